@@ -1,12 +1,12 @@
 """
-What is held, in part, or left behind: one answer for the admin, the commands and metrics.
+List the locks that are held, partly held or left behind, for the admin, the commands and metrics.
 
-Every node keeps an index of the names it holds, in the order of their expiry. A listing asks all nodes at once for
-one page of it after the other, then for the names that only some of them reported; it never scans a key space, and
-it is bounded in names and in time. A node that does not answer degrades the answer and never breaks it.
+Every node keeps an index of the names it holds, in the order of their expiry. A listing reads the index of all nodes
+at once, page by page, and then queries the names that only some nodes reported. It never scans a key space, and it is
+bounded in names and in time. A node that does not answer degrades the result but never breaks it.
 
-The secret of a lock never leaves this package, nor is it kept. A *fingerprint* distinguishes holders. To release one,
-the nodes are asked again for the value with that fingerprint.
+The secret of a lock never leaves this package and is not kept. A *fingerprint* distinguishes holders. To release a
+lock, the nodes are asked again for the value with that fingerprint.
 """
 
 from collections.abc import Iterable
@@ -79,12 +79,12 @@ def held_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: f
     """
     Return the locks that are held now, and the state of the nodes.
 
-    Blocks for less than a second, also when nodes are silent.
+    The call blocks for less than a second, even when nodes are silent.
 
     Args:
         using: The alias in ``REDLOCK``.
-        limit: How many locks to ask for at most, those that end first.
-        seconds: How long to go on asking.
+        limit: How many locks to ask for at most; the locks that end first are chosen.
+        seconds: How long to keep querying the nodes.
 
     Raises:
         InvalidRedlockError: The alias cannot be used.
@@ -109,13 +109,13 @@ def find_locks(
     after: Snapshot | None = None,
 ) -> Snapshot:
     """
-    Return what :func:`held_locks` returns for some locks only, by their slugs, with their waiters.
+    Return what :func:`held_locks` returns, but only for the locks with these slugs, and with their waiters.
 
     Args:
-        slugs: What stands for the locks' names in the keys.
+        slugs: The forms of the locks' names in the keys.
         using: The alias in ``REDLOCK``.
-        waiters: How many waiters to name at most, for all of these locks together; 0 only counts them.
-        after: A listing made just now, whose silent nodes need not be waited for again.
+        waiters: How many waiters to name at most, for all of these locks together; with 0, they are only counted.
+        after: A listing made just now; the nodes that were silent then are not waited for again.
 
     Raises:
         InvalidRedlockError: The alias cannot be used.
@@ -139,7 +139,7 @@ def slugs_of(name: str) -> list[str]:
     These are the lock itself, its permits if it has a ``limit``, or the one permit that is shown as ``name #1``.
 
     Raises:
-        ValueError: It is cut short, as listings show long names, or cannot name a lock.
+        ValueError: The name is cut short, as listings show long names, or cannot name a lock.
     """
     if is_cut(check_name(name)):
         raise ValueError(f"The name {name!r} is cut short, as listings show it; write the whole name.")

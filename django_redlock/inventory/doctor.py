@@ -1,7 +1,7 @@
 """
-Examine the nodes of an alias: each of them, and all together (internal).
+Inspect the nodes of an alias, each by itself and all together (internal).
 
-Nothing is changed on a node except keys of the doctor's own, which are gone a second later.
+The doctor changes nothing on a node except its own keys, which are gone a second later.
 """
 
 import os
@@ -27,18 +27,18 @@ from .findings import Finding, Level, severity
 from .node_checks import CHECKS
 
 ALL_CHECKS = (*CHECKS, *store_checks.CHECKS)
-CLOCKS_APART = 0.1  # seconds, from which on tokens may need a second round trip
+CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """
-    What the doctor found at one alias.
+    What the doctor found for one alias.
 
     Args:
         alias: The alias in ``REDLOCK``.
-        rules: Its numbers.
-        nodes: What each node says of itself.
+        rules: The rules of the alias.
+        nodes: What each node reports about itself.
         findings: What is wrong, the worst first.
     """
 
@@ -55,7 +55,7 @@ class Diagnosis:
 
 def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
     """
-    Examine the nodes of an alias, and take, extend and release a lock of the doctor's own on each of them.
+    Inspect the nodes of an alias, and take, extend and release a lock of the doctor's own on each of them.
 
     Args:
         using: The alias in ``REDLOCK``.
@@ -87,7 +87,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
 
 
 def _settings(alias: str) -> Iterator[Finding]:
-    """Yield what the system checks say of this alias, and which nodes other parts of the project use."""
+    """Yield what the system checks report about this alias, and which nodes other parts of the project use."""
     for message in check_settings():
         if f"REDLOCK[{alias!r}]" in message.msg and not message.is_silenced():
             level = Level.ERROR if message.level >= ERROR else Level.WARNING
@@ -121,7 +121,7 @@ def _duplicates(said: list[Inspection]) -> Iterator[Finding]:
 
 
 def _clocks(said: list[Inspection]) -> Iterator[Finding]:
-    known = [node for node in said if node.round_trip and node.known]  # others have no clock to compare
+    known = [node for node in said if node.round_trip and node.known]  # other nodes have no clock to compare
     if len(known) < 2:
         return
     middle = median(node.ahead for node in known)
@@ -149,7 +149,7 @@ def _clocks(said: list[Inspection]) -> Iterator[Finding]:
 
 
 def _tokens(alias: str, said: list[Inspection], timeout: float) -> Iterator[Finding]:
-    """Yield the nodes that have no vote on a lock because of its fencing token, and those that may have more."""
+    """Yield the nodes that give no vote on a lock because of its fencing token, and those that may have more such."""
     searched = absurd_tokens(alias, timeout=timeout)
     reached = {node.name for node in said if not node.detail}
     for name in searched.unsearched:
@@ -176,7 +176,7 @@ def _tokens(alias: str, said: list[Inspection], timeout: float) -> Iterator[Find
 
 
 def _trials(manager: LockManager, said: list[Inspection], timeout: float) -> Iterator[Finding]:
-    """Take, extend and release a lock on each node that can be reached, as if it were the only one."""
+    """Take, extend and release a lock on each node that can be reached, as if it were the only node."""
     for node, inspected in zip(manager.nodes, said, strict=True):
         if inspected.detail:
             continue
@@ -192,7 +192,7 @@ def _trials(manager: LockManager, said: list[Inspection], timeout: float) -> Ite
 
 
 def _trial(node: Node, rules: Rules, timeout: float) -> str:
-    ttl = max(60.0, 5 * timeout)  # more than a few rounds take
+    ttl = max(60.0, 5 * timeout)  # longer than a few rounds take
     alone = Rules(
         nodes=1,
         ttl=ttl,

@@ -1,7 +1,7 @@
 """
 The findings of the doctor (internal).
 
-Each finding has a name that stays the same, one cause, and a remedy that can be typed.
+Each finding has a stable name, one cause, and a remedy that can be typed.
 """
 
 from enum import StrEnum
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class Level(StrEnum):
-    """How bad a finding is; a text, so that code of users and JSON documents show it as such."""
+    """How bad a finding is; a str, so that users' code and JSON documents show it as text."""
 
     NOTE = "note"
-    WARNING = "warning"  # it will surprise
+    WARNING = "warning"  # locks work, but will surprise
     ERROR = "error"  # locks fail, or may be held twice
 
 
@@ -23,12 +23,12 @@ def severity(level: Level) -> int:
 
 class Finding(NamedTuple):
     """
-    One thing that is wrong.
+    One problem that the doctor found.
 
     Args:
-        id: Its name, which stays the same; that of a system check for what the settings alone show.
+        id: The finding's stable name; for a problem that the settings alone show, the id of the system check.
         level: How bad it is.
-        node: The node's display name; empty if it concerns all of them.
+        node: The node's display name; empty if the problem concerns all nodes.
         text: What is wrong, and its possible consequences.
         remedy: What to do.
     """

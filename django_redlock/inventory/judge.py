@@ -1,5 +1,5 @@
 """
-What the answers of the nodes mean together.
+Combine what the nodes report about a lock into its state (internal).
 """
 
 import math
@@ -15,14 +15,14 @@ LIVE = (State.HELD, State.DEGRADED)
 
 def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: list[tuple[str, ...]]) -> HeldLock:
     """
-    Return the lock that the views of all nodes make together.
+    Return the lock that the views of all nodes describe together.
 
     Args:
-        slug: Its name, as it stands in the keys.
-        alias: Its alias in ``REDLOCK``.
-        views: What each node has.
-        rules: The numbers of the alias.
-        lines: Who waits, in the order of each node.
+        slug: The form of the lock's name in the keys.
+        alias: The lock's alias in ``REDLOCK``.
+        views: The view of each node.
+        rules: The rules of the alias.
+        lines: The waiters on each node, in that node's order.
     """
     groups, needed = by_holder(views), rules.needed
     if SHARED_MARK in groups:
@@ -54,11 +54,11 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
 
 def is_suspicious(lock: HeldLock) -> bool:
     """
-    Return whether to look up if the holder's process lives.
+    Return whether to look up if the holder's process is alive.
 
-    A process shows that it lives soon after it took a lock, and again and again. So a process that neither took nor
-    extended the lock for a while, by the nodes' clocks, must have been heard by now. When somebody else changed the
-    expiry of the keys, the nodes cannot tell when the holder extended them last.
+    A process sends its first heartbeat soon after it takes a lock, and repeats it. If the nodes' clocks show that the
+    process has neither taken nor extended the lock for a while, a heartbeat must have arrived by now. If somebody else
+    changed the expiry of the keys, the nodes cannot tell when the holder last extended the lock.
     """
     return bool(process_behind(lock)) and (silent_for(lock) > SILENCE or _was_changed(lock))
 
@@ -69,13 +69,13 @@ def process_behind(lock: HeldLock) -> str:
 
 
 def is_shared(lock: HeldLock) -> bool:
-    """Return whether several may hold a lock at once."""
+    """Return whether several holders may share a lock."""
     return lock.fingerprint == fingerprint_of_sharers(max([view.fence for view in leaders(lock)], default=0))
 
 
 def silent_for(lock: HeldLock) -> float:
     """
-    Return for how many seconds, by the nodes' clocks, the holder has neither taken nor extended a lock; 0 if unknown.
+    Return the seconds since the holder last took or extended the lock, by the nodes' clocks; 0 if unknown.
     """
     lefts = [view.left for view in lock.views if view.fingerprint == lock.fingerprint]
     known = [left for left in lefts if left is not None]
@@ -84,18 +84,18 @@ def silent_for(lock: HeldLock) -> float:
 
 def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
     """
-    Return a suspicious lock, now that it is known what was heard of its process.
+    Return a suspicious lock in the state that follows from the heartbeats of its process.
 
     Args:
         lock: The lock.
-        life: The state of its process, as the nodes report it.
+        life: The state of the holder's process, as the nodes report it.
         now: The time, in seconds since the epoch.
     """
     state = lock.state
     if state in LIVE and life is Life.LIVING and silent_for(lock) > (lock.ttl or 0) / 2:
         state = State.UNRENEWED
     elif state in LIVE and life in (Life.SILENT, Life.GONE):
-        # In its first seconds, a process that holds a lock need not have been heard.
+        # A process may not have sent a heartbeat yet in the first seconds of its hold.
         heard = silent_for(lock) > SILENCE or now - (lock.since or now) > SILENCE
         state = State.ORPHANED if heard else state
     return lock._replace(state=state, life=life)
@@ -103,15 +103,15 @@ def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
 
 def with_counts(lock: HeldLock, later: HeldLock | None) -> HeldLock:
     """
-    Return a lock with the numbers of those who wait for it and of those who share it.
+    Return a lock with the number of its waiters and the number of holders that share it.
 
     Args:
         lock: The lock.
-        later: The same lock, as a later request by name found it; None if it was gone.
+        later: The same lock, as a later query by name found it; None if it was gone.
     """
     if later is None:
         return lock._replace(waiting=0)
-    sharers = later.sharers if later.fingerprint == lock.fingerprint else 0  # otherwise others hold it by now
+    sharers = later.sharers if later.fingerprint == lock.fingerprint else 0  # otherwise, others hold it by now
     return lock._replace(waiting=later.waiting, sharers=sharers)
 
 
@@ -120,12 +120,12 @@ def _was_changed(lock: HeldLock) -> bool:
 
 
 def _leader(groups: list[list[View]]) -> list[View]:
-    """Return the views of the holder that most nodes have."""
+    """Return the views of the holder that the most nodes report."""
     return groups[0] if len(groups) == 1 else max(groups, key=lambda group: (len(group), _weight(group)))
 
 
 def _told_apart(views: tuple[View, ...], last: int) -> tuple[View, ...]:
-    """Return the views with a fingerprint for those who share the lock now; it changes when another one joins."""
+    """Return the views with a fingerprint of the current sharers, which changes when another holder joins."""
     mark = fingerprint_of_sharers(last)
     return tuple([view._replace(fingerprint=mark) if view.fingerprint == SHARED_MARK else view for view in views])
 
@@ -139,7 +139,7 @@ def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) 
 
 
 def _granted(group: list[View], needed: int) -> float | None:
-    """Return for how long a quorum grants the lock, which is its longest time but *needed* - 1; None is for ever."""
+    """Return how long a quorum grants the lock: the *needed*-th longest time left. None means for ever."""
     left = sorted([math.inf if view.left is None else view.left for view in group])[-needed]
     return None if left == math.inf else left
 
@@ -149,7 +149,7 @@ def _weight(group: list[View]) -> float:
 
 
 def _token(group: list[View]) -> int:
-    """Return the number that most nodes of the holder accepted; a node may have seen a higher one that failed."""
+    """Return the token that most of the holder's nodes accepted; a node may have seen a higher one that failed."""
     fences = [view.fence for view in group]
     if fences.count(fences[0]) == len(fences):
         return fences[0]
@@ -157,7 +157,7 @@ def _token(group: list[View]) -> int:
 
 
 def _in_line(lines: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
-    """Return the waiters of all nodes in one order: by their best place, as one that is first anywhere may be next."""
+    """Return the waiters of all nodes in one order: by best position, as one that is first anywhere may be next."""
     places: dict[str, list[int]] = {}
     for line in lines:
         for place, name in enumerate(line):
@@ -167,7 +167,7 @@ def _in_line(lines: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
 
 
 def _waiting(name: str, nodes: int) -> Waiting:
-    """Return what a waiter's name, ``host:pid.random|number``, says of it; anybody can write to a node."""
+    """Parse a waiter's name, ``host:pid.random|number``; accept any text, because anybody can write to a node."""
     process, _, number = name.rpartition("|")
     host, _, rest = process.rpartition(":")
     pid = rest.partition(".")[0]
@@ -175,5 +175,5 @@ def _waiting(name: str, nodes: int) -> Waiting:
 
 
 def soonest_first(lock: HeldLock) -> tuple[float, str]:
-    """Return the sort key of a listing."""
+    """Return the sort key of a listing: locks that end soonest come first."""
     return (math.inf if lock.remaining is None else lock.remaining, lock.slug)

@@ -1,5 +1,5 @@
 """
-The parts of an inventory: nodes, their views of each lock, and the locks that these views make together.
+The data of an inventory: nodes, their views of each lock, and the locks that these views describe (internal).
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,23 +18,23 @@ from ..core.requests import SHARED
 from ..core.rules import Rules
 from ..exceptions import printable
 
-SHARED_MARK = fingerprint(SHARED)  # of what is under the key of those who share a lock, whoever they are
+SHARED_MARK = fingerprint(SHARED)  # of the value under a shared lock's key, whoever shares the lock
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
-MAX_TEXT = 120  # characters of what a value says of its holder
-MAX_SHOWN = 250  # characters of a name; ours are shorter
-NO_STRING = fingerprint("")  # of a key that has no value as a string
+MAX_TEXT = 120  # characters of each text that describes a holder
+MAX_SHOWN = 250  # characters of a name; names of this library are shorter
+NO_STRING = fingerprint("")  # of a key that has no string value
 
 
 class State(TextChoices):
     """
     The state of a lock over all nodes.
 
-    ``held``: all of them have one holder. ``degraded``: a quorum has, the others have not, or do not answer.
-    ``partial``: one holder, and too few nodes that say so: an attempt on its way, or the remains of one.
-    ``split``: several holders, none of them with a quorum. ``unrenewed``: a quorum has one holder, whose process lives
-    and has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has given
-    no sign of life for ten seconds: it died, or stands still. ``no_expiry``: no quorum lets the lock end by itself, so
-    it was not written by this library.
+    ``held``: all nodes have the same holder. ``degraded``: a quorum has one holder; other nodes lack it or do not
+    answer. ``partial``: there is one holder, but too few nodes report it: an attempt in progress, or the remains of
+    one. ``split``: several holders, none with a quorum. ``unrenewed``: a quorum has one holder, whose process is alive
+    but has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has sent
+    no heartbeat for ten seconds: it died or is paused. ``no_expiry``: no quorum lets the lock end by itself, so this
+    library did not write it.
     """
 
     HELD = "held", gettext_lazy("held")
@@ -47,7 +47,7 @@ class State(TextChoices):
 
     @property
     def severity(self) -> int:
-        """The rank of the state; the higher, the sooner somebody has to look. 0 and 1 are no trouble."""
+        """The rank of the state: the higher, the sooner somebody must look. Ranks 0 and 1 are no trouble."""
         return RANKS[self]
 
 
@@ -61,11 +61,11 @@ TROUBLE = SEVERITY[2:]
 
 class Life(Enum):
     """
-    What the nodes know of a process.
+    What the nodes know about a process.
 
-    ``LIVING``: it was heard a moment ago. ``SILENT``: it was heard, but not lately: it is dead or paused.
-    ``GONE``: a quorum has not heard it for longer than any lease lasts, so that all its leases have ended.
-    ``UNKNOWN``: too few nodes answer, or they were not asked.
+    ``LIVING``: its last heartbeat came a moment ago. ``SILENT``: it sent heartbeats, but not lately: it is dead or
+    paused. ``GONE``: a quorum has had no heartbeat for longer than any lease lasts, so all its leases have ended.
+    ``UNKNOWN``: too few nodes answered, or they were not asked.
     """
 
     LIVING = auto()
@@ -91,9 +91,9 @@ class NodeStatus:
     One node and whether it answers.
 
     Args:
-        name: Its display name.
-        answered: Whether it answered in time.
-        detail: Why it did not, or why it answers and may not vote.
+        name: The node's display name.
+        answered: Whether the node answered in time.
+        detail: Why the node did not answer, or why it answers but may not vote.
     """
 
     name: str
@@ -102,7 +102,7 @@ class NodeStatus:
 
     @property
     def votes(self) -> bool:
-        """Whether its vote counts."""
+        """Whether the node's vote counts."""
         return self.answered and not self.detail
 
 
@@ -112,10 +112,10 @@ class View(NamedTuple):
 
     Args:
         node: The node's display name.
-        answered: Whether it answered in time; the rest is empty if not.
-        fingerprint: Tells the holder from others; empty if the node has no key.
-        about: The description of the holder in the key, as it is written there; empty without a key of ours.
-        left: Seconds until the key expires there; None if it has no expiry.
+        answered: Whether the node answered in time; if not, the other fields are empty.
+        fingerprint: Distinguishes the holder from others; empty if the node has no key.
+        about: The description of the holder, as written in the key; empty without a key of this library.
+        left: Seconds until the key expires on this node; None if it has no expiry.
         fence: The highest fencing token that the node accepted for this name.
     """
 
@@ -139,9 +139,9 @@ class Waiting:
 
     Args:
         host: The host's name.
-        pid: The process id there.
-        number: Which of the process's waiters.
-        nodes: How many nodes have it in their queue.
+        pid: The process id on that host.
+        number: The waiter's number within its process.
+        nodes: How many nodes have the waiter in their queue.
     """
 
     host: str
@@ -158,23 +158,22 @@ class HeldLock(NamedTuple):
     One lock, as all nodes together see it.
 
     Args:
-        slug: What stands for its name in the keys.
-        alias: Its alias in ``REDLOCK``.
+        slug: The form of the lock's name in the keys.
+        alias: The lock's alias in ``REDLOCK``.
         state: See :class:`State`.
-        remaining: Seconds until the hold ends unless its holder extends it: those that a quorum of nodes grants,
-            less the allowance for drift. None when no quorum has one holder, or when it never ends.
+        remaining: Seconds until the hold ends unless the holder extends it: the time that a quorum of nodes grants,
+            less the allowance for drift. None if no quorum has one holder, or if the hold never ends.
         votes: How many nodes have this holder.
-        fingerprint: Tells this holder from others; safe to show.
-        about: The description of the holder in the keys, as it is written there; empty if it is not ours.
+        fingerprint: Distinguishes this holder from others; safe to show.
+        about: The description of the holder, as written in the keys; empty if this library did not write it.
         ttl: Length of the holder's lease in seconds; None when unknown.
-        fencing_token: The number of this hold; 0 when the nodes no longer know.
-        views: What each node of the alias has, in the order of the settings.
-        waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
-            for by name, alone.
-        waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
-        life: The state of its process; only asked when nobody extends the lock, or it lasts too long.
-        sharers: How many share it, by a quorum of nodes; 0 if one process holds it alone, or if that is unknown. Only
-            known of a lock that was asked for by name.
+        fencing_token: The number of this hold; 0 when the nodes no longer know it.
+        views: The view of each node of the alias, in the order of the settings.
+        waiters: The first hundred waiters, in the order of their turns. Only known if the query named this lock alone.
+        waiting: How many callers wait, by the node that knows of the most. Only known if the query named the lock.
+        life: The state of the holder's process; only queried when nobody extends the lock, or when it lasts too long.
+        sharers: How many holders share the lock, by a quorum of nodes; 0 if one process holds it alone, or if the
+            number is unknown. Only known if the query named the lock.
     """
 
     slug: str
@@ -209,18 +208,18 @@ class HeldLock(NamedTuple):
 
     @property
     def since(self) -> float | None:
-        """When the holder took it, in seconds since the epoch on the holder's clock; None when unknown."""
+        """When the holder took the lock, in seconds since the epoch on the holder's clock; None when unknown."""
         owner = self.owner
         return owner.since or None if owner else None
 
     def held_for(self, now: float) -> float | None:
-        """Return for how many seconds its holder has held it, by the clock of the holder's host; None when unknown."""
+        """Return how many seconds the holder has held the lock, by the clock of its own host; None when unknown."""
         since = self.since
         return None if since is None else max(0.0, now - since)
 
     @property
     def extensions(self) -> int:
-        """How often its holder has extended it."""
+        """How often the holder has extended the lock."""
         return max((view.owner.extensions for view in leaders(self) if view.owner), default=0)
 
 
@@ -231,14 +230,14 @@ class Snapshot:
 
     Args:
         alias: The alias in ``REDLOCK``.
-        nodes: Its nodes, in the order of the settings.
-        locks: What they hold, soonest end first; empty if too few nodes answered.
-        complete: Whether these are all; a listing is bounded.
-        taken: When it was made, in seconds since the epoch.
-        rules: The numbers of the alias.
-        total: How many names the nodes' indexes have; those whose holders died a while ago may be among them.
-        absurd: The nodes with an absurd fencing token, by the slug of the lock; it may be held or free.
-        unsearched: The nodes that were searched for such tokens, but not to the end.
+        nodes: The nodes of the alias, in the order of the settings.
+        locks: The held locks, soonest end first; empty if too few nodes answered.
+        complete: Whether *locks* has all held locks; a listing is bounded.
+        taken: When the snapshot was made, in seconds since the epoch.
+        rules: The rules of the alias.
+        total: How many names the nodes' indexes have; locks whose holders died a while ago may be among them.
+        absurd: The nodes with an absurd fencing token, by the slug of the lock, which may be held or free.
+        unsearched: The nodes on which the search for such tokens did not reach the end.
     """
 
     alias: str
@@ -263,7 +262,7 @@ class Snapshot:
 
     @property
     def cut_short(self) -> bool:
-        """Whether there are more held locks than these; nothing is known of that if too few nodes answered."""
+        """Whether more locks are held than are listed; False if too few nodes answered to know."""
         return self.has_quorum and not self.complete
 
     @property
@@ -292,14 +291,14 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class StaleKey:
     """
-    A key that no live holder needs and that keeps others out, or would for too long.
+    A key that no live holder needs and that keeps others out, or would do so for too long.
 
     Args:
-        lock: The lock whose name it has.
-        fingerprint: Tells its value from others.
-        reason: Why it is stale.
-        nodes: The nodes that have it.
-        owner: The holder that it describes, if it is in our format.
+        lock: The lock whose name the key has.
+        fingerprint: Distinguishes the key's value from others.
+        reason: Why the key is stale.
+        nodes: The nodes that have the key.
+        owner: The holder that the key describes, if this library wrote it.
     """
 
     lock: HeldLock
@@ -310,13 +309,13 @@ class StaleKey:
 
     @property
     def since(self) -> float | None:
-        """When it was written, in seconds since the epoch; None when unknown."""
+        """When the key was written, in seconds since the epoch; None when unknown."""
         return self.owner.since or None if self.owner else None
 
 
 @lru_cache(maxsize=4096)
 def owner_of(about: str) -> Owner | None:
-    """Return the owner that the text in a key describes, in numbers that can be shown."""
+    """Return the owner that the text in a key describes, limited to values that can be shown."""
     owner = decode(about)
     if owner is None:
         return None
@@ -339,7 +338,7 @@ def leaders(lock: HeldLock) -> tuple[View, ...]:
 
 
 def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
-    """Return the views that have a key, by whose it is."""
+    """Group the views that have a key by the fingerprint of its holder."""
     groups: dict[str, list[View]] = {}
     for view in views:
         mark = view.fingerprint
@@ -351,7 +350,7 @@ def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
 
 
 def name_of(slug: str) -> str:
-    """Return the name that a slug stands for, or what somebody else wrote into the index."""
+    """Return the name that a slug stands for, or the text itself if somebody else wrote it into the index."""
     try:
         name = shown(slug)
     except ValueError:
@@ -360,7 +359,7 @@ def name_of(slug: str) -> str:
 
 
 def holder_of(lock: HeldLock) -> str:
-    """Return who holds a lock, in one line for people; empty if another program does."""
+    """Describe the holder of a lock in one line for people; return an empty text if another program holds it."""
     if lock.sharers:
         text = ngettext("%(count)d holder, who shares it", "%(count)d holders, who share it", lock.sharers)
         return text % {"count": lock.sharers}
@@ -368,7 +367,7 @@ def holder_of(lock: HeldLock) -> str:
 
 
 def described(owner: Owner | None) -> str:
-    """Return what is known of a holder, in one line for people; empty if it is another program."""
+    """Describe a holder in one line for people; return an empty text if it is another program."""
     if owner is None:
         return ""
     return _("several, who share it") if owner.kind == SHARED_KIND else printable(str(owner))

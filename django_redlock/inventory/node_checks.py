@@ -1,5 +1,5 @@
 """
-The checks of a single node, which use its own report (internal).
+The doctor's checks of a single node, based on the node's own report (internal).
 """
 
 from collections.abc import Callable, Iterator
@@ -213,7 +213,7 @@ def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
 def _rights(node: Inspection, rules: Rules) -> Iterator[Finding]:
     for right in node.refused:
         if right == "+info":
-            continue  # where that matters it is a finding of its own
+            continue  # where this right matters, it has a finding of its own
         yield Finding(
             "right",
             Level.ERROR,

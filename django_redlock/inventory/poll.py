@@ -1,5 +1,5 @@
 """
-How the nodes are asked: one page of their indexes after the other, all nodes at once, bounded in names and in time.
+Query the nodes: all at once, page by page through their indexes, bounded in names and in time (internal).
 """
 
 import math
@@ -16,18 +16,18 @@ from ..engine.manager import LockManager
 from .judge import is_suspicious, judge, process_behind, soonest_first, with_process
 from .model import HeldLock, Life, NodeStatus, Snapshot, View
 
-PAGE = 50  # names in one request, for which a node needs a sixth of a millisecond, or a busy one half a millisecond
+PAGE = 50  # names in one request, which costs a node a sixth of a millisecond, or half of one when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
-MAX_SECONDS = 0.5  # after which a listing goes without the rest
-PATIENCE = 0.75  # seconds for which a listing that may take less waits for a silent node, whatever its timeout
+MAX_SECONDS = 0.5  # after this time, a listing leaves out the rest
+PATIENCE = 0.75  # seconds that a listing waits for a silent node, even if it may take less; whatever the timeout
 
 
 class Poll:
     """
-    The questions of one listing and what the nodes answered; a silent node is not asked again, and does not count.
+    The queries of one listing and the nodes' answers; a silent node is not queried again, and does not count.
 
     Args:
-        manager: Whose nodes are asked.
+        manager: The manager of the nodes to query.
         limit: How many names to list at most.
         silent: The nodes that are known to be silent, and why.
     """
@@ -38,22 +38,22 @@ class Poll:
         self.rows: dict[str, dict[int, Row]] = {}
         self.silent: dict[int, str] = dict(silent or {})
         self.total = 0
-        self.refusing: dict[int, str] = {}  # which nodes would not write, and why
+        self.refusing: dict[int, str] = {}  # the nodes that would not write, and why
         self.complete = True
         self._sent = 0.0
-        self._asked: set[int] = set()  # the nodes that the last question went to
-        self._paging = False  # whether it was for a page of the index
-        self._after: dict[int, str] = {}  # where each node goes on with its index
-        self._through: set[int] = set()  # the nodes that have nothing more in theirs
-        self._heard: dict[str, dict[int, float]] = {}  # of each process, how long ago each node heard it, in seconds
+        self._asked: set[int] = set()  # the nodes that the last query went to
+        self._paging = False  # whether the last query asked for a page of the index
+        self._after: dict[int, str] = {}  # where the next page of each node's index starts
+        self._through: set[int] = set()  # the nodes whose index has been read to the end
+        self._heard: dict[str, dict[int, float]] = {}  # by process and node, the seconds since the last heartbeat
         self._lasting: set[str] = set()  # the names that some node holds
         self._locks: list[HeldLock] | None = None
         self._absurd: dict[str, set[int]] = {}  # which nodes have an absurd fencing token for a name
-        self._suspects: dict[str, str] = {}  # by the slugs of their locks, the processes that may be dead
+        self._suspects: dict[str, str] = {}  # the processes that may be dead, by the slugs of their locks
 
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
-        while len(self._lasting) < self.limit:  # names of locks that ended stay in the indexes for a while
+        while len(self._lasting) < self.limit:  # names of ended locks stay in the indexes for a while
             yield Survey(size=PAGE)
             if len(self._through | self.silent.keys()) == len(self.manager.nodes):
                 break
@@ -61,12 +61,12 @@ class Poll:
             self.complete = False
             self._through.clear()
             self._after = dict.fromkeys(range(len(self.manager.nodes)), ENDLESS)
-            yield Survey(size=PAGE)  # those that somebody has to see to do not hide behind the others
+            yield Survey(size=PAGE)  # locks that never end come last, and somebody must see to them
         yield from self._by_name(self._doubtful())
         yield from self._processes()
 
     def named(self, slugs: list[str], waiters: int | None = None) -> Iterator[Survey]:
-        """Yield the requests for some names, with those that wait for them as :class:`Survey` says."""
+        """Yield the requests for some names, with their waiters as :class:`Survey` describes."""
         yield from self._by_name(slugs, waiters)
         yield from self._processes()
 
@@ -75,14 +75,14 @@ class Poll:
             yield Survey(slugs=tuple(slugs[start : start + PAGE]), waiters=waiters)
 
     def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
-        """Yield the questions, as arguments of a manager's survey, for about *seconds* at most."""
+        """Yield the queries, as arguments of a manager's survey, for about *seconds* at most."""
         started = self._sent = self.manager.runtime.clock()
         for slugs, _, size, waiters in questions:
             self._sent = self.manager.runtime.clock()
             if self._sent - started > seconds:
                 self.complete = False
                 for slug in self._doubtful():
-                    del self.rows[slug]  # nobody can say what it is
+                    del self.rows[slug]  # not every node was asked about it, so nobody can tell its state
                 return
             but = {*self.silent, *(self._through if size else ())}
             self._asked, self._paging = set(range(len(self.manager.nodes))) - but, size > 0
@@ -90,7 +90,7 @@ class Poll:
             yield {"slugs": slugs, "count": size, "after": self._after, **how}
 
     def receive(self, replies: Mapping[int, Reply]) -> None:
-        """Take the answers to the question that was yielded last."""
+        """Record the answers to the query that was yielded last."""
         for node in self._asked:
             reply = replies.get(node)
             if reply is None or reply.kind is not Kind.LISTED:
@@ -105,7 +105,7 @@ class Poll:
                 self._go_on(node, after_ended(reply.cursor, reply.time) if ended else reply.cursor)
 
     def _go_on(self, node: int, cursor: str) -> None:
-        """Note where a node goes on; one that is where it was has a page full of what nobody of us wrote."""
+        """Note where a node's next page starts; if that is where the last one did, the page has only foreign names."""
         if cursor and cursor == self._after.get(node):
             self.complete = False
             cursor = ""
@@ -115,12 +115,12 @@ class Poll:
 
     def _file(self, node: int, rows: Iterable[Row], time: int) -> None:
         """
-        Sort in what a node said, with the moment at which each key ends instead of the time that it has left.
+        File the rows of a node, with the moment at which each key ends instead of the time that it has left.
 
-        An absurd fencing token is noted, and is no token of the lock.
+        An absurd fencing token is noted separately and does not count as a token of the lock.
         """
         filed, sent, lasting = self.rows, self._sent, self._lasting
-        for slug, value, left, fence, waiters, waiting, sharers in rows:  # thousands: calls and copies count here
+        for slug, value, left, fence, waiters, waiting, sharers in rows:  # thousands: calls and copies are costly here
             if process := process_of(slug):
                 ago = (
                     math.inf
@@ -133,7 +133,7 @@ class Poll:
                 lasting.add(slug)
             elif left >= 0:
                 lasting.add(slug)
-                left += sent  # at the latest: the node may have answered as soon as it was asked
+                left += sent  # count from the request: the node may have answered at once
             if fence and is_absurd(fence, time):
                 self._absurd.setdefault(slug, set()).add(node)
                 fence = 0
@@ -143,7 +143,7 @@ class Poll:
             known[node] = Row(slug, value, left, fence, waiters, waiting, sharers)
 
     def seen(self, slug: str) -> dict[int, Row]:
-        """Return what each answering node has under a name; without those that have nothing."""
+        """Return what each answering node has under a name, without the nodes that have nothing."""
         rows = self.rows.get(slug, {})
         return {node: row for node, row in rows.items() if node not in self.silent and _present(row)}
 
@@ -152,15 +152,15 @@ class Poll:
         return self._absurd.get(slug, set())
 
     def fence(self, slug: str) -> int:
-        """Return the highest fencing token that any node knows of a name, absurd ones aside."""
+        """Return the highest fencing token that any node knows for a name, apart from absurd ones."""
         return max([row.fence for row in self.rows.get(slug, {}).values()], default=0)
 
     def left(self, row: Row) -> float:
-        """Return for how many more seconds a node keeps what it has; 0 if for ever."""
+        """Return how many more seconds a node keeps a row; 0 if it keeps the row for ever."""
         return max(0.0, row.left - self.manager.runtime.clock()) if row.left is not None else 0.0
 
     def snapshot(self) -> Snapshot:
-        """Return what was learned."""
+        """Return the locks and the state of the nodes, as far as the answers show them."""
         enough = len(self.manager.nodes) - len(self.silent) >= self.manager.rules.needed
         listed = self._told() if enough else []
         return Snapshot(
@@ -178,14 +178,14 @@ class Poll:
         )
 
     def _processes(self) -> Iterator[Survey]:
-        """Yield the requests that tell whether the processes of locks that nobody extends live."""
-        self._locks = self._judge_all()  # now that all have answered
+        """Yield the requests that show whether the processes of locks that nobody extends are alive."""
+        self._locks = self._judge_all()  # possible now that all nodes have answered
         self._suspects = {lock.slug: process_behind(lock) for lock in self._locks if is_suspicious(lock)}
         known = {process for process in self._heard if self._life(process) is Life.LIVING}
         yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
 
     def _life(self, process: str) -> Life:
-        """Return what the nodes that answer know of a process."""
+        """Return what the answering nodes know about a process."""
         heard = [ago for node, ago in self._heard.get(process, {}).items() if node not in self.silent]
         last = min(heard, default=math.inf)
         if last <= LIFE:
@@ -205,7 +205,7 @@ class Poll:
         return NodeStatus(name, True, self.manager.driver.admission.objection(place) or self.refusing.get(place, ""))
 
     def _told(self) -> list[HeldLock]:
-        """Return the locks, now that it is known whose processes live."""
+        """Return the locks in the states that follow from whether their processes are alive."""
         listed = self._judge_all() if self._locks is None else self._locks
         if not self._suspects:
             return listed
@@ -220,9 +220,9 @@ class Poll:
         return [lock for lock in judged if lock]
 
     def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None], now: float) -> HeldLock | None:
-        """Return the lock that the nodes' rows make together; None if no node that answers has it."""
+        """Combine the nodes' rows into one lock; return None if no answering node has it."""
         views, lines, held, waiting, sharers = [], [], False, 0, []
-        seen, mark, about = None, "", ""  # as a rule all nodes have the same value
+        seen, mark, about = None, "", ""  # usually, all nodes have the same value
         for place, name in enumerate(names):
             row = rows.get(place) if name is not None else None
             if name is None:
@@ -253,20 +253,20 @@ class Poll:
 
 
 def agreed(counts: list[int], needed: int) -> int:
-    """Return the highest number that *needed* nodes reach; 0 if fewer nodes counted anybody."""
+    """Return the highest count that at least *needed* nodes reach; 0 if fewer nodes counted anybody."""
     return sorted(counts, reverse=True)[needed - 1] if len(counts) >= needed else 0
 
 
 def after_ended(cursor: str, time: int) -> str:
     """
-    Return where to go on behind a page of locks that all have ended: with the first that may last.
+    Return where to continue after a page of locks that have all ended: at the first lock that may still be held.
 
-    Names of locks that ended stay in an index until later locks push them out. Thousands of them would use up the time
-    of a listing.
+    Names of ended locks stay in an index until later locks push them out. Thousands of them would use up the time of a
+    listing.
 
     Args:
-        cursor: Where the node would go on: a moment, and a name. Servers count milliseconds, nodes in memory seconds.
-        time: What the node's clock shows, in microseconds.
+        cursor: Where the node would continue: a moment and a name. Servers count milliseconds, in-memory nodes seconds.
+        time: The time on the node's clock, in microseconds.
     """
     try:
         moment = float(cursor.partition(" ")[0])
@@ -278,12 +278,12 @@ def after_ended(cursor: str, time: int) -> str:
 
 def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf) -> None:
     """
-    Put the questions to the nodes.
+    Send the queries to the nodes, and record the answers in *poll*.
 
     Args:
-        poll: What takes the answers.
-        questions: Its questions.
-        seconds: For how long to go on asking, about.
+        poll: The poll that records the answers.
+        questions: The queries of the poll.
+        seconds: For about how long to send further queries.
         patience: How long to wait for a silent node; at most one node timeout.
     """
     for question in poll.in_time(questions, seconds, patience):
@@ -301,18 +301,18 @@ async def aask(
 def ask_for(
     slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None, waiters: int | None = None
 ) -> Poll:
-    """Return what the nodes answered about some locks, by their slugs; *silent* ones are not asked."""
+    """Query the nodes for the locks with these slugs and return the poll; *silent* nodes are not queried."""
     poll = Poll(manager, silent=silent)
-    ask(poll, poll.named(list(slugs), waiters), math.inf)  # bounded in names
+    ask(poll, poll.named(list(slugs), waiters), math.inf)  # bounded by the number of names
     return poll
 
 
 @lru_cache(maxsize=4096)
 def read_value(value: str) -> tuple[str, str]:
     """
-    Return the fingerprint of a value and what it says of its holder, which is nothing if it is not ours.
+    Return the fingerprint of a value and its description of the holder, which is empty if the value is not ours.
 
-    The same value is on every node, and on the next page that somebody loads.
+    The cache helps because every node has the same value, and so has the next page that somebody loads.
     """
     about = value[value.find("{") :] if "{" in value else ""
     return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""

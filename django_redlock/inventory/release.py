@@ -1,5 +1,5 @@
 """
-Actions of an operator on a lock that somebody else holds: ask its holder to stop, extend it, release it by force.
+Act on a lock that somebody else holds: ask its holder to stop, extend the lock, or release it by force (internal).
 """
 
 import logging
@@ -23,7 +23,7 @@ from .poll import Poll, ask_for, read_value
 from .results import ActionResult
 
 FORCED = "lock_forced"  # the signal
-NOWHERE = -1  # a token under which no node gives back a lock that it has not got
+NOWHERE = -1  # a token with which no node restores a lock that it does not have
 
 log = logging.getLogger("django_redlock")
 
@@ -32,24 +32,24 @@ def force_release(
     name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = ""
 ) -> ActionResult:
     """
-    Take a lock away from its holder, if the holder is still the one with this fingerprint.
+    Take a lock away from its holder, if the holder still has this fingerprint.
 
-    The holder learns of it at its next renewal, which is refused: its lease is lost with the reason ``revoked``, and
-    the lock stays free for others. Sends the signal ``lock_forced``.
+    The holder learns of the release at its next renewal, which is refused: its lease is lost with the reason
+    ``revoked``, and the lock stays free for others. The signal ``lock_forced`` is sent.
 
     Args:
-        name: The lock, as a listing has it, or its whole name.
-        fingerprint: The holder that the caller means; a later holder keeps the lock.
-        using: The alias in ``REDLOCK``, of a name.
+        name: The lock as returned by a listing, or its whole name.
+        fingerprint: The fingerprint of the holder that the caller means; a later holder keeps the lock.
+        using: The alias in ``REDLOCK``, if *name* is a str.
         slug: The lock's slug, instead of its name.
-        reason: Why, for the log.
+        reason: The reason for the release, for the log.
 
     Returns:
-        ``released``; ``changed`` if another owner holds it now; ``gone`` if nobody does; ``unknown`` if too few
-        nodes answered to tell.
+        ``released``; ``changed`` if another owner holds the lock now; ``gone`` if nobody holds it; ``unknown`` if too
+        few nodes answered to tell.
 
     Raises:
-        ValueError: The name is cut short, as listings show long ones.
+        ValueError: The name is cut short, as listings show long names.
         InvalidRedlockError: The alias cannot be used.
     """
     manager, slug = _which(name, using, slug)
@@ -66,21 +66,22 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
     """
     Ask the holder of a lock to stop: its next renewal is refused, and its lease is lost with the reason ``revoked``.
 
-    Nobody else gets in until the holder has released it, or its lease has ended. A holder that does not renew its
-    lease does not learn of it; its lease ends by itself. Sends the signal ``lock_forced`` with the outcome ``asked``.
+    Nobody else gets the lock until the holder has released it or its lease has ended. A holder that does not renew its
+    lease does not learn of the request; its lease ends by itself. The signal ``lock_forced`` is sent with the outcome
+    ``asked``.
 
     Args:
-        name: The lock, as a listing has it, or its whole name.
-        fingerprint: The holder that the caller means; a later holder is not asked.
-        using: The alias in ``REDLOCK``, of a name.
+        name: The lock as returned by a listing, or its whole name.
+        fingerprint: The fingerprint of the holder that the caller means; a later holder is not asked.
+        using: The alias in ``REDLOCK``, if *name* is a str.
         slug: The lock's slug, instead of its name.
 
     Returns:
-        ``asked``; ``changed``, ``gone`` or ``unknown`` as :func:`force_release`; ``shared`` if several hold it, who
-        cannot be asked one by one.
+        ``asked``; ``changed``, ``gone`` or ``unknown`` as in :func:`force_release`; ``shared`` if several holders share
+        the lock, because they cannot be asked one by one.
 
     Raises:
-        ValueError: The name is cut short, as listings show long ones.
+        ValueError: The name is cut short, as listings show long names.
         InvalidRedlockError: The alias cannot be used.
     """
     manager, slug = _which(name, using, slug)
@@ -100,15 +101,16 @@ def extend_lock(
     name: str | HeldLock, fingerprint: str, seconds: float, using: str = DEFAULT_ALIAS, *, slug: str = ""
 ) -> ActionResult:
     """
-    Have the nodes keep a lock for at least *seconds* from now, if its holder is still the one with this fingerprint.
+    Make the nodes keep a lock for at least *seconds* from now, if its holder still has this fingerprint.
 
-    For a holder that does not renew and needs more time. The holder does not learn of it: by its own clock its lease
-    ends when it would have, and later work is not covered by the lock. The call only keeps others out for longer.
+    This is for a holder that does not renew its lease and needs more time. The holder does not learn of the extension:
+    by its own clock, its lease ends when it would have ended anyway, and the lock does not cover later work. The call
+    only keeps others out for longer.
 
     Returns:
-        ``extended``; ``longer`` if a quorum keeps it for longer already; ``stopping`` if its holder has been asked to
-        stop, and so gets no more time; ``changed``, ``gone`` or ``unknown`` as
-        :func:`force_release`; ``shared`` if several hold it.
+        ``extended``; ``longer`` if a quorum already keeps the lock for longer; ``stopping`` if the holder has been
+        asked to stop, and therefore gets no more time; ``changed``, ``gone`` or ``unknown`` as in
+        :func:`force_release`; ``shared`` if several holders share the lock.
 
     Raises:
         ValueError: *seconds* is more than ``max_ttl`` or no length of a lease, or the name is cut short.
@@ -141,24 +143,24 @@ def extend_lock(
 
 
 def delete(poll: Poll, slug: str, wanted: str, tombstone: float) -> Round | None:
-    """Delete what has the fingerprint *wanted* on every node; None if no node has it."""
+    """Delete the value with the fingerprint *wanted* from every node; return None if no node has it."""
     nonce = nonce_with(poll, slug, wanted)
     if nonce is None:
         return None
     shared = nonce == SHARED
-    tombstone = tombstone if len(nonce) == NONCE_SIZE else 0.0  # another program has nothing to put back
+    tombstone = tombstone if len(nonce) == NONCE_SIZE else 0.0  # another program restores nothing
     release = Release((slug,), nonce, tombstone, shared=shared, queue=queue_of(slug), revoke=True)
     return everywhere(poll.manager, release._replace(token=last(poll, slug)) if shared else release)
 
 
 def nonce_with(poll: Poll, slug: str, wanted: str) -> str | None:
-    """Return the nonce that has a fingerprint; None if no node has it. Never show it."""
+    """Return the nonce with the fingerprint *wanted*, or None if no node has it. The nonce must never be shown."""
     rows = poll.seen(slug)
     return next((nonce_of(rows[node].value) for node, mark in marks(poll, slug).items() if mark == wanted), None)
 
 
 def marks(poll: Poll, slug: str) -> dict[int, str]:
-    """Return the fingerprints of what the nodes have, by node."""
+    """Return the fingerprint of each node's value, by node."""
     sharers = fingerprint_of_sharers(last(poll, slug))
     return {
         node: sharers if nonce_of(row.value) == SHARED else fingerprint_of(row.value)
@@ -167,17 +169,17 @@ def marks(poll: Poll, slug: str) -> dict[int, str]:
 
 
 def last(poll: Poll, slug: str) -> int:
-    """Return the fencing token of the last who joined those that share the lock; 0 if nobody shares it."""
+    """Return the fencing token of the last holder that joined a shared lock; 0 if nobody shares the lock."""
     return max((row.fence for row in poll.seen(slug).values() if nonce_of(row.value) == SHARED), default=0)
 
 
 def refused_for(poll: Poll, slug: str, wanted: str) -> float:
     """
-    Return for how long the nodes refuse the holder after a forced release, in seconds.
+    Return how long the nodes refuse the holder after a forced release, in seconds.
 
-    The next renewal of a living holder would restore the keys that it finds missing. It comes within one lease, which
-    may be as long as ``max_ttl``, even if the key was written with a shorter one. A longer lease belongs to a pending
-    call. Nobody renews it, and whoever takes it over later must not be refused.
+    The next renewal of a living holder would restore the keys that it finds missing. That renewal comes within one
+    lease, which may be as long as ``max_ttl``, even if the key was written with a shorter one. A longer lease belongs
+    to a pending call. Nobody renews such a lease, and the run that takes it over later must not be refused.
     """
     rules = poll.manager.rules
     values = [poll.seen(slug)[node].value for node, mark in marks(poll, slug).items() if mark == wanted]
@@ -186,7 +188,7 @@ def refused_for(poll: Poll, slug: str, wanted: str) -> float:
 
 
 def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, str]:
-    """Return whose lock it is, and its slug."""
+    """Return the manager of the lock's alias, and the lock's slug."""
     if isinstance(lock, HeldLock):
         return locks[lock.alias], lock.slug
     if not slug and is_cut(lock):
@@ -209,10 +211,10 @@ def _absence(poll: Poll, slug: str) -> ActionResult:
 
 
 def _outcome(round: Round, rules: Rules, shared: bool) -> ActionResult:
-    # As many nodes as a quorum say that it is not there any more: the silent ones cannot be a quorum.
+    # Once a quorum of nodes reports that this hold is gone, the silent nodes cannot form a quorum.
     if round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
         return ActionResult.UNKNOWN
-    # Where somebody joined those who share it, they all still have it: another's hold does not end theirs.
+    # Where another holder has joined a shared lock, all its holders still have it: a new hold does not end theirs.
     if round.count(Kind.RELEASED) and (not shared or round.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
         return ActionResult.RELEASED
     return ActionResult.CHANGED if round.count(Kind.BUSY) else ActionResult.GONE

@@ -1,5 +1,5 @@
 """
-Find the keys that no live holder needs, and delete them.
+Find the keys that no live holder needs, and delete them (internal).
 """
 
 from collections.abc import Iterator
@@ -18,24 +18,24 @@ from .results import ActionResult
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     """
-    Return the keys among *snapshot* that no live holder needs.
+    Return the keys in *snapshot* that no live holder needs.
 
     A key is stale when it has no expiry, when it expires later than any lease of its holder could, when its value
-    is not ours, or when too few nodes have it and it is older than its lease. A key that a quorum holds, or may hold,
-    counting every node that did not answer, is only stale if it would last longer than a lease.
+    is not ours, or when too few nodes have it and it is older than its lease. A key that a quorum holds, or may hold
+    if every node that did not answer is counted, is only stale if it would last longer than a lease.
 
-    No key is stale that a living process may hold. Of a lock that its process renews, the process must have given no
-    sign of life for longer than a lease may last. Of any other, its one lease must be over, by the clocks of the
-    holder's host and of this one; if its holder has extended it, nobody can tell. A lock that several share is never
-    stale: its key does not say who they are. A process that died less than a lease ago looks as one that stands still,
-    so an orphaned lock is not stale: it ends by itself.
+    A key that a living process may hold is never stale. If the process renews the lock, it must have sent no heartbeat
+    for longer than a lease may last. Otherwise the holder's only lease must have ended, by the clocks of the holder's
+    host and of this host; if the holder has extended it, nobody can tell. A lock that several holders share is never
+    stale: its key does not say who they are. A process that died less than a lease ago looks like a paused process, so
+    an orphaned lock is not stale: it ends by itself.
 
     An absurd fencing token is stale as well, whether somebody holds the lock or not: a node with such a token cannot
-    accept a higher one, so it has no vote on this lock.
+    accept a higher one, so it gives no vote on this lock.
 
     Args:
         snapshot: A listing.
-        now: The time in seconds since the epoch; None is that of the listing.
+        now: The time in seconds since the epoch; None means the time of the listing.
     """
     moment = snapshot.taken if now is None else now
     keys = [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
@@ -51,15 +51,15 @@ def remove_stale(key: StaleKey) -> ActionResult:
     Delete a stale key from the nodes that have it, if it is still there and still stale.
 
     Returns:
-        ``removed``, also of an absurd token that was replaced; ``changed`` if it is gone, or no longer stale;
-        ``failed`` if a node that has it may still have it.
+        ``removed``, also if an absurd token was replaced; ``changed`` if the key is gone or no longer stale;
+        ``failed`` if a node that had the key may still have it.
     """
     slug = key.lock.slug
     if key.reason is Staleness.ABSURD:
         return _repair(key)
     poll = ask_for([slug], locks[key.lock.alias])
     again = [each for each in stale_keys(poll.snapshot()) if each.fingerprint == key.fingerprint]
-    # Should the process live after all, it must not put back what it finds missing.
+    # If the process is alive after all, it must not restore the key that it finds missing.
     held = key.reason in (Staleness.NO_EXPIRY, Staleness.TOO_LONG)
     tombstone = refused_for(poll, slug, key.fingerprint) if held else 0.0
     round = delete(poll, slug, key.fingerprint, tombstone) if again else None
@@ -74,7 +74,7 @@ def remove_stale(key: StaleKey) -> ActionResult:
 
 def _repair(key: StaleKey) -> ActionResult:
     """
-    Replace an absurd fencing token by the highest that the other nodes know, so that the node forgets nothing.
+    Replace an absurd fencing token with the highest token that the other nodes know, so that nothing is forgotten.
 
     Each node decides for itself whether its token is still absurd.
     """
@@ -105,7 +105,7 @@ def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
 
 
 def _is_over(lock: HeldLock, owner: Owner, longest: float, now: float) -> bool:
-    """Return whether a holder's last lease has ended for certain, and not only as far as anybody can see."""
+    """Return whether a holder's last lease has certainly ended, and not only as far as anybody can see."""
     if not owner.since or now - owner.since <= longest:
         return False
     if owner.process:

@@ -1,4 +1,4 @@
-"""The checks of an etcd cluster and of a ZooKeeper ensemble, which use what their members say (internal)."""
+"""The doctor's checks of an etcd cluster or a ZooKeeper ensemble, based on what its members report (internal)."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,7 +14,7 @@ SHARED_IDS = frozenset(f"{kind.lower()}-{what}" for kind in OLDEST for what in (
 
 LIST_MEMBERS = {"etcd": "`etcdctl endpoint status --cluster`", "ZooKeeper": "`echo srvr | nc host 2181`"}
 FULL = 0.8  # share of the quota
-LONG_TTL = 15.0  # seconds: a holder can extend its lease after an election of five seconds
+LONG_TTL = 15.0  # seconds: long enough to extend a lease after an election of five seconds
 LONG_TIMEOUT = 1.0
 
 

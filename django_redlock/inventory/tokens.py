@@ -1,8 +1,8 @@
 """
-Fencing tokens that no node can have accepted in earnest (internal).
+Find fencing tokens that no node can have accepted in earnest (internal).
 
-A listing finds them under the locks that somebody holds. Nobody can take a lock with such a token on too many nodes, so
-the servers are searched as well: for operators, never when a lock is taken.
+A listing finds such tokens under held locks. If too many nodes have one for the same lock, nobody can take that lock.
+Operators can therefore have the servers searched as well; taking a lock never starts a search.
 """
 
 from dataclasses import replace
@@ -15,9 +15,10 @@ from .poll import ask_for
 
 def absurd_tokens(using: str = DEFAULT_ALIAS, *, timeout: float = 5.0) -> Snapshot:
     """
-    Return the locks with an absurd fencing token on a node.
+    Return the locks for which some node has an absurd fencing token.
 
-    Databases are searched, and servers as far as their users may (``+scan``), each for two seconds at most.
+    Databases are searched, and so are servers whose users have the right ``+scan``; each search takes at most two
+    seconds.
 
     Args:
         using: The alias in ``REDLOCK``.
@@ -27,7 +28,7 @@ def absurd_tokens(using: str = DEFAULT_ALIAS, *, timeout: float = 5.0) -> Snapsh
         InvalidRedlockError: The alias cannot be used.
     """
     from ..nodes.database import inspect as databases
-    from ..nodes.redis import inspect as servers  # only here: listings have no use for redis-py
+    from ..nodes.redis import inspect as servers  # only here: listings do not need redis-py
 
     nodes = locks[using].nodes
     searches = [kind.find_absurd_tokens(nodes, timeout) for kind in (servers, databases)]
