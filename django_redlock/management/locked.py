@@ -1,5 +1,5 @@
 """
-Run a management command under a lock: cron on every server, and one of them does the work.
+Run a management command under a lock: cron starts it on every server, and one of them does the work.
 """
 
 import inspect
@@ -24,10 +24,10 @@ from ..web.keys import Call, Key, ViewKey
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-# Those of sysexits.h that say what happened, as cron, systemd and mail servers understand them.
+# The exit codes of sysexits.h that describe what happened; cron, systemd and mail servers understand them.
 SKIPPED = 75  # EX_TEMPFAIL: somebody else does the work
-NO_QUORUM = 69  # EX_UNAVAILABLE: nobody can tell
-LOST = 76  # EX_PROTOCOL: it was begun, and was not alone to the end
+NO_QUORUM = 69  # EX_UNAVAILABLE: too few nodes answered to tell
+LOST = 76  # EX_PROTOCOL: the run began, but did not keep its lock to the end
 
 log = logging.getLogger("django_redlock")
 
@@ -58,29 +58,30 @@ def locked_command(
     using: str = DEFAULT_ALIAS,
 ) -> Any:
     """
-    Let one run of a management command work at a time, on however many servers it is started.
+    Let one run of a management command work at a time, however many servers start it.
 
-    Decorates the class, or its ``handle()``; ``@locked_command`` alone locks the command's name. In ``handle()``,
-    ``self.lease`` is the lease: call ``self.lease.ensure()`` between two pieces of long work.
+    Decorate the class or its ``handle()``; ``@locked_command`` without arguments locks the command's name. In
+    ``handle()``, ``self.lease`` is the lease: call ``self.lease.ensure()`` between two long pieces of work.
 
     Args:
         key: What to lock, as the name ``command:<key>``: a template with the command's options, such as
             ``"import:{supplier}"``, or a callable that takes the options and returns a str, or a list of these. None
-            is the command's name.
-        ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``. It is renewed as the settings say.
-        wait: How long to try, in seconds; 0 is one attempt, None is for ever.
-        max_hold: Longest time that renewal keeps the lock, in seconds; None is ``OPTIONS["max_hold"]``, an hour by
+            means the command's name.
+        ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``. The lease is renewed as the settings say.
+        wait: How long to try, in seconds; 0 means one attempt, None means for ever.
+        max_hold: Longest time that renewal keeps the lock, in seconds; None means ``OPTIONS["max_hold"]``, an hour by
             default.
         skip_exit_code: The exit code of a run that finds the lock taken; with 0 it also prints nothing.
         using: Alias in ``REDLOCK``.
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: The decorated class is no command.
+        TypeError: The decorated class is not a command.
         ValueError: *ttl*, *wait* or *max_hold* is not a number of seconds.
 
-    A run that does not get the lock raises ``CommandError``, with the exit code 75 when it is taken and 69 when too
-    few nodes answer; one that lost it, 76. An option that the key needs and that has no value is a ``CommandError``.
+    A run that does not get the lock raises ``CommandError``, with the exit code 75 when the lock is taken and 69 when
+    too few nodes answer. A run that lost the lock raises ``CommandError`` with the exit code 76. If an option that the
+    key needs has no value, the run raises ``CommandError``, too.
     """
     check_wait(wait)
     optional_seconds("ttl", ttl)
@@ -133,10 +134,10 @@ def _or_fail(resolve: Callable[[dict[str, Any]], str], given: dict[str, Any]) ->
 
 def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:
     """
-    Take the lock of a command; returns None when it is taken and that is no error.
+    Take the lock of a command; return None if the lock is taken and *skip_exit_code* is 0.
 
     Raises:
-        CommandError: It is taken, or too few nodes answer; with the exit code that says which.
+        CommandError: The lock is taken, or too few nodes answer; the exit code says which.
     """
     try:
         return lock.acquire()
@@ -154,7 +155,7 @@ def give_up(lease: Lease) -> None:
     Release the lock of a command that is done.
 
     Raises:
-        CommandError: It had ended before.
+        CommandError: The lock had ended before its release.
     """
     if lease.release() in HAD_ENDED:
         why = explain(lease)
@@ -180,14 +181,14 @@ class CommandKey(ViewKey):
         super().__init__(command, key, inspect.signature(lambda **options: None))
 
     def read_source(self, text: str) -> list[Any]:
-        """Return nothing: a command has options, and neither user nor session."""
+        """Return nothing: a command has options, but no user or session."""
         return []
 
     def check_constant(self, text: str) -> None:
-        """Accept a key that is the same for every run, as most are."""
+        """Accept a key that is the same for every run, as most keys of commands are."""
 
     def call(self, key: Callable[..., Any], call: Call) -> object:
-        """Return what a callable makes of the options."""
+        """Return the callable's result for the options."""
         return key(**call.kwargs)
 
     def resolve_for(self, options: dict[str, Any]) -> str:
@@ -195,6 +196,6 @@ class CommandKey(ViewKey):
         Return the key of a run with these options.
 
         Raises:
-            ImproperlyConfigured: An option that it needs has no value.
+            ImproperlyConfigured: An option that the key needs has no value.
         """
         return self.resolve(Call(HttpRequest(), (), options, options))

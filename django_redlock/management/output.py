@@ -1,5 +1,7 @@
 """
-What the commands share: how they ask, what their options mean, and how locks are shown to people and to programs.
+Code that the commands share (internal).
+
+It queries locks, converts the texts of options, and shows locks to people and to programs.
 """
 
 import csv
@@ -25,16 +27,16 @@ from ..conf import InvalidRedlockError
 from ..inventory import HeldLock, Snapshot, duration, find_locks, held_locks, holder_of, middle, printable, slugs_of
 from ..inventory.judge import with_counts
 
-MISUSED = 2  # exit code: an option, a name or the settings cannot be used; that of Python's own options
+MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
 NO_QUORUM = 3  # exit code
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
-DROPPED = ("TOKEN", "SINCE", "VOTES", "WAITING", "REMAINING")  # the first to be left out where there is no room
-CUT = (("HOLDER", 12), ("LOCK", 12))  # what is cut in the middle after that, and to what
-# A spreadsheet takes text for a formula if one of these signs is where a cell begins, behind blanks or a quotation
-# mark. Where the decimal separator is a comma, a semicolon ends a cell.
+DROPPED = ("TOKEN", "SINCE", "VOTES", "WAITING", "REMAINING")  # left out in this order where there is no room
+CUT = (("HOLDER", 12), ("LOCK", 12))  # then cut in the middle, to this length at least
+# A spreadsheet takes text for a formula if one of these signs begins a cell, even behind blanks or a quotation mark.
+# Where the decimal separator is a comma, a semicolon ends a cell.
 SIGNS = "=+@-\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}\N{FULLWIDTH HYPHEN-MINUS}"
 FORMULA = re.compile(rf'(^|;)([\s"]*)(?=[{re.escape(SIGNS)}])')
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -51,12 +53,12 @@ ORDERS: dict[str, Callable[[HeldLock], Any]] = {
 
 
 class OperatorCommand(BaseCommand):
-    """A command that shows what others wrote, to people and to pipes."""
+    """A command that shows text written by others, on a terminal or through a pipe."""
 
     requires_system_checks = ()
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run it; what the output cannot encode is escaped, and whoever stops reading it ends it quietly."""
+        """Run the command; escape what the output cannot encode, and end quietly when the reader of a pipe is gone."""
         if os.environ.get("NO_COLOR") and not options.get("force_color"):
             options["no_color"] = True
         stream = options.get("stdout") or sys.stdout
@@ -66,7 +68,7 @@ class OperatorCommand(BaseCommand):
             said = super().execute(*args, **options)
             stream.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what Python writes at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python writes to it once more at exit
             return None
         except OSError as error:
             if error.errno not in UNWRITABLE:
@@ -75,13 +77,13 @@ class OperatorCommand(BaseCommand):
         return said
 
     def width(self, wide: bool) -> int | None:
-        """Return how many characters a line may have; None, for a pipe or with ``--wide``, is any number."""
+        """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""
         at_terminal = hasattr(self.stdout, "isatty") and self.stdout.isatty()
         return shutil.get_terminal_size().columns if at_terminal and not wide else None
 
 
 def agreed(question: str) -> bool:
-    """Ask on the terminal; returns whether the answer was yes. That nobody answers is a no."""
+    """Ask on the terminal, and return whether the answer was yes; no answer counts as no."""
     try:
         return input(f"\n{question}\n\n    Type 'yes' to continue, or 'no' to cancel: ") == "yes"
     except EOFError:
@@ -89,7 +91,7 @@ def agreed(question: str) -> bool:
 
 
 def positive(text: str) -> int:
-    """Return a whole number from 1 that an option was given."""
+    """Return the whole number from 1 in the text of an option."""
     try:
         number = int(text)
     except ValueError:
@@ -100,7 +102,7 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return a positive number of seconds that an option was given."""
+    """Return the positive number of seconds in the text of an option."""
     try:
         number = float(text)
     except ValueError:
@@ -111,7 +113,7 @@ def seconds(text: str) -> float:
 
 
 def listing(using: str, names: list[str] | None = None) -> Snapshot:
-    """Return the held locks of an alias, or only those named, or fail as a command does."""
+    """Return the held locks of an alias, or only the named ones; report a bad alias or name as a CommandError."""
     try:
         if names:
             return find_locks([slug for name in names for slug in slugs_of(name)], using)
@@ -121,7 +123,7 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
 
 
 def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort: str = "remaining") -> list[HeldLock]:
-    """Return the locks whose names match a glob and whose states are among some, in an order."""
+    """Return the locks whose names match a glob and whose states are among *state*, in the order *sort*."""
     locks = [
         lock
         for lock in snapshot.locks
@@ -131,7 +133,7 @@ def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort:
 
 
 def warn(command: BaseCommand, snapshot: Snapshot) -> None:
-    """Say on standard error what is missing in a listing."""
+    """Report on standard error what is missing from a listing."""
     if snapshot.trouble:
         command.stderr.write(command.style.WARNING(f"{snapshot.quorum} Trouble: {snapshot.trouble}."))
     if snapshot.cut_short:
@@ -140,7 +142,7 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
 
 
 def with_waiters(snapshot: Snapshot, locks: list[HeldLock]) -> list[HeldLock]:
-    """Return the locks that are shown, now with how many wait for them and how many share them."""
+    """Return the locks with the number of their waiters and the number of holders that share them."""
     if not locks:
         return locks
     asked = find_locks([lock.slug for lock in locks], snapshot.alias, waiters=0, after=snapshot)
@@ -150,12 +152,12 @@ def with_waiters(snapshot: Snapshot, locks: list[HeldLock]) -> list[HeldLock]:
 
 def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = None) -> str:
     """
-    Return locks as lines of plain text; without any, that there are none is said only if it is *known*.
+    Return locks as lines of plain text; if there are none, say so only if that is *known*.
 
     Args:
-        locks: What to show.
+        locks: The locks to show.
         known: Whether enough nodes answered.
-        width: How many characters a line may have; None is any number.
+        width: How many characters a line may have; None means any number.
     """
     now = time.time()
     rows = [cells(lock, now) for lock in locks]
@@ -165,7 +167,7 @@ def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = 
 
 
 def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Return lines of cells that fit a terminal: the least important columns are left out, then names are cut."""
+    """Return lines of cells that fit a terminal: leave out the least important columns, then cut names."""
     for title in DROPPED:
         if _width(lines) > width:
             place = lines[0].index(title)
@@ -178,14 +180,14 @@ def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
 
 
 def columns_of(text: str) -> int:
-    """Return how many columns of a terminal a text takes: Chinese and its like two for a character, accents none."""
+    """Return how many terminal columns a text takes: wide characters such as Chinese take two, accents none."""
     if text.isascii():
         return len(text)
     return sum(2 if east_asian_width(char) in "WF" else category(char) not in ("Mn", "Me") for char in text)
 
 
 def clipped(text: str, width: int) -> str:
-    """Return the beginning of a text that fits a number of columns."""
+    """Return as much of the beginning of a text as fits a number of columns."""
     if columns_of(text) <= width:
         return text
     end = min(len(text), width)
@@ -208,7 +210,7 @@ def _width(lines: list[tuple[str, ...]]) -> int:
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:
-    """Return lines of cells with their columns one below the other."""
+    """Return lines of cells as text with aligned columns."""
     widths = [max(columns_of(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell + " " * (width - columns_of(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -217,7 +219,7 @@ def columns(lines: list[tuple[str, ...]]) -> str:
 
 
 def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
-    """Return what a table shows of a lock."""
+    """Return a lock's row in a table."""
     held = lock.held_for(now)
     return (
         printable(lock.name),
@@ -233,17 +235,17 @@ def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
 
 
 def holder(lock: HeldLock) -> str:
-    """Return who holds a lock, for people."""
+    """Describe the holder of a lock for people."""
     return holder_of(lock) or "(another program)"
 
 
 def left(remaining: float | None) -> str:
-    """Return a remaining time for people."""
+    """Format a remaining time for people."""
     return "-" if remaining is None else f"{remaining:.1f} s"
 
 
 def local(moment: float | None) -> str:
-    """Return a moment in the time of this machine, for people."""
+    """Format a moment in this machine's local time, for people."""
     return "-" if moment is None else datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -269,7 +271,7 @@ def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
 
 
 def sheet(locks: list[HeldLock]) -> str:
-    """Return locks as comma-separated values, with a first line that names them."""
+    """Return locks as comma-separated values, with the names of the fields in the first line."""
     out = StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*FIELDS, "holder"])
@@ -280,12 +282,12 @@ def sheet(locks: list[HeldLock]) -> str:
 
 
 def _unambiguous(value: Any) -> Any:
-    """Return a value in which no spreadsheet finds a formula: names come from outside."""
+    """Return a value that no spreadsheet takes for a formula, because names come from outside."""
     return FORMULA.sub(r"\1\2'", printable(value)) if isinstance(value, str) else value
 
 
 def entry(lock: HeldLock) -> dict[str, Any]:
-    """Return what the JSON says of a lock."""
+    """Return a lock's entry in a JSON document."""
     return {
         "name": lock.name,
         "state": lock.state.value,
@@ -315,10 +317,10 @@ def _holder(lock: HeldLock) -> dict[str, Any] | None:
     owner = lock.owner
     if owner is None:
         return None
-    where = {"host": owner.host or None, "pid": owner.pid or None}  # of those who share a lock it is unknown
+    where = {"host": owner.host or None, "pid": owner.pid or None}  # unknown for a shared lock
     return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, **where, "sharers": lock.sharers or None}
 
 
 def iso(moment: float | None) -> str | None:
-    """Return a moment for programs."""
+    """Format a moment for programs."""
     return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

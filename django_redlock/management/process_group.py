@@ -1,8 +1,8 @@
 """
-A program in a process group of its own, which does not outlive the lock that it runs under.
+Run a program in a process group of its own, which does not outlive the lock (internal).
 
-Signals are passed on to the group. When the lock is lost, the group gets SIGTERM and, if it is still there after a
-grace, SIGKILL. When this process is killed, so that nobody renews the lock any more, a guardian does the same.
+Signals are passed on to the group. When the lock is lost, the group gets SIGTERM and, if it still exists after the
+grace period, SIGKILL. If this process is killed, nobody renews the lock any more, and a guardian does the same.
 """
 
 import os
@@ -18,8 +18,8 @@ from typing import Any, Self
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
 
-# Reads the number of the group, and then nothing until the writer is gone: a killed process closes its pipes.
-# A shell, because it is there on every POSIX system and takes a twentieth of Python's memory.
+# The guardian reads the number of the group, and then nothing until the writer is gone: a killed process closes its
+# pipes. It is a shell, because every POSIX system has one, and a shell takes a twentieth of Python's memory.
 GUARDIAN = """\
 read -r group && ! read -r nothing || exit
 kill -s TERM -- "-$group" 2>/dev/null && kill -s CONT -- "-$group" 2>/dev/null || exit
@@ -39,17 +39,17 @@ class Child:
     Args:
         command: The program and its arguments.
         grace: Seconds from SIGTERM to SIGKILL.
-        env: Its environment.
+        env: The program's environment.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The program cannot be started.
     """
 
     def __init__(self, command: Sequence[str], *, grace: float, env: Mapping[str, str]) -> None:
         self._grace = grace
         self._deadline: float | None = None  # when a group that received the signal must be gone
         self._reaped = False
-        self._mutex = threading.RLock()  # a signal may arrive while this very thread has it
+        self._mutex = threading.RLock()  # reentrant: a signal may arrive while this thread has it
         self._guardian = subprocess.Popen(
             ["/bin/sh", "-c", GUARDIAN, "redlock_run", str(round(grace))],
             stdin=subprocess.PIPE,
@@ -68,32 +68,32 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, and the number of its group."""
+        """The program's process id, which is also the number of its group."""
         return self._process.pid
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole group, unless the program has ended."""
         with self._mutex:
-            if not self._reaped:  # until then its number cannot become another's
+            if not self._reaped:  # until then, no other process can get its number
                 _kill_group(self.pid, number)
 
     def end(self) -> None:
-        """Have the group end: SIGTERM now, SIGKILL after the grace. Returns at once; from any thread."""
+        """Send the group SIGTERM now and SIGKILL after the grace period; return at once, in any thread."""
         with self._mutex:
             if self._deadline is not None:
                 return
             self._deadline = time.monotonic() + self._grace
         self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)  # a stopped process acts on nothing else but SIGKILL
+        self.signal(signal.SIGCONT)  # a stopped process would react only to SIGKILL
         timer = threading.Timer(self._grace, self.signal, [signal.SIGKILL])
         timer.daemon = True
         timer.start()
 
     def wait(self) -> int:
         """
-        Return the program's exit code when it has ended, 128 and more for one that a signal ended.
+        Wait for the program to end, and return its exit code; if a signal ended it, the code is above 128.
 
-        If the group received the signal to end, all of it is gone.
+        If the group received the signal to end, all its processes are gone by then.
         """
         self._wait_for_end()
         with self._mutex:
@@ -104,7 +104,7 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def _wait_for_end(self) -> None:
-        """Block until the program has ended, and leave it to be waited for; signals are handled meanwhile."""
+        """Block until the program has ended, without reaping it; signals are handled meanwhile."""
         with terminal_lent(self.pid) as terminal, next_signal() as wait:
             ends = os.WEXITED | os.WNOWAIT | os.WNOHANG | (os.WSTOPPED if terminal else 0)
             while True:
@@ -118,7 +118,7 @@ class Child:
                     terminal.pause()
 
     def _clear(self) -> None:
-        """Wait for the rest of a group that received the signal to end; kill it after the grace."""
+        """Wait until the rest of a group that received the signal has ended; kill it after the grace period."""
         while self._deadline is not None and _kill_group(self.pid, 0):
             if time.monotonic() >= self._deadline:
                 _kill_group(self.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ class Child:
 
 
 def _kill_group(group: int, number: int) -> bool:
-    """Send a signal; returns whether there was somebody to get it."""
+    """Send a signal to a group; return whether any process was there to get it."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -146,19 +146,20 @@ def _kill_group(group: int, number: int) -> bool:
 @contextmanager
 def next_signal() -> Iterator[Callable[[], object]]:
     """
-    Yield a function that waits for a signal, also one that came before the call; SIGCHLD tells the end of a child.
+    Yield a function that waits for a signal, even one that came before the call; SIGCHLD reports the end of a child.
 
-    Python runs a handler between two bytecodes. A signal that comes after the last of them, and before a system call
-    blocks, would wait for as long as the call does. But it is written into a pipe at once, and that wakes the call.
+    Python runs a handler between two bytecodes. A signal that comes after the last bytecode, but before a system call
+    blocks, would wait for as long as the call does. But the signal is written into a pipe at once, which wakes the
+    call.
     """
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+    if threading.current_thread() is not threading.main_thread():  # other threads get no signals
         yield lambda: time.sleep(LOOK)
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     handler = signal.getsignal(signal.SIGCHLD)
-    if not callable(handler):  # one of Python's own writes into the pipe, whatever it does
+    if not callable(handler):  # only a signal with a Python handler is written into the pipe
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
     try:
         yield lambda: os.read(reading, 4096)
@@ -172,9 +173,9 @@ def next_signal() -> Iterator[Callable[[], object]]:
 
 class Signals:
     """
-    The signals that this process gets, on their way to a child; those that it ignores, as under nohup, stay ignored.
+    The signals of this process, passed on to a child; signals that it ignores, as under nohup, stay ignored.
 
-    They are caught before there is a child: else a signal that ended this process just after it had started the
+    They are caught before there is a child. Otherwise a signal that ended this process just after the start of the
     program would leave the program running without its lock.
     """
 
@@ -196,8 +197,8 @@ class Signals:
             signal.signal(number, handler)
 
     def pass_to(self, child: Child) -> None:
-        """Pass all signals on to this child, those that came earlier included."""
-        self._child = child  # first: a signal that comes now goes there at once
+        """Pass all signals on to this child, including those that came earlier."""
+        self._child = child  # first, so that a signal that comes now reaches the child at once
         while self._early:
             child.signal(self._early.pop(0))
 
@@ -209,14 +210,14 @@ class Signals:
 
 
 class Terminal:
-    """The terminal at which this process runs, lent to a child's group: it may read, and gets Ctrl-C and Ctrl-Z."""
+    """The terminal of this process, lent to a child's group, which may then read it and gets Ctrl-C and Ctrl-Z."""
 
     def __init__(self, descriptor: int, group: int) -> None:
         self._descriptor = descriptor
         self._group = group
 
     def lend(self) -> None:
-        """Put the child in the foreground, and wake it if it was stopped for not being there."""
+        """Put the child in the foreground, and wake it if it was stopped because it was in the background."""
         self._give(self._group)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._group, signal.SIGCONT)
@@ -226,13 +227,13 @@ class Terminal:
         self._give(os.getpgrp())
 
     def pause(self) -> None:
-        """Stop like the child was stopped, as with Ctrl-Z, until somebody lets this process go on."""
+        """Stop this process as the child was stopped, for example by Ctrl-Z, until somebody continues it."""
         self.take_back()
         os.killpg(os.getpgrp(), signal.SIGSTOP)
         self.lend()
 
     def _give(self, group: int) -> None:
-        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # which whoever is not in the foreground would get
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process would get it
         try:
             with suppress(OSError):
                 os.tcsetpgrp(self._descriptor, group)
@@ -242,7 +243,7 @@ class Terminal:
 
 @contextmanager
 def terminal_lent(group: int) -> Iterator[Terminal | None]:
-    """Lend the terminal to a group, if this process is in the foreground of one."""
+    """Lend the terminal to a group if this process is in the foreground of a terminal."""
     descriptor = 0
     try:
         ours = os.tcgetpgrp(descriptor) == os.getpgrp()

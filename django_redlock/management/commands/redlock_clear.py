@@ -63,7 +63,7 @@ class Command(OperatorCommand):
         older_than: int | None,
         **options: Any,
     ) -> None:
-        """Say what is stale and why, ask, delete."""
+        """Show what is stale and why, ask for confirmation, and delete it."""
         snapshot = listing(using, names)
         warn(self, snapshot)
         if not snapshot.has_quorum:
@@ -77,7 +77,7 @@ class Command(OperatorCommand):
             self._delete(keys)
 
     def _stale(self, snapshot: Snapshot, searched: bool) -> list[StaleKey]:
-        """Return what is stale; if nodes are to be *searched*, also absurd tokens of locks that nobody holds."""
+        """Return the stale keys; if nodes are *searched*, include absurd tokens of locks that nobody holds."""
         keys = stale_keys(snapshot)
         if searched:
             known = {key.lock.slug for key in keys if key.reason is Staleness.ABSURD}

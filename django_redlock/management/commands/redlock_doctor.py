@@ -14,7 +14,7 @@ from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 EXIT = {None: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
-NEVER = "never"  # fails
+NEVER = "never"  # the command does not fail
 
 
 class Command(OperatorCommand):
@@ -57,7 +57,7 @@ class Command(OperatorCommand):
         advise: bool,
         **options: Any,
     ) -> None:
-        """Examine, then write what was found."""
+        """Inspect the nodes and write the findings."""
         if advise:
             self._advise(using)
             return
@@ -114,7 +114,7 @@ class Command(OperatorCommand):
 
 
 def summary(node: Any) -> str:
-    """Return one line about a node."""
+    """Describe a node in one line."""
     if not node.known:
         return f"{node.name}: not a server; its lock is tried all the same."
     if node.detail:
@@ -130,7 +130,7 @@ def summary(node: Any) -> str:
 
 
 def document(found: list[Diagnosis]) -> str:
-    """Return what was found as JSON; its keys are described in docs/operate/doctor.md."""
+    """Return the diagnoses as JSON; its keys are described in docs/operate/doctor.md."""
     return json.dumps(
         {
             "version": VERSION,

@@ -1,4 +1,4 @@
-"""Show all that is known of one lock: what each node has, who holds it, who waits."""
+"""Show everything that is known about one lock: what each node has, who holds the lock, and who waits for it."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,7 @@ class Command(OperatorCommand):
 
     @no_translations
     def handle(self, *, name: str | None, using: str, format: str, task: str | None, **options: Any) -> None:
-        """Ask the nodes by name and write what they say."""
+        """Query the nodes for the lock and write what they report."""
         if task:
             if name is not None or format == "json" or using != DEFAULT_ALIAS:
                 raise CommandError(
@@ -92,7 +92,7 @@ class Command(OperatorCommand):
 
 
 def explained(task: str, args: str, kwargs: str) -> "Explanation":
-    """Return what is known of the slot of a call of a singleton task."""
+    """Return what is known about the slot of a singleton task's call."""
     from ...celery.explain import explain_call  # only here: it needs Celery
 
     try:
@@ -104,7 +104,7 @@ def explained(task: str, args: str, kwargs: str) -> "Explanation":
 
 
 def shown(snapshot: Snapshot, lock: HeldLock) -> str:
-    """Return what is known of a lock as lines of plain text."""
+    """Return what is known about a lock, as lines of plain text."""
     held = lock.held_for(snapshot.taken)
     facts = [
         ("Lock", printable(lock.name)),
@@ -138,7 +138,7 @@ def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
 
 
 def document(snapshot: Snapshot, name: str) -> str:
-    """Return the same as JSON; its keys are described in docs/operate/commands.md."""
+    """Return what is known about a lock as JSON; its keys are described in docs/operate/commands.md."""
     held = [_described(snapshot, lock) for lock in snapshot.locks]
     about: dict[str, Any] = {
         "version": VERSION,

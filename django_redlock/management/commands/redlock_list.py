@@ -53,7 +53,7 @@ class Command(OperatorCommand):
         wide: bool,
         **options: Any,
     ) -> None:
-        """Write the list, then say on standard error what is missing in it."""
+        """Write the list, then report on standard error what is missing from it."""
         snapshot = listing(using)
         locks = chosen(snapshot, match, state, sort)[:limit]
         if format == "json":

@@ -1,4 +1,4 @@
-"""Delete fences that nobody claimed for a long time."""
+"""Delete fences that nobody has claimed for a long time."""
 
 from argparse import ArgumentTypeError
 from datetime import timedelta
@@ -11,11 +11,11 @@ from django.db.models.functions import Now
 from ...models import Fence
 from ..output import MISUSED, positive
 
-LONGEST = 36_500  # days; further back no database's clock can count
+LONGEST = 36_500  # days; no database's clock can count further back
 
 
 def days(text: str) -> int:
-    """Return a number of days that an option was given."""
+    """Return the number of days in the text of an option."""
     number = positive(text)
     if number > LONGEST:
         raise ArgumentTypeError(f"must be at most {LONGEST} days, not {text!r}")
@@ -23,7 +23,7 @@ def days(text: str) -> int:
 
 
 class Command(BaseCommand):
-    """A fence is one small row per lock name; names that are never used again leave theirs behind."""
+    """Delete old fences: small rows, one per lock name, that stay behind when a name is never used again."""
 
     help = (
         "Delete the fences that no transaction has claimed for many days. A holder that slept through all that time "
@@ -39,7 +39,7 @@ class Command(BaseCommand):
         parser.add_argument("--dry-run", action="store_true", help="Only say how many would be deleted.")
 
     def handle(self, *, older_than: int, database: str, dry_run: bool, **options: Any) -> None:
-        """Count or delete them, by the clock of the database, which also dated them."""
+        """Count or delete old fences by the clock of the database, which also dated them."""
         if database not in connections:
             known = ", ".join(sorted(connections))
             raise CommandError(f"DATABASES has no {database!r}; it has {known}.", returncode=MISUSED)

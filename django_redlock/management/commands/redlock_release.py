@@ -10,10 +10,10 @@ from ...conf import DEFAULT_ALIAS
 from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
 from ..output import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
 
-CHANGED = 4  # exit code: somebody else holds one of them now
-MOST = 20  # locks at a time: what one can read
-NOT_REVOKED = 5  # exit code: the broker did not take it
-EVERY = 0.5  # seconds between two looks at a lock whose holder was asked to stop
+CHANGED = 4  # exit code: somebody else holds one of the locks now
+MOST = 20  # locks at a time: as many as a person can read
+NOT_REVOKED = 5  # exit code: the broker did not accept the request
+EVERY = 0.5  # seconds between two queries for a lock whose holder was asked to stop
 RELEASED, GONE, CHANGED_HANDS = ActionResult.RELEASED, ActionResult.GONE, ActionResult.CHANGED
 
 
@@ -65,7 +65,7 @@ class Command(OperatorCommand):
         interactive: bool,
         **options: Any,
     ) -> None:
-        """Show, ask, release."""
+        """Show the locks, ask for confirmation, and release them."""
         if bool(names) == bool(match):
             raise CommandError("Name the locks, or choose them with --match.", returncode=MISUSED)
         snapshot = listing(using, names or None)
@@ -86,7 +86,7 @@ class Command(OperatorCommand):
             for lock in seen:
                 outcome = RELEASED if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
                 if (outcome is GONE and told) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
-                    outcome = RELEASED  # by its holder
+                    outcome = RELEASED  # the holder released it
                 style = self.style.SUCCESS if outcome is RELEASED else self.style.ERROR
                 self.stdout.write(style(f"{printable(lock.name)}: {SAID[outcome]}"))
                 outcomes.add(outcome)
@@ -116,7 +116,7 @@ class Command(OperatorCommand):
         Ask the holders to stop, and wait until they have stopped or *grace* has passed.
 
         Returns:
-            The slugs of those that were asked, and of those among them that their holders have released by now.
+            The slugs of the locks whose holders were asked, and of those among them that have been released by now.
         """
         asked = set()
         for lock in locks:
@@ -136,7 +136,7 @@ class Command(OperatorCommand):
         return asked, asked - waiting.keys()
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
-        """Revoke the task that holds a lock; returns False if the request did not reach the workers."""
+        """Revoke the task that holds a lock; return False if the request did not reach the workers."""
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(self.style.WARNING(f"{printable(lock.name)}: not held by a Celery task."))
             return True
@@ -145,7 +145,7 @@ class Command(OperatorCommand):
         name, task = printable(lock.name), printable(lock.owner.ref)
         try:
             control.revoke(lock.owner.ref, terminate=terminate)
-        except Exception as error:  # of any broker's client, or of its settings
+        except Exception as error:  # from any broker's client, or from its settings
             text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
             self.stderr.write(self.style.ERROR(text))
             return False

@@ -15,12 +15,12 @@ from ...handler import locks
 from .. import locked
 from ..process_group import Child, Signals
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells say it
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells report them
 GRACE = 10.0  # seconds
 
 
 class Command(BaseCommand):
-    """Runs a program while it holds a lock, and ends it when the lock is lost."""
+    """Run a program while holding a lock, and end the program when the lock is lost."""
 
     help = (
         "Run a program under a lock, for cron on several servers: manage.py redlock_run nightly -- backup --all. "
@@ -51,7 +51,7 @@ class Command(BaseCommand):
     def handle(
         self, *, name: str, program: list[str], using: str, skip_exit_code: int, grace: float, **options: Any
     ) -> None:
-        """Take the lock, run the program, and end as it did."""
+        """Take the lock, run the program, and exit with its code."""
         if os.name != "posix":
             raise CommandError("redlock_run needs process groups and signals, which this system does not have.")
         lease = locked.acquire(_lock(using, name, program, options), skip_exit_code)
@@ -71,7 +71,7 @@ class Command(BaseCommand):
 
 
 def _run(program: list[str], lease: Lease, grace: float) -> int:
-    """Run the program to its end, or to that of the lease; returns its exit code."""
+    """Run the program until it ends or the lease is lost; return its exit code."""
     env = {**os.environ, "REDLOCK_NAME": lease.name, "REDLOCK_FENCING_TOKEN": str(lease.fencing_token)}
     with Signals() as signals:
         try:
@@ -85,7 +85,7 @@ def _run(program: list[str], lease: Lease, grace: float) -> int:
 
 
 def _lock(using: str, name: str, program: list[str], options: dict[str, Any]) -> Lock:
-    label = Path(program[0]).name  # without its arguments: they may hold a secret
+    label = Path(program[0]).name  # without the arguments, which may hold a secret
     chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
     try:
         return locks[using].claim(name, kind="command", label=label, **chosen)
@@ -94,7 +94,7 @@ def _lock(using: str, name: str, program: list[str], options: dict[str, Any]) ->
 
 
 def seconds(text: str) -> float:
-    """Return a positive number of seconds that an option was given."""
+    """Return the positive number of seconds in the text of an option."""
     number = duration(text)
     if not number:
         raise ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
@@ -102,12 +102,12 @@ def seconds(text: str) -> float:
 
 
 def waiting(text: str) -> float | None:
-    """Return a number of seconds from 0, or None for ``forever``."""
+    """Return the number of seconds in the text of an option, which may be 0, or None for ``forever``."""
     return None if text == "forever" else duration(text)
 
 
 def duration(text: str) -> float:
-    """Return a number of seconds from 0 that an option was given."""
+    """Return the number of seconds in the text of an option, which may be 0."""
     try:
         number = float(text)
     except ValueError:
@@ -118,7 +118,7 @@ def duration(text: str) -> float:
 
 
 def exit_code(text: str) -> int:
-    """Return an exit code that an option was given."""
+    """Return the exit code in the text of an option."""
     if not text.isdecimal() or int(text) > 255:
         raise ArgumentTypeError(f"must be an exit code from 0 to 255, not {text!r}")
     return int(text)

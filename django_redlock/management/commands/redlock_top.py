@@ -1,4 +1,4 @@
-"""Show the held locks and the nodes, anew every few seconds."""
+"""Show the held locks and the nodes, refreshed every few seconds."""
 
 import os
 import shutil
@@ -31,14 +31,14 @@ class Command(OperatorCommand):
 
     @no_translations
     def handle(self, *, using: str, interval: float, once: bool, wide: bool, **options: Any) -> None:
-        """Show, wait, show again."""
+        """Show the locks and the nodes again after each interval, until Ctrl-C."""
         try:
             while True:
                 snapshot = listing(using)
                 anew = self._on_screen() and not once
                 text = screen(snapshot, shutil.get_terminal_size() if anew else self._endless(wide), wide=wide)
                 self.stdout.write(CLEAR + text if anew else text)
-                self.stdout.flush()  # whoever reads a pipe sees it now
+                self.stdout.flush()  # the reader of a pipe sees it at once
                 if once and not snapshot.has_quorum:
                     raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
                 if once:
@@ -48,7 +48,7 @@ class Command(OperatorCommand):
             return
 
     def _endless(self, wide: bool) -> os.terminal_size | None:
-        """Return the size of a terminal that is shown once, and may scroll; None without one."""
+        """Return the width of the terminal with no limit to the lines, which may scroll; None without a terminal."""
         width = self.width(wide)
         return os.terminal_size((width, sys.maxsize)) if width else None
 
@@ -58,12 +58,12 @@ class Command(OperatorCommand):
 
 def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bool = False) -> str:
     """
-    Return one screen: the nodes in words, how many locks there are of each state, and those in the worst state.
+    Return one screen: the nodes in words, the number of locks in each state, and the locks in the worst states.
 
     Args:
         snapshot: A listing.
-        size: The size of the screen; locks that do not fit are left out. None shows all.
-        wide: Whether to leave out no columns and cut no names in the table.
+        size: The size of the screen; locks that do not fit are left out. None cuts no lines.
+        wide: Whether the table keeps all columns and cuts no names.
     """
     counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}
     summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or (
@@ -75,7 +75,7 @@ def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bo
     more = " or more" if snapshot.cut_short else ""
     lines += [f"{summary}{more}"]
     lines = [*(part for line in lines for part in (wrap(line, size.columns) if size else [line])), ""]
-    room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # the titles, the last line, the cursor's
+    room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # 3: titles, last line, cursor
     worst = sorted(snapshot.locks, key=lambda lock: (-lock.state.severity, lock.since or 0.0))
     shown = with_waiters(snapshot, worst[:room])
     lines += table(shown, known=snapshot.has_quorum, width=size.columns if size and not wide else None).split("\n")
