@@ -1,1 +1,1 @@
-"""A table of one of the databases of Django as a node (internal)."""
+"""A table in one of Django's databases as a node (internal)."""

@@ -1,5 +1,5 @@
 """
-Search a database for what no request of a lock asks for: for the doctor and for ``redlock_clear`` (internal).
+Search a database for absurd fencing tokens, for the doctor and for ``redlock_clear`` (internal).
 """
 
 import json
@@ -17,9 +17,9 @@ from .table import KEYS, TABLE, LockTable, clock
 
 def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> TokenSearch:
     """
-    Return the slugs whose fencing tokens are absurd in a database among *nodes*, of held locks and of free ones.
+    Return the slugs with an absurd fencing token in a database among *nodes*, whether the locks are held or free.
 
-    Each database is searched for *seconds* at most, over a connection of its own.
+    Each database is searched for *seconds* at most, over a separate connection.
     """
     databases = [node for node in nodes if isinstance(node, DatabaseNode)]
     return search_each(databases, lambda node: _search(node, timeout, seconds))
@@ -37,7 +37,7 @@ def _search(node: DatabaseNode, timeout: float, seconds: float) -> Iterator[str]
 
 
 def _rows(table: LockTable) -> Iterator[tuple[str, int]]:
-    """Yield the record of every row, and the server's clock when it was read."""
+    """Yield the record of every row, and the time on the server's clock when the row was read."""
     after = ""
     rows = f"SELECT digest, state, {table.clock} FROM {TABLE} WHERE realm = %s AND digest > %s"
     while page := table.query(f"{rows} ORDER BY digest LIMIT {KEYS}", [table.realm, after]):

@@ -24,14 +24,14 @@ class DatabaseNode(RecordNode):
     A database of ``DATABASES``.
 
     Args:
-        spec: Its URL, ``database://alias``.
-        prefix: What every key begins with.
+        spec: The node's URL, ``database://alias``.
+        prefix: The beginning of every key.
 
     Attributes:
-        file: The path of a file of SQLite, which has one writer at a time; empty for a server.
+        file: The path of a SQLite file, which has one writer at a time; empty for a server.
 
     Raises:
-        ValueError: There is no such database, or none that can be a node.
+        ValueError: There is no such database, or it cannot be a node.
     """
 
     kind = "database"
@@ -60,12 +60,12 @@ class DatabaseNode(RecordNode):
         return connection
 
     def table(self, patience: float) -> LockTable:
-        """Return its table, not yet connected."""
+        """Return the node's table, not yet connected."""
         return LockTable(self.alias, self._prefix, patience)
 
     def refused(self, request: Request) -> Failure | None:
         """
-        Refuse an acquisition in a thread whose own transaction keeps the file from being written.
+        Refuse an acquisition in a thread whose own transaction blocks writes to the file.
 
         Other requests are not refused: a release is delivered again later.
         """
@@ -75,7 +75,7 @@ class DatabaseNode(RecordNode):
 
 
 def address(connection: Any, alias: str) -> str:
-    """Return where a database is: one server, or one file, has one vote."""
+    """Return the address of a database; one server, or one file, has one vote."""
     entry = connection.settings_dict
     if connection.vendor != "sqlite":
         return f"{connection.vendor}:{entry.get('HOST') or alias}:{entry.get('PORT', '')}"

@@ -10,7 +10,7 @@ FOR_EVER = 2**62  # microseconds since the epoch: a time that never comes
 
 
 def micros(seconds: float | None) -> int:
-    """Return seconds since the epoch as the columns store them; None is never."""
+    """Return seconds since the epoch as the columns store them; None means never."""
     return FOR_EVER if seconds is None else min(FOR_EVER, round(seconds * 1e6))
 
 
@@ -25,12 +25,12 @@ class Row(NamedTuple):
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """The first parameters of both ways to write a row; the version is new each time."""
+        """The first parameters of both the update and the insertion of a row; the version is new each time."""
         return random.getrandbits(62), self.ends, self.kept, self.state, self.digest
 
 
 def row(change: Change, now: int) -> Row:
-    """Return a record as JSON, with the columns for listings and for when it is no longer needed."""
+    """Return the row of a record: its JSON, when its hold ends, and until when the record is needed."""
     record = change.record
     ends = micros(record["holder"][1]) if "holder" in record else None
     kept = max(now, micros(needed_until(record)))

@@ -1,15 +1,16 @@
 """
 The table of a database node, and how requests change it (internal).
 
-All that a node stores for a name is one row, and a request changes it by compare and set: read the row and the server's
-clock, decide (:mod:`~django_redlock.nodes.cas`), and write the row back if its version is still the one that was read.
-Otherwise another process was faster, and all of it is done again. For one name, that is one statement that reads and
-one that writes, each a transaction of its own: a process that is paused between them holds no lock of the database,
-least of all SQLite's only one. Several rows are written in one transaction, in the order of their keys, so that two
-writers cannot wait for each other.
+A node stores everything about a name in one row. A request changes the row by compare and set: read the row and the
+server's clock, decide (:mod:`~django_redlock.nodes.cas`), and write the row back if its version is still the one that
+was read. Otherwise another process was faster, and the request starts again. For one name, this takes one statement
+that reads and one that writes, each a transaction of its own. A process that is paused between them therefore holds no
+lock of the database, least of all SQLite's only one. Several rows are written in one transaction, in the order of their
+keys, so that two writers cannot wait for each other.
 
-A hold ends by the server's clock, as read just then: in a transaction PostgreSQL's ``now()`` would be the time at
-which that began. SQLite has no server; its clock is that of the machine, which all its processes share.
+A hold ends by the server's clock, as it is read at that moment: in a transaction, PostgreSQL's ``now()`` would be the
+time at which the transaction began. SQLite has no server; its clock is that of the machine, which all its processes
+share.
 """
 
 import json
@@ -43,7 +44,7 @@ from .vendors import (
 )
 
 TABLE = "redlock_noderecord"
-CLEANING = 60.0  # seconds between two searches for rows that are no longer needed, and for which those are kept
+CLEANING = 60.0  # seconds between two searches for rows that are no longer needed; such rows are kept as long
 CLEANED = 100  # rows that are deleted at once
 KEYS = 500  # rows that are read by one statement
 SAME_START = 1.5  # seconds by which two readings of an uptime in whole seconds may disagree on the server's start
@@ -55,7 +56,7 @@ class LockTable(RecordTable):
 
     Args:
         alias: The database's alias in ``DATABASES``.
-        prefix: What the keys of the lock's alias begin with.
+        prefix: The beginning of the keys of the lock's alias.
         patience: Seconds that a request may take.
     """
 
@@ -74,10 +75,10 @@ class LockTable(RecordTable):
 
     def open(self) -> Greeting:
         """
-        Connect.
+        Connect, and identify the server.
 
         Raises:
-            LinkError: The database cannot be used, now or ever; it is another server than before; or it was restarted.
+            LinkError: The database cannot be used, now or ever; its server is not the same as before, or has restarted.
         """
         self.close()
         connection = self._connection = own_connection(self.alias, self.patience)
@@ -99,7 +100,7 @@ class LockTable(RecordTable):
             raise
 
     def _know(self, greeting: Greeting) -> Greeting:
-        """Compare with the server's earlier identity: the owners of links to it must learn of a restart."""
+        """Compare *greeting* with the server's earlier identity: the owners of links must learn of a restart."""
         before, since = self._greeting, steady() - (greeting.age or 0.0)
         if before and (
             before.run_id != greeting.run_id or (greeting.age != float("inf") and abs(since - self._since) > SAME_START)
@@ -118,7 +119,7 @@ class LockTable(RecordTable):
             raise LinkError(Failure.NO_TABLE, remedy) from None
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Carry out a statement and return its rows; not through Django's cursor, which logs the parameters."""
+        """Execute a statement and return its rows, but not through Django's cursor, which logs the parameters."""
         with self._connection.wrap_database_errors:
             self._cursor.execute(statement, parameters)
             return list(self._cursor.fetchall()) if self._cursor.description else []
@@ -131,7 +132,7 @@ class LockTable(RecordTable):
                 connection.connection.close()  # Django's close() refuses to run in an event loop
 
     def abort(self) -> None:
-        """Make a call that waits for the server fail at once; from any thread."""
+        """Make a call that waits for the server fail at once; any thread may do this."""
         with suppress(Exception):  # whatever the driver raises for a connection that is in use or being closed
             raw = self._connection.connection
             if self._connection.vendor == "sqlite":
@@ -161,7 +162,7 @@ class LockTable(RecordTable):
         return (failure_of(error) or Failure.ERROR_REPLY) if answers else Failure.RESET
 
     def survey(self, request: Survey) -> Reply:
-        """Report the locks named, or one page of those that are held, in the order in which they end."""
+        """Report the named locks, or one page of the held locks, in the order in which they end."""
         slugs, total, cursor = request.slugs, 0, ""
         if request.size > 0:
             held = f"FROM {TABLE} WHERE realm = %s AND ends > {self.clock}"
@@ -177,7 +178,7 @@ class LockTable(RecordTable):
 
     @property
     def clock(self) -> str:
-        """The server's clock as an expression."""
+        """The SQL expression of the server's clock."""
         return CLOCKS[self._connection.vendor]
 
     def key(self, kind: str, name: str) -> str:
@@ -201,7 +202,7 @@ class LockTable(RecordTable):
         return Moment(now / 1e6, now / 1e6), rows
 
     def write(self, decision: Decision) -> bool:
-        """Write rows, all or none; returns whether nobody had changed them since they were read."""
+        """Write all rows or none; return whether nobody had changed them since they were read."""
         rows = [row(change, round(decision.moment.low * 1e6)) for change in decision.changes]
         if len(rows) == 1:
             return self._put(rows)
@@ -211,7 +212,7 @@ class LockTable(RecordTable):
         return written
 
     def _put(self, rows: Sequence[Row]) -> bool:
-        """Write rows, in the order of their keys; returns whether nobody had changed them since they were read."""
+        """Write rows in the order of their keys; return whether nobody had changed them since they were read."""
         new = [one for one in rows if one.version is None]
         known = [one for one in rows if one.version is not None]
         insert, otherwise = INSERTS[self._connection.vendor]
@@ -230,7 +231,7 @@ class LockTable(RecordTable):
         return not rows or self._carry_out(statement, *rows) == len(rows)
 
     def _carry_out(self, statement: str, *rows: tuple[Any, ...]) -> int:
-        """Carry out a statement once for each set of parameters; returns how many rows were changed."""
+        """Execute a statement once for each set of parameters; return how many rows were changed."""
         with self._connection.wrap_database_errors:
             if len(rows) == 1:
                 self._cursor.execute(statement, rows[0])
@@ -239,7 +240,7 @@ class LockTable(RecordTable):
         return int(self._cursor.rowcount)
 
     def clean(self) -> None:
-        """Now and then, delete rows that have not been needed for a while; a failure does no harm."""
+        """Delete rows that have not been needed for a while, but not at every call; a failure does no harm."""
         now = steady()
         if self._connection is None or now < self._clean_at:
             return

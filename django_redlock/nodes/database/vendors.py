@@ -1,5 +1,5 @@
 """
-The databases that can be nodes, each in its own words: their clocks, their identities, their limits.
+The differences between the databases that can be nodes: their clocks, identities and limits (internal).
 """
 
 import os
@@ -25,22 +25,22 @@ CLOCKS = {
     "mysql": "timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(6))",
     "sqlite": "redlock_clock()",
 }
-# An insertion that does nothing if the row is there: how it begins and how it ends.
+# The beginning and the end of an insertion that does nothing if the row exists.
 INSERTS = {
     "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
     "mysql": ("INSERT IGNORE INTO", ""),
     "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
 }
-# SQLite would begin by reading, and fail if another writes before it does.
+# With a plain BEGIN, SQLite would only read at first, and would fail if another writer came before it.
 BEGINS = {"postgresql": "BEGIN", "mysql": "BEGIN", "sqlite": "BEGIN IMMEDIATE"}
 
 
 def own_connection(alias: str, patience: float) -> Any:
     """
-    Return a connection of Django's that is ours alone, not yet connected.
+    Return a Django connection that nothing else uses, not yet connected.
 
     Raises:
-        LinkError: The alias is gone, or its driver.
+        LinkError: The alias or its driver is gone.
     """
     try:
         connection = connections.create_connection(alias)
@@ -52,7 +52,7 @@ def own_connection(alias: str, patience: float) -> Any:
     match connection.vendor:
         case "postgresql":
             options.pop("pool", None)
-            options["connect_timeout"] = max(2, seconds)  # libpq takes no less
+            options["connect_timeout"] = max(2, seconds)  # libpq accepts no less
         case "mysql":
             options |= {"connect_timeout": seconds, "read_timeout": seconds + 1, "write_timeout": seconds + 1}
         case "sqlite":
@@ -61,7 +61,7 @@ def own_connection(alias: str, patience: float) -> Any:
 
 
 def prepare_postgresql(query: Query, connection: Any, patience: float) -> None:
-    """Bound what a statement, and a process that was paused between two, can keep others waiting."""
+    """Limit how long a statement, or a process that is paused between two statements, can keep others waiting."""
     milliseconds = max(1, round(patience * 1000))
     query(
         f"SELECT set_config('statement_timeout', '{milliseconds}', false), "
@@ -71,7 +71,7 @@ def prepare_postgresql(query: Query, connection: Any, patience: float) -> None:
 
 
 def prepare_mysql(query: Query, connection: Any, patience: float) -> None:
-    """Do the same; MySQL has nothing against a paused process."""
+    """Set the same limits as for PostgreSQL; MySQL has none for a paused process."""
     seconds = max(1, ceil(patience))
     bounds = f"SET SESSION innodb_lock_wait_timeout = {seconds}"
     if connection.mysql_is_mariadb:
@@ -80,13 +80,13 @@ def prepare_mysql(query: Query, connection: Any, patience: float) -> None:
 
 
 def prepare_sqlite(query: Query, connection: Any, patience: float) -> None:
-    """Have a commit survive a power cut, whatever the project thinks of its own."""
+    """Make commits survive a power cut, whatever the project chose for its own connections."""
     query("PRAGMA synchronous = EXTRA")
     connection.connection.create_function("redlock_clock", 0, lambda: time_ns() // 1000)
 
 
 def greet_postgresql(query: Query, connection: Any) -> Greeting:
-    """Return which cluster it is, on which timeline: a standby that was promoted is another one."""
+    """Identify the cluster and its timeline: a standby that was promoted counts as another server."""
     standby, fsync, uptime = query(
         "SELECT pg_is_in_recovery(), current_setting('fsync') = 'on' AND current_setting('full_page_writes') = 'on', "
         "extract(epoch from clock_timestamp() - pg_postmaster_start_time())"
@@ -100,7 +100,7 @@ def greet_postgresql(query: Query, connection: Any) -> Greeting:
 
 
 def greet_mysql(query: Query, connection: Any) -> Greeting:
-    """Return which server it is; MySQL and MariaDB have different words for that."""
+    """Identify the server; MySQL and MariaDB have different variables for its identity."""
     identity = "server_uid" if connection.mysql_is_mariadb else "server_uuid"
     known = query(f"SHOW GLOBAL VARIABLES LIKE '{identity}'")
     where, read_only, flush = query(
@@ -113,12 +113,12 @@ def greet_mysql(query: Query, connection: Any) -> Greeting:
 
 
 def greet_sqlite(query: Query, connection: Any) -> Greeting:
-    """Return which file it is."""
+    """Identify the file."""
     file = os.stat(query("PRAGMA database_list")[0][2])
     return Greeting(run_id=f"sqlite {file.st_dev} {file.st_ino}", age=float("inf"))
 
 
-# How drivers and servers say what has a name, in lower case.
+# Phrases in the errors of drivers and servers, in lower case, and the failures that they stand for.
 PHRASES = (
     ("password authentication failed", Failure.WRONGPASS),
     ("access denied", Failure.WRONGPASS),
@@ -138,7 +138,7 @@ PHRASES = (
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """Return what an error means, if that is known; its text may name users, hosts and values."""
+    """Return the failure that an error stands for, if known; the error's text may name users, hosts and values."""
     text = str(error).lower()
     if 'database "' in text and "does not exist" in text:
         return Failure.NO_SUCH_DATABASE
@@ -150,14 +150,14 @@ GREET = {"postgresql": greet_postgresql, "mysql": greet_mysql, "sqlite": greet_s
 
 
 def counts_together(connection: Any) -> bool:
-    """Return whether the driver tells how many rows a statement changed that it carried out with many parameters."""
-    # psycopg2 tells it of the last one; it has no `pgconn`.
+    """Return whether the driver counts the rows changed by all executions of a statement with many parameters."""
+    # psycopg2 counts only those of the last execution; it has no `pgconn`.
     return connection.vendor != "postgresql" or hasattr(connection.connection, "pgconn")
 
 
 def in_own_transaction(file: str) -> bool:
     """
-    Return whether the calling thread has a transaction open, through Django, in a *file* of SQLite.
+    Return whether the calling thread has an open Django transaction in the SQLite *file*.
 
     SQLite has one writer at a time, so a lock in that file and the transaction would wait for each other.
     """
@@ -171,7 +171,7 @@ def in_own_transaction(file: str) -> bool:
 
 
 def shut_down(raw: Any) -> None:
-    """End the socket of a driver's connection without closing it: the thread that uses it does that."""
+    """Shut down the socket of a driver's connection; the thread that uses the connection closes it."""
     held = getattr(raw, "_sock", None)  # PyMySQL's
     if held is not None:
         held.shutdown(socket.SHUT_RDWR)
