@@ -1,8 +1,8 @@
 """
-A Redis or Valkey Cluster as one node.
+A Redis or Valkey Cluster as one node (internal).
 
 All keys of an alias are in one hash slot, so that the scripts may use them together: ``KEY_PREFIX`` is written in
-braces, and a cluster hashes only what is between the first pair of braces of a key. The shard that serves the slot
+braces, and a cluster hashes only the text between the first pair of braces of a key. The shard that serves the slot
 decides, and the other shards have no say. A cluster is therefore one node, however many servers it has.
 """
 
@@ -25,10 +25,10 @@ ELSEWHERE = (Failure.MOVED, Failure.ASK, Failure.TRYAGAIN)
 
 def parse_shard_age(raw: Any) -> Age:
     """
-    Return for how long a shard has served these locks.
+    Return how long a shard has served these locks.
 
     Raises:
-        LinkError: It does not serve them, or not at present.
+        LinkError: The shard does not serve them, or not at present.
     """
     failure = parse_error(raw).failure if isinstance(raw, RedisError) else None
     if failure in ClusterNode.unserved:
@@ -42,10 +42,10 @@ class ClusterNode(DiscoveredNode):
 
     Args:
         spec: A ``redis+cluster`` or ``rediss+cluster`` URL with some members, and the options for all of them.
-        prefix: What every key begins with, without braces.
+        prefix: The beginning of every key, without braces.
 
     Raises:
-        ValueError: The URL names a database other than 0, or redis-py cannot make connections of it and the options.
+        ValueError: The URL names a database other than 0, or redis-py cannot use the URL and the options.
     """
 
     guide = "member"
@@ -70,7 +70,7 @@ class ClusterNode(DiscoveredNode):
         self._slot = key_slot(tagged.encode())
 
     def parse_place(self, raw: Any, guide: Connector) -> Place:
-        """Return the master of the slot: each range of slots has its master first, then the replicas."""
+        """Return the master of the slot; each range of slots lists its master first, then the replicas."""
         if isinstance(raw, RedisError):
             raise link_error(raw)
         try:
@@ -78,7 +78,7 @@ class ClusterNode(DiscoveredNode):
             if not masters:
                 raise LinkError(Failure.FAILING_OVER)
             host, port = masters[0][:2]
-            # A member that does not know its own address leaves it out: then it is the one that was asked.
+            # A member that does not know its own address leaves it out. The master is then the member that was asked.
             return Place(host.decode() if host else guide.host, int(port))
         except (TypeError, ValueError, AttributeError):
             raise LinkError(Failure.MALFORMED) from None

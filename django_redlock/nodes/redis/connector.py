@@ -1,9 +1,9 @@
 """
 Make redis-py connections to one server (internal).
 
-RESP, TLS and authentication are redis-py's business, but for the replies that an event loop hands over (see
-:mod:`.resp`); the connections are ours: explicit short timeouts, no retries, no pool. A silent node costs a client
-built with redis-py 8.1's defaults 59 seconds.
+redis-py handles RESP, TLS and authentication, except for the replies that :mod:`.resp` reads.
+The connections are made here, with explicit short timeouts, no retries and no pool: with the defaults of redis-py 8.1,
+a silent node costs a client 59 seconds.
 """
 
 import encodings.idna  # noqa: F401  (every look-up of a host needs it, and so would the first lock of a process)
@@ -30,9 +30,9 @@ ENCODED = (
     "urllib.parse.quote(password, safe='') does it"
 )
 
-# Ours to decide, whatever the URL and redis-py's defaults say.
+# Always set here, whatever the URL and redis-py's defaults say.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
-# redis-py would tell the server its name and version, which takes a right of its own. The argument changed in 7.
+# By default, redis-py sends the server its name and version, which needs an extra right. The argument changed in 7.
 if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
     FIXED |= {"driver_info": None}
 else:
@@ -48,8 +48,8 @@ ASYNC = {
 def verification(
     ssl_cert_reqs: ssl.VerifyMode | str | None = "required", ssl_check_hostname: bool | None = None, **others: Any
 ) -> dict[str, Any]:
-    """Return how certificates are verified, with the host name unless told otherwise, for every version of redis-py."""
-    # Before version 6, redis-py took a good certificate of any host; some versions know the words only.
+    """Return options that verify certificates and, by default, host names in every version of redis-py."""
+    # Before version 6, redis-py accepted a valid certificate of any host. Some versions know only the words.
     how = "none" if ssl_cert_reqs is None else ssl_cert_reqs
     how = how.name.removeprefix("CERT_").lower() if isinstance(how, ssl.VerifyMode) else how
     check = ssl_check_hostname is not False and how != "none"
@@ -58,10 +58,10 @@ def verification(
 
 def check_url(url: str) -> None:
     """
-    Refuse a URL that redis-py would read in another way than it is meant.
+    Refuse a URL that redis-py would read differently from how it is meant.
 
     An unescaped ``/``, ``#`` or ``?`` in a password ends the address early, so that a part of the password becomes the
-    host, the port or the database. No message shows any of it.
+    host, the port or the database. No error message shows any part of the URL.
 
     Raises:
         ValueError: A character in the user name or password is not percent-encoded, the database is no number, or it is
@@ -74,9 +74,9 @@ def check_url(url: str) -> None:
     try:
         scheme, address, path, query, _ = urlsplit(url)
     except ValueError:
-        return  # redis-py cannot read it either, which is reported with it
-    socket_path = scheme == "unix" and not address  # which may have an @ in its name
-    host = scheme == "unix" and not address.endswith("@") and address  # a path has none
+        return  # redis-py cannot read the URL either, and its error is reported
+    socket_path = scheme == "unix" and not address  # a path may have an @ in its name
+    host = scheme == "unix" and not address.endswith("@") and address  # a path has no host
     if "#" in url or address.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
     if scheme != "unix" and not re.fullmatch(r"(/[0-9]*)?", path):
@@ -84,7 +84,7 @@ def check_url(url: str) -> None:
 
 
 class NoRetry(Retry):
-    """Tries once. Each connection gets a copy; redis-py's way to make one takes a third of the time of a connection."""
+    """Try only once. Each connection gets a copy, and redis-py's own copying takes a third of a connection's time."""
 
     def __init__(self) -> None:
         super().__init__(NoBackoff(), 0)
@@ -97,13 +97,13 @@ class Connector:
     """
     Make connections, blocking or for an event loop, from the URL and the options of one server.
 
-    Its ``repr`` shows nothing of them, because they may hold a password.
+    The ``repr`` shows neither, because they may hold a password.
 
     Args:
         spec: The URL and options.
 
     Raises:
-        ValueError: redis-py cannot make a connection of the URL and options.
+        ValueError: redis-py cannot make a connection from the URL and options.
     """
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -119,7 +119,7 @@ class Connector:
         self._arguments = arguments | dict(spec.options)
         if issubclass(self._class, SSLConnection):
             self._arguments |= verification(**self._arguments)
-        self.new(1.0)  # so that options which redis-py does not take are reported when the settings are read
+        self.new(1.0)  # reports options that redis-py does not know when the settings are read
 
     @property
     def address(self) -> str:
@@ -167,12 +167,12 @@ class Connector:
         return self._class is not UnixDomainSocketConnection and not local
 
     def follow(self, host: str, port: int) -> None:
-        """Make connections to another server from now on, with the same options."""
+        """Make all later connections to another server, with the same options."""
         self._arguments = self._arguments | {"host": host, "port": port}
 
     def new(self, timeout: float, **where: Any) -> AbstractConnection:
         """
-        Return a blocking connection that has still to be opened.
+        Return a blocking connection that is not open yet.
 
         Args:
             timeout: Seconds for each step: to connect, to send, to read.
@@ -195,9 +195,9 @@ class Connector:
 
     def new_async(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         """
-        Return a connection for an event loop that has still to be opened.
+        Return a connection for an event loop that is not open yet.
 
-        It has no timeout to read: one task reads for as long as the link lives, and rounds have timeouts of their own.
+        It has no read timeout: one task reads for as long as the link lives, and rounds have timeouts of their own.
 
         Args:
             timeout: Seconds to connect.

@@ -1,5 +1,5 @@
 """
-What the replies of a Redis or Valkey master mean, and what its failures are called.
+Interpret the replies and the failures of a Redis or Valkey master (internal).
 """
 
 import errno
@@ -19,13 +19,13 @@ from ...core.replies import ABSENT, Kind, Reply, Row, failed
 from ...core.requests import HIGHEST, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..base import INCOMPLETE, LinkError
 
-# redis-py drops the first word of an error that has a class of its own; which have one depends on its version.
+# redis-py drops the first word of an error that has a class of its own. Which errors have one depends on its version.
 ERROR_CLASSES: tuple[tuple[type[Exception], Failure], ...] = (
     (exceptions.BusyLoadingError, Failure.LOADING),
     (exceptions.ReadOnlyError, Failure.READONLY),
     (exceptions.NoPermissionError, Failure.NOPERM),
     (exceptions.OutOfMemoryError, Failure.OOM),
-    (exceptions.MasterDownError, Failure.MASTERDOWN),  # before its base class, as MOVED
+    (exceptions.MasterDownError, Failure.MASTERDOWN),  # before its base class, like MOVED
     (exceptions.ClusterDownError, Failure.CLUSTERDOWN),
     (exceptions.ClusterCrossSlotError, Failure.CROSSSLOT),
     (exceptions.TryAgainError, Failure.TRYAGAIN),
@@ -40,7 +40,7 @@ ERROR_WORDS = {
         *(Failure.NOAUTH, Failure.NOREPLICAS, Failure.WRONGPASS, Failure.WRONGTYPE),
     )
 }
-# Errors that have no word, or lose it in every version of redis-py.
+# Errors without such a word, or that lose it in every version of redis-py.
 ERROR_PHRASES = (
     ("Authentication required", Failure.NOAUTH),
     ("invalid username-password pair", Failure.WRONGPASS),
@@ -55,12 +55,12 @@ SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't"
 # The error replies of a server that is no longer a master, and what to report for each.
 DEMOTED: Mapping[Failure, Failure] = {each: each for each in (Failure.READONLY, Failure.MASTERDOWN)}
 
-# What Lua says when a script compares a fencing token that is no number; they compare nothing else that others write.
+# Lua's error when a script compares a fencing token that is no number. Scripts compare nothing else that others write.
 COMPARED = "attempt to compare"
 
-# The exceptions of redis-py for error replies; it counts the last two as connection errors.
+# redis-py's exceptions for error replies; it counts the last two as connection errors.
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
-# The errors that end a connection; for a length or number that is none, redis-py raises ValueError.
+# The errors that end a connection. redis-py raises ValueError for a malformed length or number.
 BROKEN = (exceptions.RedisError, OSError, ValueError)
 
 # OpenSSL's codes for a certificate that is valid, but not for this host name or address.
@@ -70,14 +70,14 @@ EXPIRED = 10
 
 def parse_answer(raw: Any, unserved: Mapping[Failure, Failure]) -> Reply | None:
     """
-    Return the meaning of what a node answered to a request; None if it does not know the script.
+    Return the meaning of a node's answer to a request, or None if the node does not know the script.
 
     Args:
         raw: The answer.
-        unserved: The errors of a server that does not serve these locks any more, and what to report for each.
+        unserved: The errors of a server that no longer serves these locks, and what to report for each.
 
     Raises:
-        LinkError: It is such an error; a new connection finds out which server serves the locks now.
+        LinkError: The answer is such an error; a new connection finds out which server serves the locks now.
     """
     if not isinstance(raw, exceptions.RedisError):
         return parse_reply(raw)
@@ -90,13 +90,13 @@ def parse_answer(raw: Any, unserved: Mapping[Failure, Failure]) -> Reply | None:
 
 
 def parse_reply(raw: Any) -> Reply:
-    """Return the meaning of a script's reply; anything but a well-formed one is no vote."""
+    """Return the meaning of a script's reply; a malformed reply is no vote."""
     try:
         if isinstance(raw, list):
             return parse_survey([part.decode("utf-8", "replace") for part in raw])
         word, fence, time, left, position, detail = raw.decode("utf-8", "replace").split(" ", 5)
         kind = KINDS[word]
-        # As token() and whole() do. Calling them would cost as much as the rest, and this runs for every lock.
+        # This repeats token() and whole(). Calling them would cost as much as the rest, and this runs for every lock.
         if len(fence) == len(time) == LONGEST_NUMBER and (both := fence + time).isdigit() and both.isascii():
             number, now = int(fence), int(time)
         else:
@@ -110,9 +110,9 @@ def parse_reply(raw: Any) -> Reply:
         return failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
-# The errors of reading a malformed reply; JSON may be nested too deeply, or contain an endless number.
+# The errors of reading a malformed reply; JSON may be nested too deeply, or contain an infinite number.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-# The kinds that a node itself can reply; the client notes the others.
+# The kinds that a node itself can reply; the client assigns the others.
 SAID = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
 KINDS = {kind.name: kind for kind in SAID}
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
@@ -138,7 +138,7 @@ def checked(request: Request, reply: Reply) -> Reply:
 
 
 def parse_term(said: str) -> tuple[Kind, int]:
-    """Return the result for one lease of an extension, and its fence."""
+    """Return the result for one lease of an extension, and the lease's fencing token."""
     return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], token(said[1:])
 
 
@@ -172,7 +172,7 @@ def text(value: object) -> str:
 
 
 def token(text: str) -> int:
-    """Return a fencing token; a text that is no number, or too high for the scripts, becomes one above the highest."""
+    """Return a fencing token; a text that is no number, or too high for the scripts, becomes ``HIGHEST + 1``."""
     if len(text) > LONGEST_NUMBER or not (text.isdigit() and text.isascii()):
         return HIGHEST + 1
     return min(int(text), HIGHEST + 1)
@@ -190,8 +190,8 @@ def parse_error(error: exceptions.RedisError) -> Reply:
     """
     Return what an error reply means: no vote, and which error.
 
-    The scripts read every key before they write, so nothing was written when a known error came; except that a
-    command inside a script is refused only when its turn comes.
+    The scripts read every key before they write, so a known error means that nothing was written. The exception is a
+    command inside a script: the server refuses it only when the script reaches it.
     """
     text = str(error)
     if any(phrase in text for phrase in SCRIPT_PHRASES):
@@ -203,7 +203,7 @@ def parse_error(error: exceptions.RedisError) -> Reply:
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """Return what an error reply means, if that is known; its text may name keys and users."""
+    """Return the failure that an error reply stands for, if known; the reply's text may name keys and users."""
     for kind, failure in ERROR_CLASSES:
         if isinstance(error, kind):
             return failure
@@ -220,14 +220,14 @@ def failure_of(error: Exception) -> Failure | None:
 
 def parse_info(raw: Any, expected: str = "standalone") -> Greeting:
     """
-    Return what a node's INFO says that matters to a vote.
+    Return the part of a node's INFO that matters to a vote.
 
     Args:
         raw: The reply.
         expected: The mode in which the server must run.
 
     Raises:
-        LinkError: It cannot be used, now or at all.
+        LinkError: The server cannot be used, now or at all.
     """
     if isinstance(raw, exceptions.NoPermissionError):
         return Greeting(refused="NOPERM")
@@ -249,7 +249,7 @@ def parse_info(raw: Any, expected: str = "standalone") -> Greeting:
 
 
 def line_of(info: bytes, name: str, default: str) -> str:
-    """Return what the line of INFO that begins with *name* says: six searches take less time than 200 lines."""
+    """Return the value of the line *name* of INFO: six searches take less time than reading all 200 lines."""
     begins = f"{name}:".encode()
     start = 0 if info.startswith(begins) else info.find(b"\n" + begins) + 1
     if not start and not info.startswith(begins):
@@ -259,7 +259,7 @@ def line_of(info: bytes, name: str, default: str) -> str:
 
 
 class Age(NamedTuple):
-    """Seconds for which the server with a run id has served the locks; None if it does not report that."""
+    """How many seconds the server with a run id has served the locks; None if it does not report that."""
 
     run_id: str = ""
     seconds: float | None = None
@@ -267,10 +267,10 @@ class Age(NamedTuple):
 
 def parse_age(raw: Any) -> Age:
     """
-    Return for how long a server has served these locks.
+    Return how long a server has served these locks.
 
     Raises:
-        LinkError: It loads its data, or has become a replica.
+        LinkError: The server is loading its data, or has become a replica.
     """
     if isinstance(raw, exceptions.RedisError):
         failure = parse_error(raw).failure
@@ -288,10 +288,10 @@ def parse_age(raw: Any) -> Age:
 
 def aged(greeting: Greeting, age: Age) -> Greeting:
     """
-    Return *greeting* with the age.
+    Return *greeting* with the server's age.
 
     Raises:
-        LinkError: They are those of two servers.
+        LinkError: The greeting and the age come from two servers.
     """
     if greeting.run_id and age.run_id not in ("", greeting.run_id):
         raise LinkError(Failure.TWO_SERVERS)
@@ -300,10 +300,10 @@ def aged(greeting: Greeting, age: Age) -> Greeting:
 
 def whole(text: str) -> int:
     """
-    Return the number that *text* is, from 0 to 2^53 - 1.
+    Return *text* as a number from 0 to 2^53 - 1.
 
     Raises:
-        ValueError: It is none.
+        ValueError: *text* is no such number.
     """
     if not (text.isascii() and text.isdigit()) or len(text) > LONGEST_NUMBER or int(text) > HIGHEST:
         raise ValueError("no number")
@@ -312,24 +312,24 @@ def whole(text: str) -> int:
 
 def check_subscription(raw: Any) -> None:
     """
-    Check that a channel has been subscribed to.
+    Check that the reply confirms the subscription to a channel.
 
     Raises:
-        LinkError: It has not; an ACL may forbid it.
+        LinkError: The subscription failed; an ACL may forbid it.
     """
     if not isinstance(raw, list):
         raise link_error(raw) if isinstance(raw, exceptions.RedisError) else LinkError(Failure.MALFORMED)
 
 
 def link_error(error: BaseException) -> LinkError:
-    """Return what to report of a failure to connect, send or receive; never what the error quotes."""
+    """Return what to report about a failure to connect, send or receive, without anything that the error quotes."""
     if isinstance(error, LinkError):
         return error
     if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
         return LinkError(Failure.TIMEOUT)
     if isinstance(error, exceptions.RedisError) and (failure := failure_of(error)):
         return LinkError(failure)
-    # redis-py replaces the error that shows what happened by one of its own.
+    # redis-py replaces the error that shows what happened with one of its own.
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
@@ -341,13 +341,13 @@ def link_error(error: BaseException) -> LinkError:
 
 
 def known_cause(error: BaseException) -> LinkError | None:
-    """Return what to report of an error of the operating system or of TLS, if it tells what happened."""
+    """Return what to report about an error of the operating system or of TLS, if it shows what happened."""
     failure = Failure.REFUSED if f"Errno {errno.ECONNREFUSED}" in str(error) else None
     match error:
         case ssl.SSLCertVerificationError():
             return refused_certificate(error)
         case ssl.SSLError():
-            # Servers written in Go call a certificate that is missing a bad one.
+            # Servers written in Go report a missing certificate as a bad one.
             wanted = any(alert in (error.reason or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE"))
             failure = Failure.NO_CLIENT_CERTIFICATE if wanted else Failure.TLS_FAILED
         case socket.gaierror():
@@ -364,7 +364,7 @@ def known_cause(error: BaseException) -> LinkError | None:
 
 
 def refused_certificate(error: ssl.SSLCertVerificationError) -> LinkError:
-    """Return what to report of a server's certificate that this client refuses."""
+    """Return what to report about a server's certificate that this client refuses."""
     if error.verify_code in WRONG_NAME:
         return LinkError(Failure.WRONG_CERTIFICATE)
     if error.verify_code == EXPIRED:
@@ -373,13 +373,13 @@ def refused_certificate(error: ssl.SSLCertVerificationError) -> LinkError:
 
 
 class Assembly:
-    """Puts the replies to the parts of a request together, as they come."""
+    """Combine the replies to the parts of a request as they arrive."""
 
     def __init__(self) -> None:
         self._replies: list[Reply | None] = []
 
     def add(self, request: Request, reply: Reply | None) -> Reply | None:
-        """Add a reply, None if the script is unknown; returns the reply to the whole request, or ``INCOMPLETE``."""
+        """Add a reply, or None if the script is unknown; return the reply to the whole request, or ``INCOMPLETE``."""
         if not many(request):
             # The usual case is handled here, because this runs for every lock.
             if reply is None or (reply.kind is not Kind.ACCEPTED and reply.kind in EXPECTED[type(request)]):
@@ -394,7 +394,7 @@ class Assembly:
 
 
 def parse_notification(message: Any) -> str:
-    """Return the waiter that a message of a channel names."""
+    """Return the waiter that a message on a channel names, or an empty text for any other message."""
     if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
         return ""
     return str(message[2], "utf-8", "replace")

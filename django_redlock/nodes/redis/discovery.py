@@ -1,8 +1,8 @@
 """
-A master that moves, as a node: each new connection asks others where it is now (internal).
+A node whose master can move: each new connection asks other servers where the master is now (internal).
 
 Sentinels know the master of a service, and every member of a cluster knows the master of each hash slot. A replica
-that takes its place may not have the last locks, and votes like a server that has just restarted.
+that takes the master's place may lack the last locks, so it votes like a server that has just restarted.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the master is, and for how many seconds at least it has been one; None if nobody reports that."""
+    """Where the master is, and for how many seconds at least it has been the master; None if nobody reports that."""
 
     host: str
     port: int
@@ -34,21 +34,21 @@ class Place:
 
 class DiscoveredNode(RedisNode):
     """
-    A master that others name.
+    A master whose address other servers know.
 
     Args:
         spec: The URL and the options for the master.
-        prefix: What every key begins with.
-        guides: Those to ask, one after the other.
+        prefix: The beginning of every key.
+        guides: The servers to ask, one after the other.
         question: The command that asks them.
 
     Raises:
-        ValueError: redis-py cannot make connections of the URL and options.
+        ValueError: redis-py cannot make connections from the URL and options.
     """
 
     fails_over = True
     unserved: ClassVar[Mapping[Failure, Failure]]
-    """The errors of a server that is not the master any more, and what to report for each."""
+    """The errors of a server that is no longer the master, and what to report for each."""
 
     def __init__(self, spec: NodeSpec, prefix: str, guides: list[Connector], question: list[str]) -> None:
         super().__init__(spec, prefix)
@@ -80,7 +80,7 @@ class DiscoveredNode(RedisNode):
         raise without_blame(failure)
 
     def _follow(self, link: SomeLink, place: Place) -> SomeLink:
-        """Return *link* with what is known of its server; notifications come from there from now on."""
+        """Return *link*, adapted to its server; from now on, notifications come from that server as well."""
         self.connector.follow(place.host, place.port)
         link.unserved = self.unserved
         return link
@@ -90,7 +90,7 @@ class DiscoveredNode(RedisNode):
         Return where the master is, from the reply of one of ``guides``.
 
         Raises:
-            LinkError: It does not know, or replied something else.
+            LinkError: The guide does not know, or replied something else.
         """
         raise NotImplementedError
 
@@ -100,14 +100,14 @@ class DiscoveredNode(RedisNode):
 
     def ask(self, guide: Connector, timeout: float) -> Place:
         """
-        Ask where the master is.
+        Ask one of ``guides`` where the master is.
 
         Args:
-            guide: Whom to ask, one of ``guides``.
+            guide: The server to ask.
             timeout: Seconds for each step: to connect, to send, to read.
 
         Raises:
-            LinkError: It cannot be reached, or does not know.
+            LinkError: The guide cannot be reached, or does not know.
         """
         return self.parse_place(self._ask(guide, timeout), guide)
 
@@ -136,5 +136,5 @@ class DiscoveredNode(RedisNode):
 
 
 def without_blame(failure: LinkError) -> LinkError:
-    """Return *failure*; that the master is a replica is a mistake in the settings elsewhere, but will pass here."""
+    """Return *failure*, but report a replica as a failover, which passes; elsewhere, the settings would be wrong."""
     return LinkError(Failure.FAILING_OVER) if failure.failure is Failure.REPLICA else failure

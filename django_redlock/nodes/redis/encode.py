@@ -18,7 +18,7 @@ Words = tuple[int, int, str]
 
 
 def word(text: str) -> str:
-    """Return one word of a command as RESP: its length in bytes is in front."""
+    """Return one word of a command as RESP, which puts the length in bytes in front."""
     return f"${len(text) if text.isascii() else len(text.encode())}\r\n{text}\r\n"
 
 
@@ -29,7 +29,7 @@ def words(*texts: str) -> str:
 
 
 def key_start(slug: str) -> str:
-    """Return the word of a key without its last letter, which is the kind."""
+    """Return the word of a key without its last letter, which stands for the kind of key."""
     return f"${2 + (len(slug) if slug.isascii() else len(slug.encode()))}\r\n{slug}:"
 
 
@@ -53,10 +53,10 @@ SERVED = Script("served")
 
 class Encoder:
     """
-    Encodes requests as the keys and arguments of the scripts.
+    Encode requests as the keys and arguments of the scripts.
 
     Args:
-        prefix: What every key begins with.
+        prefix: The beginning of every key.
         shares: Whether the other nodes of the alias have the same prefix, so that they can be sent the same bytes.
     """
 
@@ -65,7 +65,7 @@ class Encoder:
         self._shares = shares
         self._index, self._prefix = word(f"{prefix}index"), word(prefix)
         self.greeting = resp(["INFO"]) + resp(["EVAL", SERVED.text, "1", f"{prefix}served"])
-        """The first commands of a connection: they ask who the server is, and since when it serves these locks."""
+        """The first commands of a connection: which server is this, and since when has it served these locks?"""
         self._say: dict[type[Request], Any] = {
             Acquire: self._acquire,
             Raise: self._raise,
@@ -76,7 +76,7 @@ class Encoder:
         }
 
     def channel(self, process: str) -> str:
-        """Return the channel of a process: a waiter of its that is first in the queue is published there."""
+        """Return the channel of a process, on which a node names the process's waiter that is first in the queue."""
         return f"{self.prefix}w:{process}"
 
     def subscription(self, process: str) -> bytes:
@@ -104,7 +104,7 @@ class Encoder:
         head = script.in_full if in_full else script.by_digest
         return f"{beginning(head, keys, count)}{text}".encode()
 
-    # How many keys a request touches; how many words these and its arguments are; and the words, in the script's order
+    # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order.
 
     def _acquire(self, request: Acquire) -> Words:
         slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
@@ -149,7 +149,7 @@ class Encoder:
         return word(f"{self.prefix}x:{nonce}")
 
     def _keys(self, slugs: tuple[str, ...], kinds: str, queue: str = "") -> tuple[int, str]:
-        """Return how many keys all names have, and the keys, kind after kind; those of the *queue* are its own."""
+        """Return the number of keys of all names, and the keys, kind after kind; queue keys belong to *queue*."""
         if len(slugs) == 1 and not queue:
             start = key_start(self.prefix + slugs[0])
             return len(kinds), start + start.join(KINDS[kinds])
@@ -164,7 +164,7 @@ class Encoder:
 
 @lru_cache(maxsize=1024)
 def ms(seconds: float | None) -> str:
-    """Return *seconds* as whole milliseconds, the empty string for None."""
+    """Return *seconds* as whole milliseconds, or the empty string for None."""
     return "" if seconds is None else str(max(1, round(seconds * 1000)))
 
 
@@ -176,7 +176,7 @@ def micros(seconds: float) -> str:
 
 @lru_cache(maxsize=1024)
 def usual(*arguments: str | bool) -> str:
-    """Return the words of arguments that are the same for most requests; a truth value as the scripts read it."""
+    """Return the words of arguments that are the same for most requests, with truth values as the scripts read them."""
     return "".join([word(("1" if each else "") if isinstance(each, bool) else each) for each in arguments])
 
 
@@ -196,7 +196,7 @@ def rest_of_release(tombstone: float, shared: bool, revoke: bool) -> str:
 
 @lru_cache(maxsize=64)
 def beginning(head: str, keys: int, count: int) -> str:
-    """Return what comes before the first key of a command that runs a script; *count* is of keys and arguments."""
+    """Return a script command up to its first key; *count* is the number of keys and arguments."""
     return f"*{3 + count}\r\n{head}{word(str(keys))}"
 
 

@@ -1,5 +1,5 @@
 """
-Ask a server over a connection that redis-py has just made (internal).
+Query a server over a connection that redis-py has just made (internal).
 
 redis-py's own parsers read a reply of any length to its end. Here the length is bounded where it is read, so a hostile
 or broken server cannot fill the memory of its clients.
@@ -27,10 +27,10 @@ Parse = Callable[[Any], Any]
 
 def unchanged(raw: Any) -> Any:
     """
-    Return a reply as it is; an error reply is an exception, and not raised.
+    Return a reply as it is; an error reply is returned as an exception, not raised.
 
     Raises:
-        LinkError: It is an error after which the server hangs up, or does nothing else for now.
+        LinkError: The reply is an error after which the server hangs up, or does nothing else for now.
     """
     if isinstance(raw, RedisError) and not isinstance(raw, ResponseError):
         raise link_error(raw)
@@ -42,8 +42,9 @@ class Exchange:
     The replies to the first commands on a connection.
 
     Args:
-        connection: The connection, on which nothing is on its way.
-        parsers: One for each reply, called as soon as it is there: what is no Redis server may never send the next one.
+        connection: The connection, with no reply in flight.
+        parsers: One for each reply, called as soon as the reply is there: a server of another kind may never send the
+            next one.
     """
 
     def __init__(self, connection: Any, parsers: tuple[Parse, ...]) -> None:
@@ -52,7 +53,7 @@ class Exchange:
         self._parsers = parsers
 
     def complete(self) -> bool:
-        """Take the replies that are there; returns whether those are all."""
+        """Take the replies that have arrived; return whether these are all."""
         while len(self.found) < len(self._parsers) and (reply := self.replies.next()) is not PARTIAL:
             self.found.append(self._parsers[len(self.found)](reply))
         return len(self.found) == len(self._parsers)
@@ -63,15 +64,15 @@ def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tu
     Send some commands, and read their replies within the timeout of the connection.
 
     Args:
-        connection: The connection, on which nothing is on its way.
+        connection: The connection, with no reply in flight.
         data: The commands.
         parsers: One for each reply.
 
     Returns:
-        What the parsers returned, and the reader with what came behind the replies.
+        What the parsers returned, and the reader with the data that came after the replies.
 
     Raises:
-        LinkError: The connection broke, or what came is no reply or too long.
+        LinkError: The connection broke, or the data is no reply or too long.
     """
     under_way, sock = Exchange(connection, parsers), connection._sock
     if sock is None:
@@ -88,7 +89,7 @@ def _carry_out(under_way: Exchange, sock: socket.socket, data: bytes, timeout: f
     sock.settimeout(timeout)
     sock.sendall(data)
     while not under_way.complete():
-        if until is not None:  # for all of it: a server that drips must not keep anybody for longer
+        if until is not None:  # for the whole exchange, even if a server sends byte by byte
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError
@@ -115,10 +116,10 @@ async def aexchange(
 
 def some(data: bytes) -> bytes:
     """
-    Return *data*.
+    Return *data* if it is not empty.
 
     Raises:
-        LinkError: There is none, because the other side has ended the connection.
+        LinkError: There is no data, because the other side has ended the connection.
     """
     if not data:
         raise LinkError(Failure.CLOSED)

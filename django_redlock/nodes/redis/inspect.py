@@ -1,8 +1,8 @@
 """
-What one Redis or Valkey server says of itself when it is asked closely, for the doctor and for the panel of nodes.
+Inspect one Redis or Valkey server closely, for the doctor and for the panel of nodes (internal).
 
-A connection of its own asks for INFO, measures round trips and the server's clock, and tries each command that the
-locks need, as the user that they use, on keys that are gone a second later.
+A separate connection asks for INFO, measures round trips and the server's clock, and tries each command that the locks
+need. It connects as the user of the locks, and the keys that it writes are gone a second later.
 """
 
 import os
@@ -26,7 +26,7 @@ from .encode import resp
 from .handshake import exchange, unchanged
 from .node import RedisNode
 
-AT_ONCE = 100  # keys, about
+AT_ONCE = 100  # keys on a page, about
 SAMPLES = 5  # round trips; the shortest one counts
 IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
 IGNORED |= {"socket_timeout", "socket_connect_timeout"}
@@ -35,26 +35,26 @@ IGNORED |= {"socket_timeout", "socket_connect_timeout"}
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """
-    What was learned of one node.
+    The result of the inspection of one node.
 
     Args:
-        name: Its display name.
-        detail: Why it could not be examined, for people; empty if it could.
-        failure: The same, for decisions.
-        round_trip: Seconds that the shortest of a few took.
-        ahead: By how many seconds its clock is ahead of ours, give or take half a round trip.
-        info: What it says of itself; empty if it says nothing.
-        refused: The rights that its user lacks, as in ``ACL SETUSER``.
+        name: The node's display name.
+        detail: Why the node could not be inspected, as text for people; empty if it could.
+        failure: The same reason, for decisions.
+        round_trip: Seconds that the shortest of a few round trips took.
+        ahead: How many seconds the node's clock is ahead of ours, give or take half a round trip.
+        info: What the node reports about itself; empty if it reports nothing.
+        refused: The rights that the user lacks, as in ``ACL SETUSER``.
         encrypted: Whether the connection is encrypted.
-        local: Whether it stays on this machine.
+        local: Whether the connection stays on this machine.
         ignored: Options of the connection that are not used.
-        known: Whether this kind of node can be examined at all.
-        user: As whom locks connect.
-        deaf: Those that were asked for the master in vain, each with the reason.
+        known: Whether this kind of node can be inspected at all.
+        user: The user as whom locks connect.
+        deaf: The servers that were asked for the master in vain, each with the reason.
         guide: The kind of those servers, such as "sentinel"; empty if the URL names the master.
-        mode: The mode in which its server must run.
-        age: For how many seconds it has served these locks; None if it does not say.
-        facts: What a node of another kind says of itself, for the checks of that kind.
+        mode: The mode in which the node's server must run.
+        age: How many seconds the server has served these locks; None if it does not report that.
+        facts: What a node of another kind reports about itself, for the checks of that kind.
     """
 
     name: str
@@ -91,10 +91,10 @@ def inspect_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True)
 
 def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
     """
-    Return what one node says of itself.
+    Inspect one node.
 
     Args:
-        node: The node; one that is no server of this kind says nothing but whether it can be reached.
+        node: The node; a node of another kind shows only whether it can be reached, and the facts of its kind.
         timeout: Seconds to wait for each answer.
         rights: Whether to try each command that locks need.
     """
@@ -114,7 +114,7 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
         connection, deaf = _find(node, timeout) if isinstance(node, DiscoveredNode) else (_open(node, timeout), ())
         blank = replace(blank, deaf=deaf)
     except (LinkError, *BROKEN) as error:
-        # Of all that redis-py sends to make a connection, only SELECT needs a right.
+        # Of the commands that redis-py sends to make a connection, only SELECT needs a right.
         failed = link_error(error)
         refused = ("+select",) if failed.failure is Failure.NOPERM else ()
         return replace(blank, detail=failed.detail, failure=failed.failure, refused=refused)
@@ -128,7 +128,7 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
 
 
 def _reach(node: Node, timeout: float) -> Inspection:
-    """Return whether a node of another kind can be reached, and what it says of itself."""
+    """Return whether a node of another kind can be reached, and what it reports about itself."""
     examine = getattr(node, "examine", None)
     try:
         node.connect(timeout).close()
@@ -139,7 +139,7 @@ def _reach(node: Node, timeout: float) -> Inspection:
 
 
 def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
-    """Connect to the master that the first guide to answer names; returns those that did not answer, too."""
+    """Connect to the master that the first guide to answer names; also return the guides that did not answer."""
     deaf: list[str] = []
     failure: Exception = LinkError(Failure.UNREACHABLE)
     for guide in node.guides:
@@ -189,7 +189,7 @@ def _age(served: Any) -> float | None:
 
 
 def _clock(connection: AbstractConnection) -> tuple[float, float]:
-    """Return the shortest round trip and by how much the server's clock was ahead during it, in seconds."""
+    """Return the shortest round trip, and how far the server's clock was ahead during it, in seconds."""
     samples = []
     for _ in range(SAMPLES):
         wall, began = time.time(), time.perf_counter()
@@ -202,9 +202,9 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
 
 def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> TokenSearch:
     """
-    Return the slugs whose fencing tokens are absurd on a server among *nodes*, whether somebody holds the locks or not.
+    Return the slugs with an absurd fencing token on a server among *nodes*, whether the locks are held or free.
 
-    A server is searched for *seconds* at most, and only if its user has the right ``+scan``.
+    Each server is searched for *seconds* at most, and only if its user has the right ``+scan``.
     """
     servers = [node for node in nodes if isinstance(node, RedisNode)]
     return search_each(servers, lambda node: _search(node, timeout, seconds))
@@ -240,9 +240,9 @@ def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
 
 def commands(prefix: str, db: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """
-    Yield each right that locks need, with a command that tries it; what these write is gone a second later.
+    Yield each right that locks need, with a command that tries it; keys that these write are gone a second later.
 
-    ``EVALSHA`` of a script that does not exist is refused by name before it is looked up.
+    A server checks the right to ``EVALSHA`` before it looks up the script, so the script need not exist.
     """
     key = f"{prefix}x:doctor:{os.urandom(8).hex()}"
     line, number = f"{key}:line", f"{key}:number"
@@ -273,7 +273,7 @@ def commands(prefix: str, db: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _refused(connection: AbstractConnection, user: str, prefix: str, db: int) -> Iterator[str]:
-    """Yield the rights that are missing."""
+    """Yield the rights that the user lacks."""
     seen = set()
     for right, command in commands(prefix, db):
         said = _say(connection, *command)
@@ -285,9 +285,9 @@ def _refused(connection: AbstractConnection, user: str, prefix: str, db: int) ->
 
 def _missing(said: Any, right: str, user: str, prefix: str) -> str:
     """
-    Return which right the reply to a command says is missing.
+    Return the right that is missing according to the reply to a command.
 
-    The servers tell commands from keys and channels, and some of them name the user, who may be called anything.
+    The errors distinguish commands from keys and channels. Some servers name the user, whose name may be any text.
     """
     if not isinstance(said, exceptions.RedisError) or parse_error(said).failure is not Failure.NOPERM:
         return ""

@@ -25,26 +25,26 @@ from .resp import PARTIAL, Replies
 
 # The errors of a non-blocking socket when it would block.
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-NOTHING = object()  # stands for a reply that has not come
+NOTHING = object()  # stands for a reply that has not arrived
 
 
 class RedisLink:
     """
     One connection that redis-py made, used without its client, so that nothing is sent twice.
 
-    Its socket does not block. With a timeout, Python would poll before it sends and before it receives, although the
-    round that asks has polled already. Replies are read by :mod:`.resp`, as those of an event loop are.
+    Its socket does not block. With a timeout, Python would poll before each send and each receive, although the round
+    has polled already. :mod:`.resp` reads the replies, as it does for an event loop.
     """
 
     unserved: Mapping[Failure, Failure] = DEMOTED
-    """The errors of a server that does not serve these locks any more, and what to report for each."""
+    """The errors of a server that no longer serves these locks, and what to report for each."""
 
     def __init__(self, connection: AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         self.greeting = greeting
         self._connection = connection
         self.encoder = encoder
-        # Requests whose scripts the server knows. A script is sent in full the first time rather than loaded: that
-        # takes no command, and no right, of its own.
+        # Requests whose scripts the server knows. A script is sent in full the first time, because loading it would
+        # take a command, and a right, of its own.
         self._taught: set[type[Request]] = set()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
@@ -75,7 +75,7 @@ class RedisLink:
             self._send_rest(sock, memoryview(data)[sent:])
 
     def _send_rest(self, sock: socket.socket, rest: memoryview) -> None:
-        """Send the rest of a request that did not fit the socket's buffer; blocks for at most the connect timeout."""
+        """Send the rest of a request that did not fit the socket's buffer; block for at most the connect timeout."""
         try:
             sock.settimeout(self._connection.socket_timeout)
             sock.sendall(rest)
@@ -104,16 +104,16 @@ class RedisLink:
         return whole
 
     def readable(self) -> bool:
-        """Read one reply ahead, if all of it is there: bytes that TLS holds back, no poll shows."""
+        """Read one reply ahead if all of it has arrived; a poll does not show the bytes that TLS holds back."""
         if self._ahead is NOTHING:
             self._ahead = self._read()
         return self._ahead is not NOTHING
 
     def _read(self, request: Request | None = None) -> Any:
         """
-        Return what came, the error that ended the connection, or ``NOTHING``.
+        Return what has arrived, the error that ended the connection, or ``NOTHING``.
 
-        If it is a common reply to *request*, it is returned as a :class:`Reply`.
+        A common reply to *request* is returned as a :class:`Reply`.
         """
         if self._sock is None:
             return LinkError(Failure.RESET)
@@ -149,7 +149,7 @@ class RedisNotificationLink:
 
     Args:
         connection: The connection.
-        messages: Reads what comes on it, and has what came right behind the reply to the subscription.
+        messages: The reader of the connection, which already has what came right after the reply to the subscription.
     """
 
     def __init__(self, connection: AbstractConnection, messages: Replies) -> None:
@@ -175,7 +175,7 @@ class RedisNotificationLink:
         return told
 
     def _feed(self) -> None:
-        """Take what has come; several times, because of what TLS holds back no poll tells."""
+        """Read until nothing is left, because a poll does not show the bytes that TLS holds back."""
         while self._sock is not None:
             try:
                 data = self._sock.recv(READ_SIZE)

@@ -25,19 +25,19 @@ from .encode import Encoder
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
-# That there is something to read, and that the connection has ended; where poll() does not tell, it is read.
+# Events: there is data to read; the connection has ended. Where poll() does not report the end, a read finds it.
 SAID, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
-CROWD = 4  # requests on their way, from which on a link writes once per turn of the loop
+CROWD = 4  # requests in flight; from this number on, a link writes once per turn of the loop
 
 
 class AsyncRedisLink(asyncio.BufferedProtocol):
     """
     One connection for all tasks of an event loop.
 
-    redis-py makes it; then the transport is taken over, because its streams cost more than the rest of a round
-    (see :mod:`.resp`). Writing is ours as well: redis-py's ``send_packed_command`` waits, and a request must be
-    either sent or not. The link has a task that does nothing, so that whoever cancels all tasks of a loop, as
-    :func:`asyncio.run` does at its end, closes it too.
+    redis-py makes the connection. Then the link takes over the transport, because redis-py's streams cost more than the
+    rest of a round (see :mod:`.resp`). It also writes by itself: redis-py's ``send_packed_command`` waits, and a
+    request must be either sent or not. The link has a task that does nothing. Cancelling all tasks of a loop, as
+    :func:`asyncio.run` does at its end, therefore closes the link, too.
 
     Raises:
         LinkError: The connection has ended meanwhile.
@@ -51,19 +51,19 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self.broken = False
         self._connection = connection
         self.encoder = encoder
-        # Requests whose scripts the server knows. A script is sent in full the first time rather than loaded: that
-        # takes no command, and no right, of its own.
+        # Requests whose scripts the server knows. A script is sent in full the first time, because loading it would
+        # take a command, and a right, of its own.
         self._taught: set[type[Request]] = set()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
         self._room = memoryview(bytearray(READ_SIZE))
         self._unsent: list[bytes] = []
-        # Whether requests and the functions that wait for replies may not match. It stays so after an exception from a
-        # signal handler, and the link is given up: otherwise one request would get the reply of another.
+        # Whether requests and the functions that wait for replies may not match. This stays true after an exception
+        # from a signal handler, and the link is given up: otherwise one request would get the reply of another.
         self._torn = False
         self._loop = loop
-        self._writer = take_over(connection, self)  # kept, because a stream writer closes when it is collected
+        self._writer = take_over(connection, self)  # kept: a stream writer closes when it is garbage-collected
         self._transport = self._writer.transport
         self._keeper = loop.create_task(until_cancelled(), name="django_redlock link")
         self._keeper.add_done_callback(lambda keeper: self.close())
@@ -108,7 +108,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         return any(events & SAID and not events & ENDED for _, events in poll.poll(0))
 
     def _write(self, data: bytes) -> None:
-        """Send at once, or, if many tasks send in one turn of the loop, send all their requests together."""
+        """Write at once, or, if many tasks send in one turn of the loop, write all their requests together."""
         if len(self._waiting) < CROWD:
             self._transport.write(data)
         else:
@@ -123,11 +123,11 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._torn = torn
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the event loop is to put what it reads."""
+        """Return the buffer into which the event loop reads."""
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what the event loop has read."""
+        """Process what the event loop has read."""
         replies = self._replies
         if self._torn:
             self._end(LinkError(Failure.INTERRUPTED))
@@ -149,7 +149,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
 
     def _take_common(self, data: bytes) -> int:
-        """Take the common replies with which *data* begins; returns where they end."""
+        """Process the common replies with which *data* begins; return where they end."""
         end = 0
         while self._waiting and not self.broken and (found := COMMON.match(data, end)):
             request, on_reply = self._waiting[0]
@@ -176,7 +176,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             on_reply(whole)
 
     def _again(self, request: Request, on_reply: Callable[[Reply | None], bool]) -> None:
-        """Send a request whose script the server does not know once more, in full, if it is still wanted."""
+        """Send a request whose script the server does not know again, in full, if the caller still wants it."""
         if on_reply(None) and not self.broken and not self._transport.is_closing():
             self._put(request, {}, on_reply, in_full=True)
         else:
@@ -187,10 +187,10 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._end(LinkError(Failure.CLOSED))
 
     def _end(self, error: LinkError) -> None:
-        """Drop the connection, and give every pending request the reply that there will be none."""
+        """Drop the connection, and answer every pending request with the error, because no reply will come."""
         if self.broken:
             return
-        self._flush()  # what is written before a link is dropped, such as a release, is sent
+        self._flush()  # so that what was written before, such as a release, is still sent
         self.broken = True
         with suppress(RuntimeError):  # the loop is closed already, and its transports and tasks with it
             self._transport.abort()
@@ -224,23 +224,23 @@ class AsyncRedisNotificationLink:
 
 def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.BaseProtocol) -> asyncio.StreamWriter:
     """
-    Have *protocol* read what comes on a connection from now on, instead of redis-py.
+    Make *protocol*, instead of redis-py, read what arrives on a connection from now on.
 
     Raises:
-        LinkError: The connection has ended, and *protocol* would never hear of it.
+        LinkError: The connection has ended, and *protocol* would never learn of it.
     """
     reader, writer = connection._reader, connection._writer
     if reader is None or writer is None or reader.at_eof() or writer.is_closing():
         raise LinkError(Failure.CLOSED)
     writer.transport.set_protocol(protocol)
-    connection._reader = connection._writer = None  # redis-py closes, and warns of, what it still has
+    connection._reader = connection._writer = None  # redis-py would close what it still has, and warn about it
     return writer
 
 
 def drop(connection: aioconnection.AbstractConnection) -> None:
-    """Close a connection of an event loop as its ``disconnect()`` does, which has to be awaited."""
+    """Close a connection of an event loop as its ``disconnect()`` does, but without an await."""
     writer = connection._writer
-    connection._reader = connection._writer = None  # redis-py warns of a connection that still has them
+    connection._reader = connection._writer = None  # redis-py warns about a connection that still has them
     if writer is not None:
         with suppress(RuntimeError):  # the loop is closed already, and its transports with it
             writer.transport.abort()

@@ -1,7 +1,7 @@
 """
 A Redis or Valkey master as a node (internal).
 
-A node makes links: it connects, sends the first commands, and reads what the server reports of itself.
+A node makes links: it connects, sends the first commands, and reads what the server reports about itself.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from .link import RedisLink, RedisNotificationLink
 from .link_async import AsyncRedisLink, AsyncRedisNotificationLink, drop
 from .resp import Replies
 
-# What redis-py's own lock raises, for django_redlock.compat.
+# The errors of redis-py's own lock, for django_redlock.compat.
 RedisLockError = exceptions.LockError
 RedisLockNotOwnedError = exceptions.LockNotOwnedError
 
@@ -33,11 +33,11 @@ class RedisNode:
     One Redis or Valkey master.
 
     Args:
-        spec: Its URL and options.
-        prefix: What every key begins with.
+        spec: The server's URL and options.
+        prefix: The beginning of every key.
 
     Raises:
-        ValueError: redis-py cannot make a connection of the URL and options.
+        ValueError: redis-py cannot make a connection from the URL and options.
     """
 
     instant = False
@@ -48,7 +48,7 @@ class RedisNode:
     guide = ""
     """The kind of server that names the master, such as "sentinel"; empty if the URL does."""
     parse_age = staticmethod(parse_age)
-    """Reads for how long the server has served these locks."""
+    """The function that reads how long the server has served these locks."""
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.connector = Connector(spec)
@@ -61,7 +61,7 @@ class RedisNode:
 
     @property
     def encrypted(self) -> bool:
-        """Whether its connections are encrypted."""
+        """Whether the node's connections are encrypted."""
         return self.connector.encrypted
 
     @property
@@ -71,7 +71,7 @@ class RedisNode:
 
     @property
     def remote(self) -> bool:
-        """Whether its connections leave this machine."""
+        """Whether the node's connections leave this machine."""
         return self.connector.remote
 
     def connect(self, timeout: float) -> RedisLink:
@@ -86,7 +86,7 @@ class RedisNode:
 
     def greet(self, connection: AbstractConnection) -> RedisLink:
         """
-        Open *connection* and have its server introduce itself; returns the link over it.
+        Open *connection*, ask the server to identify itself, and return the link over the connection.
 
         Raises:
             LinkError: The server cannot be reached, or is not one that can keep locks.

@@ -1,22 +1,22 @@
 """
-Read the replies of a node from the bytes that a socket or an event loop hands over.
+Read the replies of a node from the bytes that a socket or an event loop hands over (internal).
 
-redis-py connects, authenticates and says hello; its parsers, though, pull bytes out of a blocking socket or a stream,
-which costs more than all the rest of a round: for an event loop it means a task that wakes up several times for every
-reply. Here bytes are pushed instead. So this reads the few shapes that our scripts reply with: strings, numbers,
-errors, and lists. What an error means remains redis-py's business.
+redis-py connects and authenticates. Its parsers, however, pull bytes out of a blocking socket or a stream, which costs
+more than all the rest of a round: in an event loop, a task wakes up several times for every reply. Here, bytes are
+pushed instead. This module reads the few types of reply that the scripts return: strings, numbers, errors and lists.
+redis-py still decides what an error means.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
 PARTIAL: Final = object()
-"""Stands for a reply of which some bytes are still to come."""
+"""Stands for a reply that has not arrived completely."""
 
 LONGEST_LINE = 65_536  # bytes; redis-py's streams end at the same length
-LONGEST_REPLY = 8_388_608  # bytes; a page of locks has less, even if a survey cuts each of its values short
-LONGEST_LIST = 1000  # parts; what a sentinel says of a master has about 50
-DEEPEST = 8  # lists in lists; our scripts reply with no more than one
+LONGEST_REPLY = 8_388_608  # bytes; a page of locks has fewer, even if a survey cuts each of its values short
+LONGEST_LIST = 1000  # parts; a sentinel's reply about a master has about 50
+DEEPEST = 8  # lists in lists; the scripts reply with no more than one
 KINDS = b"$-:+*"
 
 
@@ -25,7 +25,7 @@ class Replies:
     The replies in a stream of bytes, however the stream was cut.
 
     Args:
-        error: Makes an exception of the text of an error reply.
+        error: Makes an exception from the text of an error reply.
         longest: How many bytes a reply may have.
     """
 
@@ -41,7 +41,7 @@ class Replies:
         return self._at == len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes."""
+        """Add the next bytes of the stream."""
         self._data = self._data[self._at :] + data
         self._at = 0
 
@@ -49,7 +49,7 @@ class Replies:
         """
         Return the next reply, or ``PARTIAL``.
 
-        A string is bytes, a missing one is None; an error is returned as an exception.
+        A string is returned as bytes, a missing string or list as None, and an error as an exception.
 
         Raises:
             ValueError: The bytes are not a reply; nothing after them can be read either.
@@ -116,10 +116,10 @@ class Replies:
 
 def length(line: bytes) -> int:
     """
-    Return the length that a line says, -1 for a string or list that is missing.
+    Return the length in a line, which is -1 for a missing string or list.
 
     Raises:
-        ValueError: It says none.
+        ValueError: The line has no length.
     """
     if not line.isdigit() and line != b"-1":
         raise ValueError("no length")

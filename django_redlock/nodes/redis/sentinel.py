@@ -1,7 +1,7 @@
 """
-A master that Redis Sentinel looks after, as a node.
+A master that Redis Sentinel monitors, as a node (internal).
 
-The sentinel knows for how long a server has been the master, which the restart guard uses.
+The sentinel knows how long a server has been the master; the restart guard uses this time.
 """
 
 from dataclasses import replace
@@ -23,10 +23,10 @@ class SentinelNode(DiscoveredNode):
 
     Args:
         spec: The service's name as the host of its URL, the options for the master, and the sentinels' URLs.
-        prefix: What every key begins with.
+        prefix: The beginning of every key.
 
     Raises:
-        ValueError: redis-py cannot make connections of the URLs and options.
+        ValueError: redis-py cannot make connections from the URLs and options.
     """
 
     guide = "sentinel"
@@ -49,7 +49,7 @@ class SentinelNode(DiscoveredNode):
         return link
 
     def parse_place(self, raw: Any, guide: Connector) -> Place:
-        """Return what a sentinel says about the master, which it lists as names and values in turn."""
+        """Return what a sentinel reports about the master, as alternating names and values."""
         if isinstance(raw, RedisError):
             if "No such master" in str(raw):
                 raise LinkError(Failure.UNKNOWN_TO_SENTINEL)
@@ -62,10 +62,10 @@ class SentinelNode(DiscoveredNode):
             raise self.of_guide(LinkError(Failure.MALFORMED)) from None
 
     def of_guide(self, error: LinkError) -> LinkError:
-        """Return what to report of a sentinel that could not be asked: that passes, because others know the master."""
+        """Return what to report about a sentinel that could not be asked; other sentinels know the master, too."""
         return LinkError(Failure.SENTINEL, f"{Failure.SENTINEL.value}: {error.detail}")
 
 
 def open_node(spec: NodeSpec, prefix: str) -> SentinelNode:
-    """Return the node of a service that sentinels look after."""
+    """Return the node of a service that sentinels monitor."""
     return SentinelNode(spec, prefix)
