@@ -1,8 +1,8 @@
 """
-Votes: what one node is, and how all of them are asked.
+The nodes, which have one vote each: what a node is, and how all nodes are queried (internal).
 
-A node is anything that can compare and set a named record that expires. Which kind it is, its URL's scheme
-says; the majority logic never knows.
+A node is anything that can compare and set a named record that expires. The scheme of its URL tells its kind; the
+majority logic never knows it.
 """
 
 from importlib import import_module
@@ -25,10 +25,10 @@ KINDS = {
     "zookeeper": ".zookeeper.node",
     "zookeepers": ".zookeeper.node",
 }
-"""Which module opens the nodes of a scheme; imported at first use, because redis-py and Django are slow to import."""
+"""The module that opens the nodes of a scheme, imported on first use: redis-py and Django are slow to import."""
 
 EXTRAS = {"kazoo": "zookeeper"}
-"""Which extra of this package installs a module that a kind of node needs."""
+"""The extra of this package that installs a module which a kind of node needs."""
 
 __all__ = ["KINDS", "AsyncLink", "Link", "LinkError", "Node", "NodeSpec", "open_node"]
 
@@ -38,7 +38,7 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     Return the node that *spec* describes, without connecting to it.
 
     Raises:
-        ValueError: Its URL or options cannot work.
+        ValueError: The URL or the options cannot work.
     """
     module = ".redis.sentinel" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
     try:

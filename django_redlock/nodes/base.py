@@ -13,7 +13,7 @@ from ..core.replies import Kind, Reply, failed
 from ..core.requests import Request
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
-"""Stands for a reply of which all or a part is still to come."""
+"""Stands for a reply that has not arrived, or not completely."""
 
 
 class LinkError(Exception):
@@ -21,8 +21,8 @@ class LinkError(Exception):
     A node could not be reached or a link to it broke.
 
     Args:
-        failure: Why.
-        detail: A few words for people, without address or credentials; if empty, those of the failure.
+        failure: The reason.
+        detail: A few words for people, without address or credentials; if empty, the words of the failure.
     """
 
     def __init__(self, failure: Failure, detail: str = "") -> None:
@@ -34,7 +34,7 @@ class LinkError(Exception):
         return self.detail
 
     def reply(self, kind: Kind = Kind.FAILED) -> Reply:
-        """Return what stands for the reply of the node."""
+        """Return a reply that stands in for the reply of the node."""
         return failed(self.failure, kind, self.detail)
 
 
@@ -44,10 +44,10 @@ class NodeSpec:
     The address of a node, as the settings give it.
 
     Args:
-        url: Its URL; it may hold a password, so it is never shown.
-        name: What to call it in messages and pages; empty derives it from the address.
+        url: The node's URL; it may hold a password, so it is never shown.
+        name: The node's name in messages and pages; if empty, it is derived from the address.
         options: Arguments for the connection that a URL cannot carry.
-        sentinels: URLs of the sentinels to ask where it is; then the host of ``url`` is the service's name.
+        sentinels: URLs of the sentinels to ask where the master is; the host of ``url`` is then the service's name.
     """
 
     url: str = field(repr=False)
@@ -57,7 +57,7 @@ class NodeSpec:
 
 
 async def until_cancelled() -> None:
-    """Do nothing until cancelled: the task of a link that is to end with those of its event loop."""
+    """Do nothing until cancelled; as a link's task, this makes the link end with the tasks of its event loop."""
     await asyncio.get_running_loop().create_future()
 
 
@@ -76,7 +76,7 @@ class Link(Protocol):
         """
         Send a request; *packed* keeps its bytes for the other nodes of the round.
 
-        *in_full* says it so that the node needs to know nothing from before.
+        With *in_full*, the request does not rely on anything that the node learned from an earlier one.
 
         Raises:
             LinkError: The link broke; the request may have arrived.
@@ -84,26 +84,27 @@ class Link(Protocol):
 
     def receive(self, request: Request) -> Reply | None:
         """
-        Take the reply to *request*, the oldest that has not been answered; never blocks.
+        Take the reply to *request*, the oldest request without a reply; never block.
 
-        None means that the request must be sent again in full, ``INCOMPLETE`` that not all of the reply has come.
+        None means that the request must be sent again in full. ``INCOMPLETE`` means that not all of the reply has
+        arrived.
 
         Raises:
             LinkError: The link broke.
         """
 
     def readable(self) -> bool:
-        """Return whether a reply, all of it, or the end of the connection is waiting; never blocks."""
+        """Return whether a complete reply, or the end of the connection, is waiting; never block."""
 
     def close(self) -> None:
-        """Drop the connection, at once and without reading."""
+        """Drop the connection at once, without reading."""
 
 
 class NotificationLink(Protocol):
     """A connection on which a node notifies the waiters of a process that are first in a queue."""
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, or -1 if it calls back by itself."""
+        """Return the descriptor to poll, or -1 if the node calls back by itself."""
 
     def read(self) -> list[str]:
         """
@@ -121,7 +122,7 @@ class AsyncNotificationLink(Protocol):
     """A :class:`NotificationLink` for an event loop."""
 
     async def read(self) -> list[str]:
-        """Wait for notifications and return the waiters that they name; raises LinkError if the link breaks."""
+        """Wait for notifications and return the waiters that they name; raise LinkError if the link breaks."""
 
     def close(self) -> None:
         """Drop the connection at once."""
@@ -144,7 +145,8 @@ class AsyncLink(Protocol):
         """
         Send a request without blocking; *on_reply* gets the reply later.
 
-        Called with None, it returns whether the request is still wanted: the node needs it again, in full.
+        If the node needs the request again, in full, *on_reply* is called with None. It then returns whether the
+        request is still wanted.
 
         Raises:
             LinkError: The link is broken; nothing was sent.
@@ -155,49 +157,49 @@ class AsyncLink(Protocol):
         """Whether the connection is gone."""
 
     def readable(self) -> bool:
-        """Return whether data has come that the event loop has not delivered yet."""
+        """Return whether data has arrived that the event loop has not delivered yet."""
 
     def close(self) -> None:
         """Drop the connection at once."""
 
 
 class Node(Protocol):
-    """A node: one vote."""
+    """A node, which has one vote."""
 
     name: str
-    """Its name in messages and pages, never its URL."""
+    """The node's name in messages and pages, never its URL."""
 
     address: str
-    """Its address without scheme and credentials, so that two entries for one server are noticed."""
+    """The node's address without scheme and credentials, so that two entries for one server are noticed."""
 
     instant: bool
-    """Whether it connects and answers without waiting for anything."""
+    """Whether the node connects and answers without waiting for anything."""
 
     calls: bool
-    """Whether it can notify waiters of their turn; otherwise they poll it."""
+    """Whether the node can notify waiters of their turn; otherwise they poll it."""
 
     fails_over: bool
-    """Whether another server, which may lack the last writes, can take its place."""
+    """Whether another server, which may lack the last writes, can take the node's place."""
 
     def connect(self, timeout: float) -> Link:
         """
-        Open a link; blocks for at most *timeout* seconds.
+        Open a link; block for at most *timeout* seconds.
 
         Raises:
-            LinkError: It cannot be reached.
+            LinkError: The node cannot be reached.
         """
 
     async def aconnect(self, timeout: float) -> AsyncLink:
-        """Open a link for the running event loop; raises LinkError within about *timeout* seconds."""
+        """Open a link for the running event loop, or raise LinkError, within about *timeout* seconds."""
 
     def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> NotificationLink:
         """
-        Open a link for the notifications to a process; blocks for at most *timeout* seconds.
+        Open a link for the notifications to a process; block for at most *timeout* seconds.
 
         A node whose link has no file descriptor calls *on_notification* by itself, in any thread.
 
         Raises:
-            LinkError: It cannot be reached.
+            LinkError: The node cannot be reached.
         """
 
     async def alisten(

@@ -1,4 +1,4 @@
-"""The clock that leases are measured by (internal)."""
+"""The clock that measures leases (internal)."""
 
 import time
 from collections.abc import Callable
@@ -6,6 +6,6 @@ from functools import partial
 
 Clock = Callable[[], float]
 
-# Seconds on a clock that never steps and, where the system has one, counts suspension. It is read a dozen times for a
-# lock, so there is no function of ours around it.
+# Seconds on a clock that never steps and that, where the system has such a clock, counts suspension. It is read a dozen
+# times for a lock, so no Python function wraps it.
 steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic

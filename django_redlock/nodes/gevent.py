@@ -1,9 +1,9 @@
 """
-Threads of the operating system under gevent, which replaces Python's threads by greenlets (internal).
+Threads of the operating system under gevent, which replaces Python's threads with greenlets (internal).
 
-Greenlets take turns: one that computes lets no other run. A heartbeat must go on all the same, so the watchdog asks
-for a thread of the system's. What waits in a thread (sockets, ``poll``) belongs to the event loop of that thread, so
-links are not passed from one to the other. Without gevent nothing here does anything of its own.
+Greenlets take turns: while one computes, no other runs. Heartbeats must continue all the same, so the watchdog uses a
+thread of the operating system. Whatever waits in a thread (sockets, ``poll``) belongs to the event loop of that thread,
+so threads do not share links. Without gevent, this module adds nothing to Python's own threads and locks.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def uses_gevent() -> bool:
-    """Return whether gevent has made greenlets of the threads of this process."""
+    """Return whether gevent has replaced the threads of this process with greenlets."""
     monkey: Any = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("threading"))
 
@@ -31,11 +31,11 @@ def real_ident() -> int:
 
 
 class Here:
-    """Identifies a thread of the operating system while it lives; its number may be given to a later thread."""
+    """Identify a thread of the operating system while it lives; a later thread may get the same number."""
 
     def __init__(self) -> None:
         self.links: list[list[Any]] = []
-        """The stacks of connections that were opened here and belong to the event loop of this thread."""
+        """The stacks of connections that were opened in this thread and belong to its event loop."""
 
 
 _here: Any = None
@@ -54,7 +54,7 @@ def here() -> Here:
 
 
 def leave() -> None:
-    """Close what belongs to the event loop of this thread, and the loop; the thread is about to end."""
+    """Close this thread's connections and its event loop, because the thread is about to end."""
     for links in here().links:
         while links:
             links.pop().close()
@@ -77,11 +77,11 @@ class RealThread:
         _original("_thread", "start_new_thread")(self._run, ())
 
     def is_alive(self) -> bool:
-        """Return whether it is running or has yet to start."""
+        """Return whether the thread has been started and has not ended."""
         return self._alive
 
     def join(self, timeout: float) -> None:
-        """Wait until it ends, for at most *timeout* seconds."""
+        """Wait until the thread ends, for at most *timeout* seconds."""
         until = time.monotonic() + timeout
         while self._alive and time.monotonic() < until:
             time.sleep(0.01)

@@ -1,7 +1,7 @@
 """
-Nodes in the memory of this process, which answer as real ones do (internal).
+Nodes in the memory of this process that answer like real nodes (internal).
 
-They are for tests and for experiments: a lock over them excludes only threads and tasks of the same process.
+They are for tests and experiments: a lock over them excludes only threads and tasks of the same process.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ class MemoryNode:
     """
     A node in this process.
 
-    Tests can set faults: ``down`` refuses connections, ``silent`` executes and never answers, ``deaf`` neither executes
-    nor answers. ``greeting`` is how it describes itself on a new link.
+    Tests can set faults. With ``down``, the node refuses connections; with ``silent``, it executes requests but never
+    answers; with ``deaf``, it does neither. ``greeting`` is how the node describes itself on a new link.
 
     Args:
-        name: What to call it; nodes of one name are one node.
-        store: Its keys.
+        name: The node's name; nodes with the same name are one node.
+        store: The node's keys.
     """
 
     instant = True
@@ -42,19 +42,19 @@ class MemoryNode:
         self.down = self.silent = self.deaf = False
 
     def connect(self, timeout: float) -> "MemoryLink":
-        """Open a link, at once."""
+        """Open a link at once."""
         if self.down:
             raise LinkError(Failure.REFUSED)
         return MemoryLink(self)
 
     async def aconnect(self, timeout: float) -> "AsyncMemoryLink":
-        """Open a link, at once."""
+        """Open a link at once."""
         return AsyncMemoryLink(self.connect(timeout))
 
     def listen(
         self, process: str, timeout: float, on_notification: Callable[[str], object]
     ) -> "MemoryNotificationLink":
-        """Notify a process of its turn, at once."""
+        """Register a callback that notifies the waiters of a process at once."""
         if self.down:
             raise LinkError(Failure.REFUSED)
         return MemoryNotificationLink(self.store, process, on_notification)
@@ -62,11 +62,11 @@ class MemoryNode:
     async def alisten(
         self, process: str, timeout: float, on_notification: Callable[[str], object]
     ) -> "AsyncMemoryNotificationLink":
-        """Notify an event loop of its turn."""
+        """Register a callback that notifies the waiters of an event loop at once."""
         return AsyncMemoryNotificationLink(self.listen(process, timeout, on_notification))
 
     def execute(self, request: Request) -> Reply | None:
-        """Carry out a request; None is a reply that never comes."""
+        """Execute a request; return None if the reply never comes."""
         if self.down:
             raise LinkError(Failure.RESET)
         if self.deaf:
@@ -76,7 +76,7 @@ class MemoryNode:
 
 
 class MemoryLink:
-    """A link to a node in this process: the reply is there when the request is sent, or never."""
+    """A link to a node in this process: the reply is there as soon as the request is sent, or never."""
 
     def __init__(self, node: MemoryNode) -> None:
         self.greeting = node.greeting
@@ -84,11 +84,11 @@ class MemoryLink:
         self._replies: list[Reply | None] = []
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, -1 if there is none."""
+        """Return -1, because there is no descriptor to poll."""
         return -1
 
     def ask(self, request: Request) -> Reply | None:
-        """Carry out a request; None is a reply that never comes."""
+        """Execute a request; return None if the reply never comes."""
         return self._node.execute(request)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
@@ -111,7 +111,7 @@ class MemoryLink:
 
 
 class MemoryNotificationLink:
-    """Calls back when a waiter of a process is first in the queue."""
+    """Call back when a waiter of a process is first in the queue."""
 
     def __init__(self, store: NodeState, process: str, on_notification: Callable[[str], object]) -> None:
         self._store = store
@@ -119,11 +119,11 @@ class MemoryNotificationLink:
         store.listeners[process] = on_notification
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, -1 if there is none."""
+        """Return -1, because there is no descriptor to poll."""
         return -1
 
     def read(self) -> list[str]:
-        """Return the waiters that were notified, without blocking."""
+        """Return no waiters, because the node calls back instead."""
         return []
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class AsyncMemoryNotificationLink:
         self._link = link
 
     async def read(self) -> list[str]:
-        """Wait for ever: the node calls back."""
+        """Wait for ever, because the node calls back instead."""
         await asyncio.Event().wait()
         return []
 
@@ -148,7 +148,7 @@ class AsyncMemoryNotificationLink:
 
 
 class AsyncMemoryLink:
-    """The same for an event loop."""
+    """A :class:`MemoryLink` for an event loop."""
 
     def __init__(self, link: MemoryLink) -> None:
         self.greeting = link.greeting
@@ -164,13 +164,13 @@ class AsyncMemoryLink:
         in_full: bool = False,
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
-        # Not kept with the link meanwhile: after an interruption, the next request would get the reply of this one.
+        # The link does not keep the reply: after an interruption, the next request would get the reply of this one.
         reply = self._link.ask(request)
         if reply is not None:
             on_reply(reply)
 
     def readable(self) -> bool:
-        """Return whether a reply, or the end of the connection, can be read without waiting."""
+        """Return False, because replies are delivered at once."""
         return False
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
 
 
 def forget_nodes() -> bool:
-    """Forget all nodes in memory, and the locks on them; for tests. Returns whether there were any."""
+    """Forget all in-memory nodes and the locks on them, for tests; return whether there were any nodes."""
     found = bool(_nodes)
     _nodes.clear()
     return found

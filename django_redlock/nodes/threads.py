@@ -1,18 +1,18 @@
 """
-Threads in the background and what wakes them, in programs that are interrupted.
+Background threads, and the means to wake them, in programs that are interrupted (internal).
 
 A signal handler, or another thread, may raise an exception between any two bytecodes: KeyboardInterrupt, Celery's soft
-time limit, a watchdog of somebody else's. ``threading.Condition``, ``Event`` and ``Thread.start()`` are written in
+time limit, another library's watchdog. ``threading.Condition``, ``Event`` and ``Thread.start()`` are written in
 Python. An exception inside one of them leaves its lock held for ever, or a thread that never gets past its start.
 
-So nothing here, and nothing that uses it, enters a lock through Python code. The interpreter runs signal handlers at
-the start of a function, after a call and when a loop begins again, but not inside a call into C, nor between
-``lock.__enter__`` and the body of its ``with`` block if the lock is C's. Three rules follow:
+Therefore no code here, and no code that uses it, enters a lock through Python code. The interpreter runs signal
+handlers at the start of a function, after a call and when a loop begins again. It runs none inside a call into C, nor
+between ``lock.__enter__`` and the body of its ``with`` block if the lock is a C lock. Three rules follow:
 
-- A lock is C's, and is entered by ``with``.
-- What changes shared state is one call into C: ``append`` to a deque, ``pop`` of a key. If it takes several, a thread
-  in the background does it, where no signal is handled, and the others send it messages.
-- Whoever finds what another has left half done finishes it or throws it away.
+- A lock is a C lock, and is entered by ``with``.
+- Shared state is changed by one call into C: ``append`` to a deque, ``pop`` of a key. If a change takes several calls,
+  a background thread makes it, where no signal is handled, and the other threads send it messages.
+- A thread that finds a change left half done by another thread finishes it or throws it away.
 """
 
 import logging
@@ -32,51 +32,51 @@ log = logging.getLogger("django_redlock")
 
 class Bell:
     """
-    Wakes one thread that sleeps. If it is rung while the thread is awake, the thread does not sleep the next time.
+    Wake one sleeping thread. If the bell rings while the thread is awake, the thread does not sleep the next time.
 
     Args:
-        lock: A new C lock, which decides whether a thread of the system's or a greenlet sleeps.
+        lock: A new C lock, which decides whether a thread of the operating system or a greenlet sleeps.
     """
 
     def __init__(self, lock: Any) -> None:
-        self._silence = lock  # held until it is rung
+        self._silence = lock  # held until the bell rings
         self._silence.acquire()
 
     def ring(self) -> None:
-        """Wake the thread; from any thread, and never blocks."""
-        with suppress(RuntimeError):  # it was rung already
+        """Wake the thread; any thread may call this, and it never blocks."""
+        with suppress(RuntimeError):  # the bell has rung already
             self._silence.release()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for at most *seconds*; returns whether it was rung."""
+        """Sleep for at most *seconds*; return whether the bell rang."""
         return bool(self._silence.acquire(True, min(max(0.0, seconds), threading.TIMEOUT_MAX)))
 
 
 class Event(threading.Event):
-    """A :class:`threading.Event` that an exception in one thread does not spoil for the others."""
+    """A :class:`threading.Event` that keeps working for other threads after an exception in one of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._on = False
-        self._sleepers: deque[Any] = deque()  # a lock for each, which the sleeper waits for
+        self._sleepers: deque[Any] = deque()  # one lock for each sleeping thread, which waits for it
 
     def is_set(self) -> bool:
-        """Return whether it is set."""
+        """Return whether the event is set."""
         return self._on
 
     def set(self) -> None:
-        """Set it, and wake all waiting threads."""
+        """Set the event, and wake all waiting threads."""
         self._on = True
-        for sleeper in self._sleepers.copy():  # each stays until it has woken, so that this may be done again
+        for sleeper in self._sleepers.copy():  # each stays until it has woken, so this loop may run again
             with suppress(RuntimeError):
                 sleeper.release()
 
     def clear(self) -> None:
-        """Clear it."""
+        """Clear the event."""
         self._on = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for at most *timeout* seconds; returns whether it is."""
+        """Wait until the event is set, for at most *timeout* seconds; return whether it is set."""
         if self._on:
             return True
         sleeper = threading.Lock()
@@ -93,7 +93,7 @@ class Event(threading.Event):
 
 
 def new_event() -> threading.Event:
-    """Return an event for threads, or for greenlets where gevent has replaced those."""
+    """Return an event for threads, or for greenlets where gevent has replaced the threads."""
     return threading.Event() if uses_gevent() else Event()
 
 
@@ -104,7 +104,7 @@ def exiting() -> bool:
 
 def start(target: Callable[[], object], name: str) -> None:
     """
-    Start a daemon thread. An exception that arrives meanwhile finds it started or not, and nothing in between.
+    Start a daemon thread. If an exception arrives meanwhile, the thread has either started or not, nothing in between.
 
     Raises:
         RuntimeError: There are too many threads, or the interpreter is about to end.
@@ -118,8 +118,8 @@ def _start(new: Any) -> None:
     if uses_gevent():
         new.start()
     else:
-        # Thread.start() waits for the thread, by a condition that an exception would leave locked. So does this one,
-        # but in a thread where no signal is handled.
+        # Thread.start() waits for the thread, by a condition that an exception would leave locked. So it is called in a
+        # thread where no signal is handled.
         begun = threading.Lock()
         begun.acquire()
         start_new_thread(_start_or_run, (new, begun))
@@ -131,7 +131,7 @@ def _start_or_run(new: threading.Thread, begun: Any) -> None:
     begun.release()
     try:
         new.start()
-    except RuntimeError:  # the system allows no thread more than this one
+    except RuntimeError:  # the system allows no more threads than this one
         new.run()
 
 
@@ -141,13 +141,13 @@ STARTS = frozenset({_start.__code__, threading.Thread.start.__code__})
 
 class Background:
     """
-    A daemon thread that is there while it has something to do.
+    A daemon thread that exists while it has something to do.
 
     Args:
-        work: Does it; returns when there has been nothing to do for long enough.
+        work: Does the work; returns when there has been nothing to do for long enough.
         busy: Returns whether there is something to do.
-        name: What to call the thread.
-        real: Whether it must be a thread of the system's also under gevent.
+        name: The name of the thread.
+        real: Whether it must be a thread of the operating system even under gevent.
     """
 
     daemon = True
@@ -160,7 +160,7 @@ class Background:
         self._real = real
         self._running = real_lock() if real else threading.Lock()  # held by the thread
         self._ident = 0
-        self._present = real_lock()  # held by this run of the thread, and never by another one
+        self._present = real_lock()  # held by this run of the thread, and never by another run
 
     @property
     def running(self) -> bool:
@@ -169,30 +169,30 @@ class Background:
 
     @property
     def here(self) -> bool:
-        """Whether the calling thread is this one."""
+        """Whether the calling thread is this background thread."""
         return self.running and self._ident == real_ident()
 
     def start(self) -> str:
         """
-        Start the thread if there is work and it is not running; called after work was added.
+        Start the thread if it is not running; call this after adding work.
 
-        If an exception interrupts the caller, the next caller does it. Returns why there is no thread, or "".
+        If an exception interrupts the caller, the next caller starts the thread. Return why there is no thread, or "".
         """
         if self._running.locked() or exiting():
             return ""
         try:
             _start(thread(self._run, self._name) if self._real else self._new_thread())
-        except RuntimeError as error:  # there are too many, or the interpreter is about to end
+        except RuntimeError as error:  # there are too many threads, or the interpreter is about to end
             return str(error)
         return ""
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread, which has been asked to end, has ended, for at most *seconds*."""
+        """Wait for at most *seconds* until the thread, which has been asked to end, has ended."""
         present, until = self._present, time.monotonic() + seconds
         if not self.running or self.here or exiting():
             return
         if not uses_gevent():
-            present.acquire(True, seconds)  # nothing else wants it, so it need not be released
+            present.acquire(True, seconds)  # nothing else wants this lock, so it need not be released
         while uses_gevent() and self.running and time.monotonic() < until:
             time.sleep(0.01)  # the other greenlets go on
 
@@ -209,15 +209,15 @@ class Background:
                 log.exception("%s failed", self._name)
             finally:
                 self._running.release()
-            # Another thread may have added work before the lock was free, and have relied on this one.
+            # Another thread may have added work before the lock was free, and relied on this thread to do it.
 
 
 class Errands:
     """
-    Runs callbacks, which may block, in threads of its own, one after another in each.
+    Run callbacks, which may block, in separate threads, one after another in each.
 
     Args:
-        name: What to call the threads.
+        name: The name of the threads.
         most: How many threads there are at most; a function that blocks for ever keeps one of them.
     """
 
@@ -227,21 +227,21 @@ class Errands:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget all; in a forked child."""
+        """Forget all callbacks and threads, in a forked child."""
         self._waiting: deque[Callable[[], object]] = deque()
-        # In a ring, because one that was just started may not be running yet.
+        # They form a ring, because a thread that was just started may not be running yet.
         self._threads = deque(
             Background(self._work, self._waiting.__len__, self._name, real=True) for _ in range(self._most)
         )
 
     def run(self, function: Callable[[], object]) -> None:
-        """Have *function* called soon by another thread, or by this one if no thread can be started."""
+        """Call *function* soon in another thread, or in this thread if no other can be started."""
         self._waiting.append(function)
         if self._recruit():
             self._work()
 
     def _recruit(self) -> str:
-        """Start one more thread unless there are enough; returns why there is none at all, or ""."""
+        """Start one more thread unless there are enough; return why none can be started, or ""."""
         self._threads.rotate(-1)
         free = next((one for one in self._threads.copy() if not one.running), None)
         return free.start() if free else ""
@@ -249,7 +249,7 @@ class Errands:
     def _work(self) -> None:
         with suppress(IndexError):
             for function in iter(self._waiting.popleft, None):
-                if self._waiting:  # this one may block
+                if self._waiting:  # this function may block
                     self._recruit()
                 try:
                     function()

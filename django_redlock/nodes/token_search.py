@@ -1,7 +1,7 @@
 """
 Search nodes for fencing tokens that no node can have accepted (internal).
 
-Listings find such tokens under held locks. A search also finds those of free locks, for which no lock asks.
+Listings find such tokens under held locks. A search also finds those of free locks, which listings do not contain.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ N = TypeVar("N", bound=Node)
 
 class TokenSearch(NamedTuple):
     """
-    What searches of nodes found.
+    The result of searching nodes.
 
     Args:
         slugs: The slugs of locks with an absurd fencing token.
@@ -27,14 +27,14 @@ class TokenSearch(NamedTuple):
 
 
 def search_each(nodes: Sequence[N], search: Callable[[N], Iterable[str]]) -> TokenSearch:
-    """Search nodes at once; *search* yields slugs and raises any exception when it cannot read all of them."""
+    """Search all nodes at once; *search* yields slugs, and raises any exception if it cannot read all tokens."""
     found: set[str] = set()
 
     def finished(node: N) -> bool:
         try:
             for slug in search(node):
                 found.add(slug)
-        except Exception:  # what a driver raises is its own, and the doctor says what is wrong with the node
+        except Exception:  # each driver raises errors of its own, and the doctor reports what is wrong
             return False
         return True
 
