@@ -1,12 +1,12 @@
 """
-redis-py's ``Lock`` over the nodes of ``REDLOCK``, for code that was written for it.
+redis-py's ``Lock`` over the nodes of ``REDLOCK``, for code that was written for redis-py.
 
 :class:`Lock` has the arguments, methods and errors of ``redis.lock.Lock``, and :class:`AsyncLock` those of
 ``redis.asyncio.lock.Lock`` (both of redis-py 8.1). The documentation lists the differences and the reasons. New code
 is better off with :func:`django_redlock.lock`.
 
-All that the two do is written once, as coroutines of :class:`BaseLock`. Those of a :class:`Lock` call what blocks, so
-they never suspend, and :func:`run` carries them out in one go.
+The code of both is written once, as coroutines of :class:`BaseLock`. The coroutines of a :class:`Lock` call blocking
+functions, so they never suspend, and :func:`run` completes them in one step.
 """
 
 import logging
@@ -55,15 +55,16 @@ class BaseLock:
         using: str = DEFAULT_ALIAS,
     ) -> None:
         """
-        Describe a lock; makes no network call until it is acquired.
+        Describe a lock; no network call is made until the lock is acquired.
 
         Args:
             redis: Ignored, so None will do: the nodes are those of ``REDLOCK[using]``.
-            name: What to lock; bytes are taken for UTF-8.
-            timeout: How long the lock is held at most, in seconds; None is until it is released, or its process ends.
+            name: What to lock; bytes are read as UTF-8.
+            timeout: How long the lock is held at most, in seconds; None means until the lock is released or its
+                process ends.
             sleep: Ignored: the engine chooses its pauses.
             blocking: Whether ``acquire()`` waits for another holder.
-            blocking_timeout: How long it waits, in seconds; None is for ever.
+            blocking_timeout: How long ``acquire()`` waits, in seconds; None means for ever.
             thread_local: Whether the lock is held by a thread or task, rather than by this object.
             raise_on_release_error: Whether leaving a ``with`` block raises if the lock is no longer held.
             using: Alias in ``REDLOCK``.
@@ -99,7 +100,7 @@ class BaseLock:
         hold = self.local.hold
         return hold.lease if hold else None
 
-    # What the methods do. The slot is looked up when they are called, as another task may run their coroutine.
+    # The work of the methods. The slot is looked up at the call, because another task may run the coroutine.
 
     async def _enter(self) -> Self:
         if not await self._acquire(self.local.mine(), self._wait(None, None), None):
@@ -107,7 +108,7 @@ class BaseLock:
         return self
 
     async def _exit(self, body_failed: bool) -> None:
-        """Release at the end of a ``with`` block; if the body raised, its exception counts."""
+        """Release the lock at the end of a ``with`` block; an exception of the body takes precedence."""
         try:
             await self._release(self.local.mine())
         except LockError as error:
@@ -125,7 +126,7 @@ class BaseLock:
 
     async def _release(self, slot: Slot) -> None:
         hold = self._held(slot, "release")
-        # If this is interrupted, the token can still release it.
+        # If the release is interrupted, the token can still release the lock.
         slot.hold = Hold(hold.token)
         lease = hold.lease
         outcome = await (self._flavour.call(lease.release, lease.arelease) if lease else self._disown(hold.token))
@@ -141,7 +142,7 @@ class BaseLock:
             )
 
     async def _disown(self, token: bytes) -> Outcome:
-        """Release what another process acquired."""
+        """Release a lock that another process acquired."""
         found = await self._nodes.find(token)
         return release_outcome(await self._nodes.remove(found.nonce), self._manager.rules) if found else Outcome.EXPIRED
 
@@ -185,7 +186,7 @@ class BaseLock:
         return True
 
     async def _take_over(self, slot: Slot, token: bytes, additional: float, from_now: bool) -> Literal[True]:
-        """Extend what another process acquired, with a lease of our own."""
+        """Extend a lock that another process acquired, with a lease of this process."""
         found = await self._nodes.find(token)
         if found is None:
             self._not_owned("extend")
@@ -224,7 +225,7 @@ class BaseLock:
         raise LockNotOwnedError(f"cannot {to_do} a lock that is no longer owned{why}", self._key)
 
     def _check_length(self, left: float, held: float) -> float:
-        """Return the seconds that a lock is to be held from now on, if it may."""
+        """Return *left*, the seconds to hold the lock from now on, if that time is allowed."""
         if number("additional_time", left) < MIN_TTL:
             raise ValueError(f"A lock must be left at least {MIN_TTL} seconds, not {left:g}; release() ends it now.")
         longest = self._manager.rules.max_hold
@@ -245,7 +246,8 @@ class Lock(BaseLock):
     """
     ``redis.lock.Lock`` over the nodes of ``REDLOCK``.
 
-    ``with Lock(client, "report", timeout=60):`` holds the lock during its body and raises :exc:`LockError` without it.
+    ``with Lock(client, "report", timeout=60):`` holds the lock during its body; it raises :exc:`LockError` if it does
+    not get the lock.
     """
 
     _flavour = Blocking
@@ -265,13 +267,13 @@ class Lock(BaseLock):
         token: str | bytes | None = None,
     ) -> bool:
         """
-        Take the lock; returns whether it is held now.
+        Take the lock; return whether it is held now.
 
         Args:
             sleep: Ignored: the engine chooses its pauses.
-            blocking: Whether to wait for another holder; None is as the lock was made.
-            blocking_timeout: How long to wait, in seconds; None is as the lock was made.
-            token: The identifier of this hold in ``local.token``; None draws it at random.
+            blocking: Whether to wait for another holder; None means the lock's own setting.
+            blocking_timeout: How long to wait, in seconds; None means the lock's own setting.
+            token: The identifier of this hold in ``local.token``; None means a random one.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered to say whether the lock is free.
@@ -283,8 +285,8 @@ class Lock(BaseLock):
         Release the lock.
 
         Raises:
-            LockNotOwnedError: It was held and is no longer.
-            LockError: It is not held here.
+            LockNotOwnedError: The lock was held, but is not any more.
+            LockError: The lock is not held here.
         """
         run(self._release(self.local.mine()))
 
@@ -292,9 +294,9 @@ class Lock(BaseLock):
         """
         Take the lock away from its holder, as an operator does; use it with care.
 
-        redis-py has no such method; python-redis-lock has. The holder is not stopped: it learns of it at its next
-        renewal or extension, and until then works beside the next one. Only what was acquired before the call is
-        released. Sends the signal ``lock_forced``.
+        redis-py has no such method, but python-redis-lock has one. The holder is not stopped: it learns of the reset at
+        its next renewal or extension, and until then works beside the next holder. Only holds that were acquired before
+        the call are released. The signal ``lock_forced`` is sent.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered; the lock may still be held.
@@ -307,11 +309,11 @@ class Lock(BaseLock):
 
         Args:
             additional_time: How much longer, in seconds.
-            replace_ttl: Whether that is counted from now, rather than from the end of the present timeout.
+            replace_ttl: Whether that time is counted from now, rather than from the end of the present timeout.
 
         Raises:
-            LockNotOwnedError: It was held and is no longer.
-            LockError: It is not held here, or may not be held that long.
+            LockNotOwnedError: The lock was held, but is not any more.
+            LockError: The lock is not held here, or may not be held that long.
             QuorumUnavailableError: Too few nodes answered; the lock is held as long as before.
         """
         return run(self._longer("extend", additional_time, replace_ttl))
@@ -321,8 +323,8 @@ class Lock(BaseLock):
         Hold the lock for a whole ``timeout`` from now.
 
         Raises:
-            LockNotOwnedError: It was held and is no longer.
-            LockError: It is not held here, or may not be held that long.
+            LockNotOwnedError: The lock was held, but is not any more.
+            LockError: The lock is not held here, or may not be held that long.
             QuorumUnavailableError: Too few nodes answered; the lock is held as long as before.
         """
         return run(self._longer("reacquire", None, True))
@@ -346,7 +348,7 @@ class AsyncLock(BaseLock):
     ``redis.asyncio.lock.Lock`` over the nodes of ``REDLOCK``.
 
     ``async with AsyncLock(client, "report", timeout=60):`` holds the lock during its body. The lock belongs to the
-    task that called the method, also if the coroutine is then run by another, as ``asyncio.wait_for()`` may do.
+    task that called the method, even if another task then runs the coroutine, as with ``asyncio.wait_for()``.
     """
 
     _flavour = Awaiting

@@ -1,1 +1,1 @@
-"""What :mod:`django_redlock.compat`, redis-py's lock over these nodes, is made of (internal)."""
+"""The parts of :mod:`django_redlock.compat`, redis-py's lock over these nodes (internal)."""

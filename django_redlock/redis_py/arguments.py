@@ -11,8 +11,8 @@ def as_text(name: Name) -> str:
     Return a name as text.
 
     Raises:
-        TypeError: It is neither a string nor bytes.
-        ValueError: It cannot name a lock.
+        TypeError: The name is neither a string nor bytes.
+        ValueError: The name cannot be used for a lock.
     """
     return check_name(bytes(name).decode() if isinstance(name, (bytes, memoryview)) else name)
 
@@ -22,7 +22,7 @@ def check_timeout(timeout: float | None) -> float | None:
     Return *timeout* if it is None or a number of seconds that a lease can last.
 
     Raises:
-        ValueError: It is not; in redis-py 0 stood for ever, and less than a millisecond was an error of the server.
+        ValueError: It is neither. In redis-py, 0 meant for ever, and less than a millisecond was a server error.
     """
     if timeout is not None and seconds("timeout", timeout) < MIN_TTL:
         raise ValueError(

@@ -24,4 +24,4 @@ class LockError(RedlockError, RedisLockError):
 
 
 class LockNotOwnedError(LockError, RedisLockNotOwnedError):
-    """The lock was held and is no longer; also a ``redis.exceptions.LockNotOwnedError``."""
+    """The lock was held, but is not any more; also a ``redis.exceptions.LockNotOwnedError``."""

@@ -1,8 +1,8 @@
 """
 Two ways to wait, for methods that are written once as coroutines (internal).
 
-A coroutine of the blocking flavour calls blocking functions and is never suspended, so :func:`run` carries it out in
-one step.
+A coroutine of the blocking flavour calls blocking functions and is never suspended, so :func:`run` completes it in one
+step.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,7 +19,7 @@ class Blocking:
 
     @staticmethod
     async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the blocking one of two twins."""
+        """Call *method*, the blocking one of two twins."""
         return method(*args, **kwargs)
 
     @staticmethod
@@ -33,7 +33,7 @@ class Awaiting:
 
     @staticmethod
     async def call(method: object, amethod: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the asyncio one of two twins."""
+        """Call *amethod*, the asyncio one of two twins."""
         return await amethod(*args, **kwargs)
 
     @staticmethod
@@ -46,7 +46,7 @@ Flavour = type[Blocking] | type[Awaiting]
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Carry out a coroutine of the blocking flavour."""
+    """Run a coroutine of the blocking flavour to its end."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -1,4 +1,4 @@
-"""Who holds a lock, by the keys of the nodes (internal)."""
+"""Find out from the keys of the nodes who holds a lock (internal)."""
 
 import math
 from hashlib import blake2b
@@ -9,19 +9,19 @@ from ..core.replies import Row
 
 
 class Found(NamedTuple):
-    """A possible holder: its nonce, the ``ref`` in its key, and the seconds that are left."""
+    """A possible holder: its nonce, the ``ref`` in its key, and the seconds left."""
 
     nonce: str
     ref: str
     left: float
 
     def stands_for(self, token: bytes) -> bool:
-        """Return whether it is held with *token*: its nonce, or a token that was chosen or handed over."""
+        """Return whether *token* is this holder's: its nonce, or a token that was chosen or handed over."""
         return self.nonce.encode() == token or self.ref == reference(token)
 
 
 def find(rows: list[Row], needed: int) -> list[Found]:
-    """Return the holders that at least *needed* nodes have."""
+    """Return the holders whose key at least *needed* nodes have."""
     holders: dict[str, list[Row]] = {}
     for row in rows:
         if seconds_left(row) >= 0:
@@ -34,7 +34,7 @@ def find(rows: list[Row], needed: int) -> list[Found]:
 
 
 def seconds_left(row: Row) -> float:
-    """Return how long a node keeps a key; infinity for one without expiry, negative for no key."""
+    """Return how long a node keeps a key: infinity for a key without expiry, a negative number for no key."""
     return math.inf if row.left is None else row.left
 
 
@@ -42,6 +42,6 @@ def reference(token: bytes) -> str:
     """
     Return the ``ref`` that stands for a token that the holder chose or was given.
 
-    The token is not used as the nonce, or two callers that chose the same one would both hold the lock.
+    The token is not used as the nonce. Otherwise two callers that chose the same token would both hold the lock.
     """
     return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"

@@ -25,7 +25,7 @@ class KeyOnNodes(NamedTuple):
     The key of a lock.
 
     Args:
-        manager: Has the nodes.
+        manager: The manager of the nodes.
         name: The lock's name.
         flavour: How to wait for the nodes.
     """
@@ -35,7 +35,7 @@ class KeyOnNodes(NamedTuple):
     flavour: Flavour
 
     async def take(self, slot: Slot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
-        """Acquire the lock for *length* seconds, None until its release; returns whether it is held now."""
+        """Acquire the lock for *length* seconds, or until its release if None; return whether it is held now."""
         manager, rules = self.manager, self.manager.rules
         ttl = None if length is None else piece(length, rules)
         ref = "" if token is None else reference(token)
@@ -57,7 +57,7 @@ class KeyOnNodes(NamedTuple):
 
     async def look(self) -> list[Found]:
         """
-        Return the holders that have a quorum, or may have one with the nodes that did not answer.
+        Return the holders that have a quorum, or may have one if the nodes that did not answer are counted.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered.
@@ -70,11 +70,11 @@ class KeyOnNodes(NamedTuple):
         return find(rows, rules.needed - silent)
 
     async def find(self, token: bytes) -> Found | None:
-        """Return the hold that a token stands for, or None if it is not there."""
+        """Return the hold that a token stands for, or None if there is no such hold."""
         return next((found for found in await self.look() if found.stands_for(token)), None)
 
     async def remove(self, nonce: str) -> Round:
-        """Release a lock by its nonce; a holder that still renews it is refused then, and notices the loss."""
+        """Release a lock by its nonce; a holder that still renews the lock is refused, and notices the loss."""
         manager, rules = self.manager, self.manager.rules
         request = Release((slug(self.name),), nonce, tombstone=rules.guard, shared=nonce == SHARED)
         round = Round(
@@ -88,13 +88,13 @@ class KeyOnNodes(NamedTuple):
 
     async def remove_by_force(self, nonce: str) -> None:
         """
-        Release a lock by its nonce, as an operator does; sends the signal ``lock_forced``.
+        Release a lock by its nonce, as an operator does, and send the signal ``lock_forced``.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered; the lock may still be held.
         """
         round, needed = await self.remove(nonce), self.manager.rules.needed
-        # As many nodes as a quorum no longer have the holder: the silent ones cannot be a quorum.
+        # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
         gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
         outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
         about = {"event": "lock_forced", "lock": self.name, "outcome": outcome}

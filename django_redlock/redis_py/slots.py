@@ -1,4 +1,4 @@
-"""The hold of a thread or task (internal)."""
+"""Keep the holds of threads and tasks (internal)."""
 
 import asyncio
 import threading
@@ -15,8 +15,8 @@ class Hold(NamedTuple):
 
     Args:
         token: The token that redis-py would have written to the node.
-        lease: The proof; None for a token that was handed over, until the lock is used.
-        term: Its length; None if it has no end.
+        lease: The lease; None for a token that was handed over, until the lock is used.
+        term: The term of the hold; None if the hold has no end.
     """
 
     token: bytes
@@ -25,13 +25,13 @@ class Hold(NamedTuple):
 
 
 class Slot:
-    """Keeps a hold. ``token`` can be read, and set to one that another process handed over."""
+    """Keep a hold. Its ``token`` can be read, and set to a token that another process handed over."""
 
     hold: Hold | None = None
 
     @property
     def token(self) -> bytes | None:
-        """The token of the lock that is held, or None."""
+        """The token of the held lock, or None."""
         return self.hold.token if self.hold else None
 
     @token.setter
@@ -48,14 +48,14 @@ class ThreadSlot(threading.local, Slot):
 
 
 class TaskSlot(Slot):
-    """A slot for each asyncio task. A task that ends takes its hold with it, as a thread does."""
+    """A slot for each asyncio task. When a task ends, its slot goes with it, as a thread's does."""
 
     def __init__(self) -> None:
         self._slots: WeakKeyDictionary[asyncio.Task[Any], Slot] = WeakKeyDictionary()
         self._outside = Slot()
 
     def mine(self) -> Slot:
-        """Return the slot of the task that runs now."""
+        """Return the slot of the running task."""
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs here

@@ -1,4 +1,4 @@
-"""How long a lock with a ``timeout`` is held (internal)."""
+"""Hold a lock with a ``timeout`` for exactly that time (internal)."""
 
 import math
 from contextlib import suppress
@@ -9,20 +9,20 @@ from ..engine.lease import Lease
 from ..engine.runtime import Dog
 from .flavours import Awaiting, Blocking, Flavour, run
 
-SLACK = 0.001  # seconds; less is a rounding error, and nodes count in milliseconds
+SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
 
 
 class Term:
     """
-    How long a lock with a ``timeout`` is held.
+    The time for which a lock with a ``timeout`` is held.
 
-    No lease is longer than ``max_ttl``, for which a restarted node gives no vote. A longer term is covered by leases
-    of ``OPTIONS["ttl"]``, one after another; the last one ends with the term.
+    No lease is longer than ``max_ttl``, the time for which a restarted node gives no vote. A longer term is covered by
+    leases of ``OPTIONS["ttl"]``, one after another; the last lease ends with the term.
 
     Args:
         lease: The lease to extend; nobody else extends it.
-        length: How long it is to be held from its beginning, in seconds.
-        rules: The numbers of its alias.
+        length: The length of the term from the start of the lease, in seconds.
+        rules: The rules of the lock's alias.
         flavour: How to wait.
     """
 
@@ -36,13 +36,13 @@ class Term:
         self._watchdog.watch(self)
 
     async def end_at(self, until: float) -> bool:
-        """Change when the term ends; returns whether a quorum agreed."""
-        # A shorter term counts before the nodes know of it, because their answer may not come.
+        """Change when the term ends; return whether a quorum agreed."""
+        # A shorter term applies before the nodes know of it, because their answer may never come.
         self.until = min(self.until, until)
         agreed = await self._extend(until, self._flavour)
         if agreed:
             self.until = until
-        for changed in (self._lease, self):  # the next look at them may have come nearer
+        for changed in (self._lease, self):  # the watchdog may have to look at them earlier now
             self._watchdog.watch(changed)
         return agreed
 
@@ -58,7 +58,7 @@ class Term:
     async def _go_on(self, flavour: Flavour) -> int:
         """Extend the lease towards the end of the term."""
         self._next = math.inf
-        with suppress(ValueError):  # too little is left for another lease: the present one is the last
+        with suppress(ValueError):  # too little is left for another lease: the present lease is the last
             await self._extend(self.until, flavour)
         return 1
 
@@ -68,7 +68,7 @@ class Term:
 
     @property
     def lease(self) -> Lease:
-        """The lease that is extended."""
+        """The lease that this term extends."""
         return self._lease
 
     # Used by the watchdog
@@ -77,18 +77,18 @@ class Term:
 
     @property
     def hold(self) -> Self:
-        """When the watchdog looks at it: it knows that itself."""
+        """The object that knows when the watchdog must look at the term: itself."""
         return self
 
     @property
     def keeper(self) -> Self:
-        """The object that extends it: itself."""
+        """The object that extends the lease: itself."""
         return self
 
     slack = 0.0
 
     def due(self) -> float:
-        """Return when to extend the lease next; infinity when it reaches the end of the term."""
+        """Return when to extend the lease next; infinity if it has ended or reaches the end of the term."""
         return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
 
     def valid(self) -> bool:
@@ -105,5 +105,5 @@ class Term:
 
 
 def piece(length: float, rules: Rules) -> float:
-    """Return how long a lease to ask for when the lock is to be held for *length* seconds more."""
+    """Return the length of the next lease for a lock that is to be held for *length* more seconds."""
     return length if length <= rules.max_ttl else rules.ttl
