@@ -48,7 +48,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module at its first use; the plugin for pytest needs none of them to be loaded."""
+    """Import a public name from its module on first use; the pytest plugin needs none of these modules."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)

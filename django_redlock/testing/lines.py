@@ -1,4 +1,4 @@
-"""Run an action when a function reaches a line of its own."""
+"""Run an action when a function reaches one of its own lines (internal)."""
 
 import inspect
 import sys

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def redlock_reset() -> Iterator[None]:
     """
-    Empty nodes in memory when a test begins and when it ends.
+    Empty the in-memory nodes at the beginning and at the end of each test.
 
-    A module, class or ``conftest.py`` that keeps locks from test to test defines a fixture of this name that does
-    nothing.
+    To keep locks from test to test, define a fixture of this name that does nothing in the module, class or
+    ``conftest.py``.
     """
     from .reset import reset_locks
 
@@ -32,7 +32,7 @@ def redlock_reset() -> Iterator[None]:
 
 @pytest.fixture
 def redlock_simulation() -> "Iterator[Simulation]":
-    """Put the alias ``default`` over three nodes in memory that fail on command, in virtual time."""
+    """Run the alias ``default`` over three in-memory nodes that fail on command, in virtual time."""
     from .simulation import Simulation
 
     with Simulation() as simulation:
@@ -49,6 +49,6 @@ def _redlock_servers() -> "Iterator[Servers]":
 
 @pytest.fixture
 def redlock_servers(_redlock_servers: "Servers") -> "Servers":
-    """Start five real servers once, and give them to each test running and empty."""
+    """Start five real servers once per session; each test gets them running and empty."""
     _redlock_servers.reset()
     return _redlock_servers

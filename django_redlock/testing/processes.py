@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-# Python that turns into the program: it asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1, SIGKILL
-# is 9), and gives up if the parent has already died. The usual preexec_fn would run Python in a child forked from a
-# process that may have threads, which Python 3.12 warns about. The user is set first, because Linux drops the request
-# when a process changes its rights.
+# This Python code turns into the program. It asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1,
+# SIGKILL is 9), and gives up if the parent has already died. The usual preexec_fn would run Python in a child forked
+# from a process that may have threads, which Python 3.12 warns about. The user is set first, because Linux drops the
+# request when a process changes its rights.
 TIED_TO_PARENT = """\
 import ctypes, os, sys
 if user := sys.argv[2]:
@@ -36,13 +36,13 @@ def spawn(command: Sequence[str], *, user: str = "", **options: Any) -> subproce
     """
     Start *command* in a session of its own, so that Ctrl-C is left to this process.
 
-    On Linux it gets SIGKILL when this process ends, however it ends. Its own children do not, unless they are started
-    the same way.
+    On Linux, the program gets SIGKILL when this process ends, however it ends. Children of the program do not, unless
+    they are started the same way.
 
     Args:
         command: The program, as a path or a name on ``PATH``, and its arguments.
-        user: Name of the user to run it as; "" is the user of this process. Only root may name another.
-        options: For :class:`subprocess.Popen`; bytes, not text.
+        user: Name of the user to run it as; "" means the user of this process. Only root may name another.
+        options: Arguments for :class:`subprocess.Popen`; bytes, not text.
     """
     if sys.platform == "linux":
         command = [sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), user, *command]

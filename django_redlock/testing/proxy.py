@@ -24,7 +24,7 @@ from .servers import reserve_port
 
 Direction = Literal["requests", "replies", "both"]
 
-PATIENCE = 60.0  # seconds to wait for the proxy's own thread; on a busy machine it takes some
+PATIENCE = 60.0  # seconds to wait for the proxy's own thread, which may be slow on a busy machine
 BACKLOG = 100  # connections that wait to be accepted
 CHUNK = 65536  # bytes read at once
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
@@ -38,7 +38,7 @@ class FaultProxy:
     the proxy runs. In a ``with`` block the proxy starts on entry and stops on exit.
 
     Args:
-        target: URL of the node; only its host and port count, so any server will do.
+        target: URL of the node; only its host and port matter, so any server will do.
     """
 
     def __init__(self, target: str) -> None:
@@ -68,7 +68,7 @@ class FaultProxy:
         return self._replies.dropped
 
     def start(self) -> Self:
-        """Accept connections, on the same port every time and without faults, unless running already."""
+        """Accept connections without faults, on the same port every time; do nothing if the proxy already runs."""
         if not self._thread.running:
             self._requests, self._replies = _Line(), _Line()
             self._thread.start()
@@ -98,14 +98,14 @@ class FaultProxy:
 
     def drop_next_reply(self, *, reset: bool = False) -> None:
         """
-        Have the node carry out the next request, whose client never learns about it.
+        Let the node execute the next request, but never deliver the reply to the client.
 
-        A new connection begins with requests of the client library (``HELLO``):
-        to lose the reply to a later one, let the client connect first.
+        A new connection begins with requests of the client library (``HELLO``).
+        To lose the reply to a later request, let the client connect first.
 
         Args:
-            reset: Break that connection instead of replying. Otherwise it stays
-                open, and silent for good.
+            reset: Break that connection instead of replying. Otherwise the
+                connection stays open, but silent for good.
         """
         self._replies.drop = "reset" if reset else "silence"
 
@@ -139,15 +139,15 @@ class FaultProxy:
         await asyncio.sleep(0)  # a connection that was being opened is closed in the loop's next turn
 
     def _accept(self) -> None:
-        # Not asyncio's server: nothing owns a connection that it has accepted until the connection's task begins, and
-        # the connection stays open if the proxy stops before that.
+        # asyncio's server is not used: nothing owns a connection that it has accepted until the connection's task
+        # begins. If the proxy stopped before that, the connection would stay open.
         with suppress(OSError):  # closed already
             client, _ = self._listener.accept()
             client.setblocking(False)
             connection = asyncio.get_running_loop().create_task(self._serve(client))
             self._connections.add(connection)
             connection.add_done_callback(self._connections.discard)
-            connection.add_done_callback(lambda _: client.close())  # of a connection that was cancelled before it began
+            connection.add_done_callback(lambda _: client.close())  # for a task that is cancelled before it begins
 
     async def _serve(self, client: socket.socket) -> None:
         with suppress(asyncio.CancelledError):  # by a reset
@@ -216,7 +216,7 @@ class _Line:
             writer.write_eof()
 
     def _drops(self) -> bool:
-        """Return whether the bytes that just came are to be lost, and with them the rest of the stream."""
+        """Return whether to lose the bytes that just arrived, and with them the rest of the stream."""
         drop, self.drop = self.drop, ""
         self.dropped += bool(drop)
         if drop == "reset":
@@ -254,7 +254,7 @@ class _LoopThread:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return the bytes that came; a connection that its owner broke has ended, too."""
+    """Return the bytes that arrived; a connection that its owner broke counts as ended."""
     try:
         return await reader.read(CHUNK)
     except OSError:
@@ -263,7 +263,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def _reset_on_error(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
-    """Close the connection, and return when it is closed: properly after a proper end, with RST otherwise."""
+    """Close the connection and wait until it is closed: properly after a proper end, with RST otherwise."""
     try:
         yield
         writer.close()
@@ -272,6 +272,6 @@ async def _reset_on_error(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         with suppress(OSError):  # closed already
             writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, RESET_ON_CLOSE)
         writer.transport.abort()
-        with suppress(OSError):  # what broke it
+        with suppress(OSError):  # the error that broke it
             await writer.wait_closed()
         raise

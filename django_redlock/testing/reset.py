@@ -1,4 +1,4 @@
-"""Nodes in memory that are empty in every test (internal)."""
+"""Empty the in-memory nodes for every test (internal)."""
 
 import sys
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 
 def reset_locks() -> None:
     """
-    End all locks on nodes in memory, and recreate the managers of ``REDLOCK``.
+    End all locks on in-memory nodes, and recreate the managers of ``REDLOCK``.
 
-    Does nothing in a process that has not used such a node; locks on servers and in databases stay.
+    The call does nothing in a process that has not used such a node. Locks on servers and in databases stay.
     """
     memory = sys.modules.get("django_redlock.nodes.memory")  # not imported for a project that does not use it
     if memory is not None and memory.forget_nodes():
@@ -21,10 +21,10 @@ def reset_locks() -> None:
 
 class ResetLocksMixin:
     """
-    Makes every test of a ``TestCase`` begin and end without locks on nodes in memory.
+    Make every test of a ``TestCase`` begin and end without locks on in-memory nodes.
 
-    Put it before the class: ``class CheckoutTests(ResetLocksMixin, TestCase)``. The plugin for pytest does the same for
-    all tests.
+    List the mixin before the class: ``class CheckoutTests(ResetLocksMixin, TestCase)``. The pytest plugin does the same
+    for all tests.
     """
 
     def setUp(self: Any) -> None:

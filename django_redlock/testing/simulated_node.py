@@ -1,4 +1,4 @@
-"""A node in memory that can crash, be restarted, lose a reply, and have a wrong clock."""
+"""An in-memory node that can crash, restart, lose a reply, and have a wrong clock."""
 
 from collections.abc import Callable
 
@@ -17,10 +17,11 @@ class SimulatedNode(MemoryNode):
     """
     One node of a :class:`~django_redlock.testing.Simulation`.
 
-    Also: ``down = True`` refuses every request, ``silent`` executes and never answers, ``deaf`` does neither.
+    Attributes set further faults. With ``down = True``, the node refuses every request; with ``silent``, it executes
+    requests but never answers; with ``deaf``, it does neither.
 
     Args:
-        name: Its name.
+        name: The node's name.
         clock: Returns the time of the simulation, in seconds.
     """
 
@@ -40,10 +41,11 @@ class SimulatedNode(MemoryNode):
         """
         Bring the node back.
 
-        With three or more nodes it gives no vote for ``max_ttl``, 60 s by default, unless ``OPTIONS`` call it durable.
+        With three or more nodes, the node gives no vote for ``max_ttl``, 60 s by default, unless ``OPTIONS`` call it
+        durable.
 
         Args:
-            keep_data: Whether it still has its earlier locks and tokens.
+            keep_data: Whether the node still has its earlier locks and tokens.
         """
         if not keep_data:
             self.store.reset()
@@ -55,22 +57,22 @@ class SimulatedNode(MemoryNode):
         self.start(keep_data=keep_data)
 
     def drop_next_reply(self) -> None:
-        """Execute the next request and never answer it; that connection stays silent."""
+        """Execute the next request, but never answer it; that connection stays silent."""
         self._dropping += 1
 
     def step_clock(self, seconds: float) -> None:
-        """Set its clock forward, or back by a negative number of seconds; keys expire by it."""
+        """Set the node's clock forward, or back by a negative number of seconds; keys expire by this clock."""
         self.store.skew += seconds
 
     def connect(self, timeout: float) -> "SimulatedLink":
-        """Open a link, at once."""
+        """Open a link at once."""
         if self.down:
             raise LinkError(Failure.REFUSED)
         self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", age=self._clock() - self._since)
         return SimulatedLink(self)
 
     def execute(self, request: Request) -> Reply | None:
-        """Execute a request; None is a reply that never comes."""
+        """Execute a request; return None if the reply never comes."""
         reply = super().execute(request)
         if reply is not None and self._dropping:
             self._dropping -= 1

@@ -1,5 +1,5 @@
 """
-Lose a lock in your own tests: nodes in memory that fail on command, in virtual time.
+Lose a lock in your own tests: in-memory nodes that fail on command, in virtual time.
 
     def test_report_is_not_sent_twice():
         with Simulation() as sim, sim.at(send_report, "mail.send(", lambda: sim.lose("report")):
@@ -11,8 +11,8 @@ In the ``with`` block the alias has new nodes, and time passes only in :meth:`Si
 the nodes, the clocks and the background threads are replaced. At the end the simulation checks that no two holders
 ever held the same lock at the same time by their own clocks.
 
-An event loop runs in virtual time, too, from its first lock on: ``await asyncio.sleep(60)`` and waiting for a lock
-let time pass at once.
+An event loop runs in virtual time, too, from its first lock on: ``await asyncio.sleep(60)`` and waiting for a lock make
+time pass at once.
 """
 
 import asyncio
@@ -57,23 +57,23 @@ Action = Callable[[], object]
 
 
 class OverlapError(AssertionError):
-    """Two holders considered one lock theirs at the same time."""
+    """Two holders considered the same lock theirs at the same time."""
 
 
 class Simulation:
     """
-    An alias over nodes in memory, in virtual time; to be used in a ``with`` block, by one thread.
+    An alias over in-memory nodes, in virtual time; to be used in a ``with`` block, by one thread.
 
     Args:
         nodes: The number of nodes.
-        using: The alias in ``REDLOCK``; its ``OPTIONS`` apply, if it exists.
+        using: The alias in ``REDLOCK``; its ``OPTIONS`` apply if it exists.
         check: Whether to raise :class:`OverlapError` at the end of the block if there was an overlap.
         options: More ``OPTIONS``, such as ``ttl=10``.
 
     Attributes:
         nodes: The nodes, which can crash, restart, be silenced, and have their clocks stepped.
         overlaps: The overlaps found until now, in words.
-        runtime: The clocks and watchdogs of its processes.
+        runtime: The clocks and watchdogs of the simulated processes.
     """
 
     def __init__(self, *, nodes: int = 3, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any) -> None:
@@ -112,7 +112,7 @@ class Simulation:
         for process in self._processes:
             process.manager.close()
         for lease in self._leases:
-            lease.hold.end(EndReason.EXPIRED, self._now)  # its time ends with the simulation's
+            lease.hold.end(EndReason.EXPIRED, self._now)  # a lease ends with the simulation
         self._stack.close()
         if self._check and self.overlaps and kind is None:
             raise OverlapError("\n".join(self.overlaps))
@@ -133,7 +133,7 @@ class Simulation:
         """
         Pause this process, as in a long garbage collection or on a suspended machine.
 
-        Time passes for nodes and rivals, and nothing is renewed here. Afterwards the code continues as if nothing had
+        Time passes for nodes and rivals, but nothing is renewed here. Afterwards the code continues as if nothing had
         happened, until it checks its lease.
         """
         self._main.stopped = True
@@ -151,7 +151,7 @@ class Simulation:
         Let time pass for an event loop that has nothing to do, until something happens.
 
         Args:
-            seconds: For how long at most; None is until the next action of :meth:`after`.
+            seconds: How much time may pass at most; None means until the next action of :meth:`after`.
 
         Returns:
             Whether time could pass; False if nothing is planned and there is no limit.
@@ -162,7 +162,7 @@ class Simulation:
         return True
 
     def adopt(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make an event loop run in virtual time until the block ends; its first lock does this at the latest."""
+        """Make an event loop run in virtual time until the block ends; the loop's first lock does this by itself."""
         if loop not in self._loops:
             self._loops.add(loop)
             self._stack.enter_context(virtual_time(loop, self))
@@ -172,7 +172,8 @@ class Simulation:
         """
         In the ``with`` block, call *action* the first time that *function* reaches a line.
 
-        An exception of *action* is raised there. Python 3.11 measures no coverage meanwhile, and no debugger stops.
+        An exception of *action* is raised at that line. On Python 3.11, coverage is not measured in the block, and
+        debuggers do not stop.
 
         Args:
             function: The function or method, decorated or not; the line must be its own, not that of a function that it
@@ -182,7 +183,7 @@ class Simulation:
 
         Raises:
             ValueError: The function has no such line, or several.
-            AssertionError: The block ended, and the line had not been reached.
+            AssertionError: The block ended before the line was reached.
         """
         with before_line(function, line, action):
             yield
@@ -229,7 +230,7 @@ class Simulation:
         return next(one for one in self._processes if manager in (one.manager, one.manager.driver.unattended))
 
     def _granted(self, who: "Process", lease: Lease) -> None:
-        """Record a new holder, and every other holder that considers the lock its own."""
+        """Record a new holder, and an overlap with every other holder that considers the lock its own."""
         for other in self._leases:
             same = set(lease.hold.slots()) & set(other.hold.slots()) and not (lease.hold.shared and other.hold.shared)
             if same and other.hold.remaining(self._now) > 0:
@@ -240,12 +241,12 @@ class Simulation:
 
 class Process:
     """
-    One process: its locks, its memory, its renewals.
+    One process, with its own locks, memory and renewals.
 
     Args:
-        simulation: The simulation that it belongs to.
-        name: Its name.
-        rules: Its numbers; None takes those of the simulation.
+        simulation: The simulation to which the process belongs.
+        name: The name of the process.
+        rules: The rules of the process; None means those of the simulation.
     """
 
     def __init__(self, simulation: Simulation, name: str, rules: Rules | None = None) -> None:
@@ -295,7 +296,7 @@ class Process:
 
 
 class VirtualWatchdog:
-    """Replaces the thread that renews. It sends no heartbeats of the process, which are for operators."""
+    """Replace the thread that renews leases. The process sends no heartbeats, which are for operators."""
 
     def __init__(self, process_of: Callable[[object], Process]) -> None:
         self._process_of = process_of
@@ -323,11 +324,11 @@ class VirtualWatchdog:
         return False
 
     def rest(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread to end."""
 
 
 class VirtualNotifications:
-    """Replaces the thread that listens: nodes in memory call at once, and waiting lets time pass."""
+    """Replace the thread that listens for notifications: nodes call back at once, and waiting lets time pass."""
 
     def __init__(self, simulation: Simulation, manager: LockManager) -> None:
         self.waiters: Waiters[threading.Event] = Waiters(simulation.rules.needed, threading.Event)
@@ -342,17 +343,17 @@ class VirtualNotifications:
         self._simulation._wait(self._simulation.clock() + told, called)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no connection to close."""
 
 
 class VirtualRedelivery:
-    """Replaces the thread that redelivers a release to nodes that missed it."""
+    """Replace the thread that redelivers a release to nodes that missed it."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
     def take(self, requests: Mapping[int, Request], until: float) -> None:
-        """Bring each node its request, now or when it can be reached again."""
+        """Deliver each request to its node, now or when the node can be reached again."""
         for node, request in requests.items():
             self._bring(self._simulation.nodes[node], request, until)
 

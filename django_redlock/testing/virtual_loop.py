@@ -1,4 +1,4 @@
-"""Run an event loop in virtual time."""
+"""Run an event loop in virtual time (internal)."""
 
 import asyncio
 import time
@@ -27,8 +27,8 @@ def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Time) -> Iterator[N
     """
     In the ``with`` block, let the timers of *loop* follow a simulated clock.
 
-    If the loop has nothing to do, it then jumps to its next timer. While a thread that the loop started is at work,
-    time passes as it really does, because nobody knows how long that thread needs. A loop that is not written in Python
+    Whenever the loop has nothing to do, it jumps to its next timer. While a thread that the loop started is at work,
+    time passes at its real speed, because nobody knows how long that thread needs. A loop that is not written in Python
     keeps the real time.
     """
     selector = getattr(loop, "_selector", None)
@@ -46,11 +46,11 @@ def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Time) -> Iterator[N
 
 class VirtualLoop:
     """
-    Replaces the clock of an event loop, and the selector with which it waits.
+    Replace the clock of an event loop, and the selector with which the loop waits.
 
     Args:
         loop: The loop. Its clock continues from its present time, so the existing timers stay as they are.
-        select: The method of its selector.
+        select: The method of the loop's selector.
         simulated: The simulated time.
     """
 
@@ -59,7 +59,7 @@ class VirtualLoop:
         self._select = select
         self._simulated = simulated
         self._ahead = loop.time() - simulated.clock()
-        self._threads = 0  # that are at work for the loop
+        self._threads = 0  # threads at work for the loop
 
     def time(self) -> float:
         """Return the time of the loop."""
