@@ -36,8 +36,8 @@ __all__ = [
     "locks",
 ]
 
-# Nothing is imported before it is used. The plugin for pytest is in this package and is loaded in every project that
-# has it installed; it must not load the package before coverage measures, or in tests that have nothing to do with it.
+# Nothing is imported before it is used. The pytest plugin is part of this package, and pytest loads it wherever the
+# package is installed. It must not load the rest of the package before coverage measures, or in unrelated tests.
 _HOMES = {
     "InvalidRedlockError": ".conf",
     "Lease": ".engine.lease",
@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module at its first use."""
+    """Import a public name from its module on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)

@@ -1,4 +1,4 @@
-"""The Django app: its label, its checks."""
+"""The Django app: its label and its system checks."""
 
 import sys
 from typing import Any
@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class RedlockConfig(AppConfig):
-    """Registers the system checks; connects to nothing."""
+    """The app that registers the system checks; it connects to nothing."""
 
     name = "django_redlock"
     label = "redlock"
@@ -29,6 +29,6 @@ def check_tasks(**kwargs: Any) -> list[CheckMessage]:
     """Report singleton tasks that cannot work, if the project has imported Celery by the time the checks run."""
     if "celery" not in sys.modules:
         return []
-    from .celery.checks import check_singletons  # not before: Celery is an extra, and slow to import
+    from .celery.checks import check_singletons  # only here: Celery is an extra, and slow to import
 
     return check_singletons(**kwargs)

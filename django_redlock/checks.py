@@ -1,8 +1,8 @@
 """
-System checks: what can be seen in the settings without a connection. Only ``check --deploy`` connects to the nodes.
+System checks of the settings, without a connection; only ``check --deploy`` connects to the nodes.
 
-One id has one cause. Errors say that locks cannot work, warnings that they will surprise. The same errors are
-raised as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
+One id has one cause. Errors mean that locks cannot work, warnings that they will surprise. The same errors are raised
+as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
 """
 
 import os
@@ -49,11 +49,11 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 @register(TAG, deploy=True)
 def check_deployment(**kwargs: Any) -> list[CheckMessage]:
-    """Report what a project should not do in production; ``check --deploy`` asks for it."""
+    """Report what a project should not do in production; only ``check --deploy`` runs this check."""
     try:
         return [message for alias in aliases() for message in _check_deployed(alias)]
     except InvalidRedlockError:
-        return []  # check_settings says so
+        return []  # check_settings reports the error
 
 
 def _check_deployed(alias: str) -> Iterator[CheckMessage]:
@@ -95,9 +95,9 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
 
 def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
     """
-    Connect to each node, and warn about those that answer and can never vote.
+    Connect to each node, and warn about nodes that answer but can never vote.
 
-    A node that does not answer is none of them: where the checks run, the network may be another one.
+    A node that does not answer causes no warning: the checks may run in another network.
     """
     admission = Admission(config.rules, tuple(node.name for node in config.nodes), time.monotonic, time.time)
 
@@ -156,7 +156,7 @@ def _decorators() -> Iterator[CheckMessage]:
 
 
 def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
-    # Django's test runner switches DEBUG off before it runs the checks. It is there if there is an outbox.
+    # Django's test runner switches DEBUG off before it runs the checks. An outbox shows that the test runner is there.
     tolerated = settings.DEBUG or hasattr(mail, "outbox")
     if not tolerated and any(node.address.startswith("memory:") for node in config.nodes):
         yield Error(
@@ -169,7 +169,7 @@ def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
 def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
     count = len(config.nodes)
     if count == 1 and databases_of(config.alias):
-        return  # it forgets nothing, and is what the project cannot do without anyway
+        return  # it forgets nothing, and the project cannot do without it anyway
     if count == 1 and getattr(config.nodes[0], "replicated", False):
         return  # it forgets nothing, and one of its members may be down
     if count < 3:
@@ -230,7 +230,7 @@ def _databases_in_memory(alias: str) -> Iterator[CheckMessage]:
 
 
 def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
-    """Warn about a file of SQLite that is a node and that the transactions of requests write to."""
+    """Warn about a SQLite file that is a node and in which the transactions of requests are opened."""
     files = {getattr(node, "file", "") for node in config.nodes} - {""}
     for database in connections:
         entry = connections.settings[database]
@@ -273,7 +273,7 @@ def _first(location: Any) -> Any:
 
 
 def _address(url: Any) -> str:
-    """Return where a Redis URL leads, as nodes say it; empty for anything else."""
+    """Return the address of a Redis URL as nodes write it; empty for anything else."""
     if not isinstance(url, str) or not re.match("(redis|rediss|unix|valkey|valkeys)://", url):
         return ""
     try:
