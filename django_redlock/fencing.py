@@ -243,10 +243,10 @@ class Fenced(Block[None]):
 
 def refuse_coroutines(function: object, method: str) -> None:
     """
-    Make sure that *function* does its work while it is called, inside the transaction.
+    Make sure that *function* does its work during the call, inside the transaction.
 
     Raises:
-        TypeError: It is a coroutine function, or cannot be called.
+        TypeError: *function* is a coroutine function, or cannot be called.
     """
     if not callable(function):
         raise TypeError(f"{method}() needs a function and its arguments, not {repr(function)[:40]}; do not call it.")

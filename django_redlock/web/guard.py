@@ -203,7 +203,7 @@ class Guard:
         Make sure that the view is called with a request, and not as a method.
 
         Raises:
-            TypeError: Its first argument is something else.
+            TypeError: The view's first argument is not a request.
         """
         if not hasattr(request, "META"):
             raise TypeError(
@@ -218,7 +218,7 @@ class Guard:
 
     def lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         """
-        Return the lock of a request; makes no network call.
+        Return the lock of a request, without a network call.
 
         Raises:
             BadRequest: The client left out a value that the key needs.

@@ -64,8 +64,8 @@ def check_url(url: str) -> None:
     host, the port or the database. No error message shows any part of the URL.
 
     Raises:
-        ValueError: A character in the user name or password is not percent-encoded, the database is no number, or it is
-            not one URL.
+        ValueError: A character in the user name or password is not percent-encoded, the database is no number, or *url*
+            is not one URL.
     """
     if "://" not in url:
         raise ValueError(f"its URL lacks the two slashes; write, for example, {EXAMPLE}")
