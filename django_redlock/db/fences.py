@@ -33,7 +33,7 @@ ISOLATION = {
 
 def claim(lease: Lease, using: str) -> dict[str, str]:
     """
-    Claim the fences of a lease in the open transaction; return the fences that do not exist, with their names.
+    Claim the fences of a lease in the open transaction; return those that could not be updated, with their names.
 
     Args:
         lease: The holder.

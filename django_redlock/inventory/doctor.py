@@ -1,7 +1,7 @@
 """
 Inspect the nodes of an alias, each by itself and all together (internal).
 
-The doctor changes nothing on a node except its own keys, which are gone a second later.
+The doctor changes nothing on a node except its own keys, which are gone a minute later at the latest.
 """
 
 import os

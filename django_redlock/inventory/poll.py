@@ -19,7 +19,7 @@ from .model import HeldLock, Life, NodeStatus, Snapshot, View
 PAGE = 50  # names in one request, which costs a node a sixth of a millisecond, or half of one when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
 MAX_SECONDS = 0.5  # after this time, a listing leaves out the rest
-PATIENCE = 0.75  # seconds that a listing waits for a silent node, even if it may take less; whatever the timeout
+PATIENCE = 0.75  # seconds that a listing waits for a silent node at most, even if the node timeout is longer
 
 
 class Poll:

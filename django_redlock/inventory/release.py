@@ -68,7 +68,7 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
 
     Nobody else gets the lock until the holder has released it or its lease has ended. A holder that does not renew its
     lease does not learn of the request; its lease ends by itself. The signal ``lock_forced`` is sent with the outcome
-    ``asked``.
+    ``asked``, or ``unknown`` if too few nodes answered.
 
     Args:
         name: The lock as returned by a listing, or its whole name.

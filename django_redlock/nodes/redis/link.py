@@ -54,7 +54,7 @@ class RedisLink:
             self._sock.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, -1 if there is none."""
+        """Return the descriptor to poll."""
         return fileno(self._connection)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
@@ -75,7 +75,7 @@ class RedisLink:
             self._send_rest(sock, memoryview(data)[sent:])
 
     def _send_rest(self, sock: socket.socket, rest: memoryview) -> None:
-        """Send the rest of a request that did not fit the socket's buffer; block for at most the connect timeout."""
+        """Send the rest of a request that did not fit the socket's buffer; block for at most the socket timeout."""
         try:
             sock.settimeout(self._connection.socket_timeout)
             sock.sendall(rest)
@@ -160,7 +160,7 @@ class RedisNotificationLink:
             self._sock.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, -1 if there is none."""
+        """Return the descriptor to poll."""
         return fileno(self._connection)
 
     def read(self) -> list[str]:
