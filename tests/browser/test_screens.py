@@ -328,7 +328,7 @@ def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, re
     """
     fill(nodes, 50)
     nodes[4].kill()
-    waiter = Thread(target=lambda: locks["default"].lock(WORST, wait=600).acquire().release())
+    waiter = Thread(target=lambda: locks["default"].lock(WORST, wait=600).acquire().release(), daemon=True)
     waiter.start()
     while not find_lock(WORST).waiting:
         time.sleep(0.05)

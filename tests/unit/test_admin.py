@@ -1219,6 +1219,7 @@ def test_the_confirmation_offers_only_what_the_page_has(nodes, operator):
 
     pages = {each: act(operator, each, key, confirmed=False).content.decode() for each in ("stop", "release", "extend")}
 
+    assert {each for each, page in pages.items() if "Its Celery task goes on" in page} == {"stop", "release"}
     assert {each for each, page in pages.items() if "revoke it below" in page} == {"stop", "release"}
     assert {each for each, page in pages.items() if 'name="revoke"' in page} == {"stop", "release"}
 
