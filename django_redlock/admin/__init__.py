@@ -217,6 +217,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
             title=titles[action] % {"count": count},
             action=action,
             choices=seen,
+            aliases=known_aliases(),
             count=count,
             max_reason=MAX_REASON,
             more_time=int(MORE_TIME),

@@ -68,7 +68,7 @@ class Choice:
     @property
     def held_for(self) -> str:
         """For how long the holder has held it."""
-        return held_for(self.row) if self.row else ""
+        return held_for(self.row, titled=True) if self.row else ""
 
     @property
     def remaining(self) -> str:
@@ -87,17 +87,10 @@ class Choice:
         return printable(str(waiters[0])) if waiters else ""
 
     @property
-    def notes(self) -> list[str]:
-        """What will happen that one might not expect."""
+    def unrenewed(self) -> bool:
+        """Whether its holder never renews it."""
         owner = self.row.lock.owner if self.row else None
-        notes = []
-        if owner and not owner.process and not self.shared:
-            notes.append(
-                gettext("Its holder does not renew it, and learns of a stop request only when it asks the nodes.")
-            )
-        if self.task:
-            notes.append(gettext("Its Celery task goes on until it looks at its lease, unless you revoke it below."))
-        return notes
+        return bool(owner and not owner.process and not self.shared)
 
     @property
     def task(self) -> str:

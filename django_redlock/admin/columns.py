@@ -62,7 +62,9 @@ class Columns:
     def lock_state(self, row: HeldLock) -> SafeString:
         """Return the state in words."""
         state = row.lock.state
-        badge = format_html('<span class="redlock-state redlock-{}">{}</span>', state.value, state.label)
+        badge = format_html(
+            '<span class="redlock-state redlock-{}" title="{}">{}</span>', state.value, state.meaning, state.label
+        )
         return format_html("{} {}", badge, stopping(row.asked)) if row.asked else badge
 
     @admin.display(description=_("Remaining"), ordering="remaining")
@@ -152,15 +154,16 @@ def remaining(lock: Held) -> str:
     return clock(lock.remaining)
 
 
-def held_for(row: HeldLock) -> str:
-    """Return for how long a lock has been held, with the moment since when."""
+def held_for(row: HeldLock, *, titled: bool = False) -> str:
+    """Return for how long a lock has been held, and the moment since when; *titled* says what that moment is."""
     seconds = row.lock.held_for(time.time())
     if seconds is None or row.since is None:
         return DASH
+    when = moment(row.since)
     return format_html(
         '<span class="redlock-for">{}</span> <span class="redlock-where">{}</span>',
         duration(seconds),
-        moment(row.since),
+        SafeString(escape(gettext("since %(moment)s")) % {"moment": when}) if titled else when,
     )
 
 

@@ -4,6 +4,7 @@ The page of one lock, and the panel of nodes.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from django.contrib.admin.models import LogEntry
@@ -43,6 +44,11 @@ class NodeRow:
     persistence: str = DASH
     age: str = DASH
     remedy: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known of the node but its answer."""
+        return {self.role, self.version, self.locks} == {DASH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,8 @@ def _facts(held: Held) -> list[tuple[Any, str]]:
         (_("Remaining"), remaining(held)),
         (_("Votes"), f"{held.votes}/{held.nodes}"),
         (_("Holder"), holder_of(held) or gettext("another program")),
-        (_("Held for"), held_for(row)),
+        (_("Held for"), held_for(row, titled=True)),
+        (_("Waiting"), str(held.waiting or gettext("nobody"))),
         (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),
         (_("Extended"), str(held.extensions)),
         (_("Fencing token"), str(held.fencing_token or DASH)),
@@ -146,7 +153,7 @@ def _panel(alias: str) -> Panel:
     silent = [replace(node, detail=each.detail or node.detail) if not node.answered else node for node, each in nodes]
     snapshot = replace(snapshot, nodes=tuple(silent))
     rows = [_node(snapshot, place, examined) for place, examined in enumerate(said)]
-    return Panel(alias, snapshot, tuple(rows))
+    return Panel(alias, snapshot, tuple(sorted(rows, key=attrgetter("votes"))))  # nodes in trouble come first
 
 
 def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:

@@ -50,25 +50,33 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
     known = [snapshot for snapshot in snapshots if snapshot.has_quorum]
     held = [(lock, snapshot) for snapshot in known for lock in snapshot.locks]
     counts = Counter(lock.state for lock, _snapshot in held)
-    more = "" if all(snapshot.complete for snapshot in known) else "+"
+    blind = len(known) < len(snapshots)  # what an alias without a quorum holds is neither nothing nor known
+    more = "+" if blind or not all(snapshot.complete for snapshot in known) else ""
     everything = link(remove=["state", "waiting", PAGE_VAR])
     state = asked.get("state")
     whole = not state and asked.get("waiting") != WAITED_FOR
-    yield Tile(_("Held"), f"{len(held)}{more}" if known else UNKNOWN, "", everything, whole)
+    yield Tile(_("Held"), _count(len(held), more, blind), "", everything, whole)
     for each in reversed(TROUBLE):
-        value = f"{counts[each]}{(more and counts[each] and '+') or ''}" if known else UNKNOWN
+        value = _count(counts[each], more if counts[each] else "", blind)
         url = everything if state == each else link({"state": each.value}, remove=["waiting", PAGE_VAR])
         yield Tile(_first_upper(str(each.label)), value, "bad" if counts[each] else "", url, state == each)
     waited = asked.get("waiting") == WAITED_FOR
     url = everything if waited else link({"waiting": WAITED_FOR}, remove=["state", PAGE_VAR])
     yield Tile(_("Waited for"), _("show"), "", url, waited)
-    yield _longest(held, link)
+    yield _longest(held, more, blind, link)
     yield _nodes(snapshots)
 
 
-def _longest(held: list[tuple[HeldLock, Snapshot]], link: Callable[..., str]) -> Tile:
+def _count(number: int, more: str, blind: bool) -> str:
+    """Return how many there are, at least; of none that are known, nobody can tell while an alias is *blind*."""
+    return UNKNOWN if blind and not number else f"{number}{more}"
+
+
+def _longest(held: list[tuple[HeldLock, Snapshot]], more: str, blind: bool, link: Callable[..., str]) -> Tile:
     times = [time for lock, snapshot in held if (time := lock.held_for(snapshot.taken)) is not None]
-    return Tile(_("Longest hold"), duration(max(times)) if times else "\N{EN DASH}", "", link(remove=[ORDER_VAR]))
+    none = UNKNOWN if blind else "\N{EN DASH}"
+    value = f"{duration(max(times))}{more}" if times else none
+    return Tile(_("Longest hold"), value, "", link(remove=[ORDER_VAR]))
 
 
 def _nodes(snapshots: list[Snapshot]) -> Tile:

@@ -19,13 +19,10 @@ from ..core.wanted import MAX_LIMIT
 from ..exceptions import QuorumUnavailableError, printable
 from ..handler import locks
 from .model import (
-    TROUBLE,
     HeldLock,
     NodeStatus,
     Snapshot,
     StaleKey,
-    Staleness,
-    State,
     View,
     Waiting,
     described,
@@ -38,6 +35,7 @@ from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_f
 from .release import ask_to_stop, extend_lock, force_release
 from .results import ActionResult
 from .stale import remove_stale, stale_keys
+from .states import TROUBLE, Staleness, State
 from .tokens import absurd_tokens
 
 __all__ = [

@@ -15,7 +15,7 @@ FULL = 0.9  # share of the memory
 
 def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.detail:
-        why = f"It cannot be reached ({node.detail}): it gives no vote. If one more node fails, locks may stop."
+        why = f"It cannot be reached ({node.detail}): it gives no vote, and locks need {rules.needed} votes."
         yield Finding("unreachable", Level.WARNING, node.name, why, remedy_of(node.failure))
 
 

@@ -14,7 +14,8 @@ from ..core.requests import ENDLESS, Survey
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from .judge import is_suspicious, judge, process_behind, soonest_first, with_process
-from .model import HeldLock, Life, NodeStatus, Snapshot, View
+from .model import HeldLock, NodeStatus, Snapshot, View
+from .states import Life
 
 PAGE = 50  # names in one request, which costs a node a sixth of a millisecond, or half of one when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more

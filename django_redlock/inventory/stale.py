@@ -10,10 +10,11 @@ from ..core.requests import Repair
 from ..core.rules import Rules
 from ..handler import locks
 from .judge import process_behind
-from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .model import NO_STRING, HeldLock, Snapshot, StaleKey, View, by_holder
 from .poll import ask_for
 from .release import delete, everywhere, marks, refused_for
 from .results import ActionResult
+from .states import Life, Staleness, State
 
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:

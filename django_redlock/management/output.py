@@ -24,7 +24,18 @@ from unicodedata import category, east_asian_width
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import InvalidRedlockError
-from ..inventory import HeldLock, Snapshot, duration, find_locks, held_locks, holder_of, middle, printable, slugs_of
+from ..inventory import (
+    HeldLock,
+    Snapshot,
+    State,
+    duration,
+    find_locks,
+    held_locks,
+    holder_of,
+    middle,
+    printable,
+    slugs_of,
+)
 from ..inventory.judge import with_counts
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
@@ -33,8 +44,10 @@ MOST = 20_000  # locks in one listing: a command has the time to ask for more th
 PATIENCE = 30.0  # seconds
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
-DROPPED = ("TOKEN", "SINCE", "VOTES", "WAITING", "REMAINING")  # left out in this order where there is no room
-CUT = (("HOLDER", 12), ("LOCK", 12))  # then cut in the middle, to this length at least
+SPARE = ("TOKEN", "SINCE")  # the first to be left out where there is no room
+DROPPED = ("REMAINING", "VOTES", "WAITING")  # what is left out if it does not fit beside cut names
+CUT = ("HOLDER", "LOCK")  # what is cut in the middle
+READABLE, LEAST = 16, 12  # columns that a cut name keeps while there are others to leave out, and after that
 # A spreadsheet takes text for a formula if one of these signs begins a cell, even behind blanks or a quotation mark.
 # Where the decimal separator is a comma, a semicolon ends a cell.
 SIGNS = "=+@-\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}\N{FULLWIDTH HYPHEN-MINUS}"
@@ -135,10 +148,10 @@ def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort:
 def warn(command: BaseCommand, snapshot: Snapshot) -> None:
     """Report on standard error what is missing from a listing."""
     if snapshot.trouble:
-        command.stderr.write(command.style.WARNING(f"{snapshot.quorum} Trouble: {snapshot.trouble}."))
+        command.stderr.write(f"{snapshot.quorum} Trouble: {snapshot.trouble}.", command.style.WARNING)
     if snapshot.cut_short:
-        text = "There are more locks than one listing asks for; these end first."
-        command.stderr.write(command.style.WARNING(text))
+        text = "There are more locks than one listing asks for. It has those that end first, and those that never end."
+        command.stderr.write(text, command.style.WARNING)
 
 
 def with_waiters(snapshot: Snapshot, locks: list[HeldLock]) -> list[HeldLock]:
@@ -167,16 +180,35 @@ def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = 
 
 
 def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Return lines of cells that fit a terminal: leave out the least important columns, then cut names."""
-    for title in DROPPED:
+    """
+    Return lines of cells that fit a terminal.
+
+    The least important columns are left out, then names are cut, and then further columns are left out: who holds a
+    lock, for how long, who waits and on how many nodes is worth more than the whole of a long name.
+    """
+    for title in SPARE:
         if _width(lines) > width:
-            place = lines[0].index(title)
-            lines = [(*line[:place], *line[place + 1 :]) for line in lines]
-    for title, least in CUT:
-        place = lines[0].index(title)
-        room = max(least, max(columns_of(line[place]) for line in lines) - max(0, _width(lines) - width))
-        lines = [(*line[:place], _cut(line[place], room), *line[place + 1 :]) for line in lines]
-    return lines
+            lines = _without(lines, title)
+    for title in DROPPED:
+        if _width(_shortened(lines, 0, READABLE)) > width:
+            lines = _without(lines, title)
+    return _shortened(lines, width, LEAST)
+
+
+def _without(lines: list[tuple[str, ...]], title: str) -> list[tuple[str, ...]]:
+    place = lines[0].index(title)
+    return [(*line[:place], *line[place + 1 :]) for line in lines]
+
+
+def _shortened(lines: list[tuple[str, ...]], width: int, least: int) -> list[tuple[str, ...]]:
+    """Return the lines with holders and names cut as far as *width* demands; the longest first, to *least* at most."""
+    places = [lines[0].index(title) for title in CUT]
+    room = {place: max(columns_of(line[place]) for line in lines) for place in places}
+    excess = _width(lines) - width
+    while excess > 0 and max(room.values()) > least:
+        room[max(places, key=room.__getitem__)] -= 1
+        excess -= 1
+    return [tuple(_cut(cell, room.get(place, columns_of(cell))) for place, cell in enumerate(line)) for line in lines]
 
 
 def columns_of(text: str) -> int:
@@ -226,7 +258,7 @@ def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
         str(lock.state.label),
         "-" if held is None else duration(held),
         str(lock.waiting or "-"),
-        left(lock.remaining),
+        remaining(lock),
         f"{lock.votes}/{lock.nodes}",
         holder(lock),
         local(lock.since),
@@ -237,6 +269,11 @@ def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
 def holder(lock: HeldLock) -> str:
     """Describe the holder of a lock for people."""
     return holder_of(lock) or "(another program)"
+
+
+def remaining(lock: HeldLock) -> str:
+    """Return for how long a lock is held unless its holder extends it, for people."""
+    return "never ends" if lock.state is State.NO_EXPIRY else left(lock.remaining)
 
 
 def left(remaining: float | None) -> str:

@@ -21,9 +21,9 @@ RUN = """async ([context, options]) => {
 }"""
 
 
-def serious(page: Any) -> list[str]:
-    """Return what axe calls serious or critical in the content of a page."""
+def serious(page: Any, context: Any = OURS) -> list[str]:
+    """Return what axe calls serious or critical in the content of a page, or in other parts of it."""
     package = pytest.importorskip("axe_playwright_python", reason="needs axe: pip install axe-playwright-python")
     page.evaluate((files(package) / "axe.min.js").read_text())
-    found = [each for each in page.evaluate(RUN, [OURS, OPTIONS]) if each["impact"] in SERIOUS]
+    found = [each for each in page.evaluate(RUN, [context, OPTIONS]) if each["impact"] in SERIOUS]
     return [f"{each['id']}: {where}" for each in found for where in each["where"]]

@@ -130,6 +130,6 @@ def shoot():
 
     def take(page, name: str, *, whole: bool = True) -> None:
         if SCREENSHOTS:
-            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=whole)
+            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=whole, animations="disabled")
 
     return take

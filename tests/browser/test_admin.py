@@ -3,8 +3,10 @@
 import re
 
 import pytest
+from django.utils.timezone import now
 
 from django_redlock import lock, locks
+from django_redlock.contrib.history.models import Hold
 from django_redlock.inventory import find_lock
 
 from .conftest import expect
@@ -380,6 +382,28 @@ def test_every_other_way_by_keyboard(held, open_page, nodes):
     expect(page.get_by_role("button", name="Release it")).to_be_visible()
 
 
+def test_the_history_by_keyboard(held, open_page):
+    """
+    The kinds of locks, the way back, and the live lock of a row are reached with the keyboard alone.
+    """
+    row = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now(), "waited": 0.2, "held": 840.0}
+    Hold.objects.create(**row, name=held.name, template=held.name, outcome="expired")
+    page = open_page()
+    page.goto("/admin/redlock_history/hold/")
+    tab_to(page, ".object-tools a")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1").last).to_have_text("Kinds of locks")
+    tab_to(page, "#content p a")
+    tab_to(page, ".redlock-chart")
+    tab_to(page, "#content p a", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1").last).to_have_text("Former locks")
+    tab_to(page, ".field-live a")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#result_list .redlock-name")).to_have_text(held.name)
+
+
 def test_what_a_screen_reader_hears(held, open_page, nodes):
     """
     Votes are said in words, tables have headers, regions have names, and what changes is announced politely.
@@ -418,7 +442,7 @@ def test_the_page_of_a_lock_fits(site, open_page, shoot):
 def test_what_changes_is_announced_politely(site, open_page, nodes):
     """
     L73: the list says which node was lost and how many rows changed, not each of many; the page of a lock says that it
-    is free.
+    is free, and the page of the nodes which of them does not answer.
     """
     leases = [taken(f"orders:{number}") for number in range(6)]
     page = open_page()
@@ -432,6 +456,11 @@ def test_what_changes_is_announced_politely(site, open_page, nodes):
     leases[0].release()
     later(page)
     expect(spoken).to_contain_text("orders:0: Nobody holds this lock now.")
+    page.goto("/admin/redlock/heldlock/nodes/")
+    expect(page.locator(".redlock-panel tr.redlock-no")).to_contain_text("lock-4")
+    nodes[2].kill()
+    later(page)
+    expect(spoken).to_have_text(re.compile("^lock-3: (refused|closed)$"))
 
 
 def test_a_long_name_is_copied(site, open_page):

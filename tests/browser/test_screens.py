@@ -8,13 +8,14 @@ from threading import Thread
 
 import pytest
 from django.conf import settings
-from django.test import override_settings
+from django.test import RequestFactory, override_settings
 from django.utils.timezone import now
 
-from django_redlock import locks
+from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.contrib.history.models import Hold
 from django_redlock.core.owner import Owner, encode
 from django_redlock.inventory import find_lock, force_release
+from django_redlock.web.responses import refusal
 
 from .audit import serious
 from .conftest import expect, named
@@ -235,9 +236,16 @@ def test_one_of_two_aliases_in_trouble(site, open_page, nodes, shoot):
         nodes[4].kill()
         visit.page.clock.fast_forward(6000)
         expect(visit.page.locator("#result_list tbody tr.redlock-old")).to_have_count(2)
+        expect(visit.page.locator(".redlock-asof")).to_have_text("Not updated: too few nodes answer (other).")
+        for server in nodes[:3]:
+            with server.client() as client:
+                client.delete("redlock:{orders:0:}:h")
+        visit.page.clock.fast_forward(6000)
+        expect(visit.page.locator("#result_list tbody tr")).to_have_count(4)  # what is known to have ended is gone
+        expect(visit.page.locator("#result_list tbody tr.redlock-old")).to_have_count(2)
         visit("list-old")
         visit("list", "/admin/redlock/heldlock/")
-        expect(visit.page.locator("#result_list tbody tr")).to_have_count(3)
+        expect(visit.page.locator("#result_list tbody tr")).to_have_count(2)
         expect(visit.page.locator(".redlock-alias.redlock-error")).to_contain_text("other")
         visit("nodes", "/admin/redlock/heldlock/nodes/")
 
@@ -320,7 +328,7 @@ def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, re
     """
     fill(nodes, 50)
     nodes[4].kill()
-    waiter = Thread(target=lambda: locks["default"].lock(WORST, wait=600).acquire().release())
+    waiter = Thread(target=lambda: locks["default"].lock(WORST, wait=600).acquire().release(), daemon=True)
     waiter.start()
     while not find_lock(WORST).waiting:
         time.sleep(0.05)
@@ -332,12 +340,15 @@ def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, re
     for part in (".field-lock_name", ".field-held_by", ".redlock-for", ".redlock-votes", ".field-waiting_count"):
         box = row.locator(part).bounding_box()
         assert box["y"] + box["height"] <= 800, part
+    expect(row.locator(".field-lock_name a")).to_have_attribute("title", WORST)
+    expect(row.locator(".field-held_by")).to_contain_text("shop.tasks.import_catalogue 7f3a")
+    expect(row.locator(".field-held_by")).to_contain_text("web-3:77")
     expect(row.locator(".redlock-for")).to_have_text("14 min")
     expect(row.locator(".redlock-votes")).to_contain_text("4/5")
     expect(row.locator(".redlock-waited")).to_have_text("1")
     ill = page.locator(".redlock-alias li.redlock-no")
     expect(ill).to_contain_text("lock-5")
-    assert ill.bounding_box()["y"] < 800
+    assert ill.bounding_box()["y"] + ill.bounding_box()["height"] <= 800
     record_property("seconds_to_the_answer", round(time.monotonic() - opened, 2))
     held = find_lock(WORST)
     force_release(held, held.fingerprint)
@@ -367,6 +378,52 @@ def test_old_rows_look_old_and_their_time_stands_still(site, open_page):
     page.clock.fast_forward(6000)
     expect(page.locator("#result_list .redlock-lastknown")).to_have_count(0)
     expect(page.locator("#result_list tbody tr.redlock-old")).to_have_count(0)
+
+
+def test_the_page_of_a_lock_keeps_what_was_known(site, open_page, nodes):
+    """
+    L73: when too few nodes answer, the page of a lock still shows who held it, in grey and with the time when that was
+    known. When they answer again, it is as before.
+    """
+    lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
+    page = open_page()
+    page.locator("#result_list .redlock-name").first.click()
+    part, status = page.locator("[data-refresh]"), page.locator(".redlock-asof")
+    expect(part.get_by_text("this holder").first).to_be_visible()
+    for server in nodes[:3]:
+        server.kill()
+    page.clock.fast_forward(6000)
+
+    expect(status).to_have_text("Not updated: too few nodes answer (default).")
+    expect(part).to_have_class("redlock-old")
+    expect(part.locator(".redlock-lastknown")).to_have_count(1)
+    expect(part.get_by_text("this holder").first).to_be_visible()
+    for server in nodes[:3]:
+        server.start()
+    page.clock.fast_forward(6000)
+    expect(status).to_have_text("")
+    expect(part).not_to_have_class("redlock-old")
+    lease.release(wait=False)
+
+
+@pytest.mark.parametrize("status", [409, 423, 429, 503])
+def test_the_page_of_a_refused_request(browser, shoot, status):
+    """
+    The page fits small and wide windows, light and dark, and axe finds nothing serious in it.
+    """
+    error = QuorumUnavailableError if status == 503 else LockTakenError
+    request = RequestFactory().post("/", headers={"accept": "text/html"})
+    answer = refusal(request, error("orders:7", 0.0, 1, {"n0": "held"}, 1), status=status)
+    page = browser.new_page()
+    page.set_content(answer.content.decode())
+
+    for scheme, width in EVERY_LOOK:
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert serious(page, {"include": [["html"]]}) == []
+        shoot(page, f"busy-{status}-{scheme}-{width}", whole=False)
+    page.close()
 
 
 def test_one_alias_without_a_quorum_leaves_the_rows_of_the_others(site, open_page, nodes):

@@ -884,8 +884,10 @@ def test_the_page_of_a_lock(nodes, operator):
 
     assert f"{DETAIL}?key=" in listed
     assert page.status_code == 200
-    assert text.count("this holder") == 3
-    assert text.count("another holder") == 1
+    assert text.count("this holder</td>") == 3
+    assert text.count("another holder</td>") == 1
+    assert "A quorum of the nodes has this holder." in text
+    assert "<dt>Waiting</dt><dd>nobody</dd>" in text
     assert text.count("no answer") == 1
     assert "task shop.import id-1 on web-1:77" in text
     assert "Nobody waits." in text
@@ -933,7 +935,11 @@ def test_the_page_of_a_lock_without_a_quorum(nodes, viewer):
     for node in nodes[:3]:
         node.down = True
 
-    assert "Too few to say which locks are held" in viewer.get(DETAIL, {"key": key}).content.decode()
+    text = viewer.get(DETAIL, {"key": key}).content.decode()
+
+    assert "Too few to say which locks are held" in text
+    assert "Trouble:</strong> n0 (refused), n1 (refused), n2 (refused)." in text
+    assert ("Asked at" in text, "As of" in text) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -995,7 +1001,8 @@ def test_real_nodes_are_shown(servers, nodes, viewer):
 
     assert text.count("</span> master</td>") == 4
     assert text.count("</span> unlimited</td>") == 4
-    assert ">refused <span" in text
+    assert ">refused</span> <span" in text
+    assert re.findall(r'<tr class="redlock-([\w -]+)"', text) == ["no redlock-empty", *["yes"] * 4]
     assert re.search(r"</span> [+-]0\.\d{3} s</td>", text)
 
 
@@ -1202,3 +1209,28 @@ def test_the_confirmation_says_that_all_holders_of_a_shared_lock_lose_it(nodes, 
         shared = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
         assert "All of them lose it" in act(operator, "release", shared, confirmed=False).content.decode()
     assert "All of them lose it" not in act(operator, "release", put("a"), confirmed=False).content.decode()
+
+
+def test_the_confirmation_offers_only_what_the_page_has(nodes, operator):
+    """
+    L74: the page that gives more time has no box that revokes a task, and does not mention one.
+    """
+    key = put("orders:7")
+
+    pages = {each: act(operator, each, key, confirmed=False).content.decode() for each in ("stop", "release", "extend")}
+
+    assert {each for each, page in pages.items() if "Its Celery task goes on" in page} == {"stop", "release"}
+    assert {each for each, page in pages.items() if "revoke it below" in page} == {"stop", "release"}
+    assert {each for each, page in pages.items() if 'name="revoke"' in page} == {"stop", "release"}
+
+
+def test_the_confirmation_names_the_alias_if_there_are_several(nodes, operator):
+    """
+    L74: two aliases may have locks of the same name.
+    """
+    key = put("orders:7")
+    pages = [act(operator, "release", key, confirmed=False).content.decode()]
+    with override_settings(REDLOCK={"default": {"NODES": FIVE}, "other": {"NODES": ["memory://other"]}}):
+        pages.append(act(operator, "release", key, confirmed=False).content.decode())
+
+    assert ["<dt>Alias</dt><dd>default</dd>" in page for page in pages] == [False, True]

@@ -341,7 +341,7 @@ def test_clear_in_part(nodes):
             assert client.exists("redlock:{list}:h", "redlock:{text}:h") == 1
 
     assert out.endswith("Deleted 1 key.\n")
-    assert "list: a node that has it did not delete it. Delete it there: DEL <KEY_PREFIX>:{list}:h" in err
+    assert "list: a node that has it did not delete it. Delete it there: DEL redlock:{list}:h" in err
     assert code == 1
 
 

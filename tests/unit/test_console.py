@@ -115,9 +115,12 @@ def test_an_alias_without_a_quorum_does_not_stop_the_others(two, operator):
     """
     with lock("orders:7"):
         data = json.loads(operator.get(LIVE).content)
+        tiles = {tile.label: tile.value for tile in operator.get(LIST).context["cl"].tiles}
 
     assert data["unknown"] == ["other"]
     assert "orders:7" in data["rows"]
+    assert "Too few nodes answer to say which locks of other are held." in data["nodes"]
+    assert (tiles["Held"], tiles["Orphaned"], tiles["Longest hold"][-1]) == ("1+", "?", "+")
 
 
 # Nothing is known
@@ -151,7 +154,7 @@ def test_without_a_quorum_nothing_is_said_of_how_many_locks_there_are(five, oper
     said = [operator.get(path).content.decode() for path in (LIST, f"{LIST}nodes/")]
     said += [text for command in ("redlock_list", "redlock_top --once") for text in run(*command.split())[:2]]
 
-    assert [text for text in said if "these end first" in text] == []
+    assert [text for text in said if "end first" in text] == []
     assert [text for text in said if "unknown or more" in text] == []
     assert re.findall(r"</span> (\d+\+?)</td>", said[1]) == []
 
@@ -219,7 +222,9 @@ def test_a_lock_that_several_share_has_no_host(five, operator):
 
     nobody = {"label": "", "ref": "", "host": None, "pid": None}
     assert data["lock"]["holder"] == {"kind": "shared", **nobody, "sharers": 2}
+    assert data["lock"]["since"] is None
     assert "held by shared" not in text + page
+    assert [each.count("several, who share it") for each in (text, detail)] == [5, 5]  # in the rows of the nodes
     assert [("2 holders, who share it" in each) for each in (text, listed, page, detail)] == [True] * 4
 
 
@@ -235,10 +240,13 @@ def test_those_who_left_a_shared_lock_are_not_counted(five):
     leaving.release(wait=False)
     five[1].down = False
 
-    counted = find_lock("orders:7").sharers
+    counted = [find_lock("orders:7").sharers]
+    for node in five[2:4]:  # which have heard of no release, and will not
+        node.store.records.shared[slug("orders:7")]["f" * 32] = node.store.now() + 60
+    counted.append(find_lock("orders:7").sharers)
     staying.release()
 
-    assert counted == 1
+    assert counted == [1, 1]
 
 
 def test_places_are_named(five):
@@ -302,6 +310,25 @@ def test_lists_fit_the_terminal(five, monkeypatch, part, command, width):
     assert {columns_of(row[: row.index("degraded")]) for row in rows} == {title.index("STATE")}
     assert f"{part}7" in wide.getvalue()
     assert "TOKEN" in wide.getvalue()
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(60, {"REMAINING", "VOTES"}), (80, set()), (120, set()), (200, set())])
+def test_long_names_push_no_fact_from_the_list(five, monkeypatch, width, left_out):
+    """
+    L71: long names are cut before the list leaves out who waits, on how many nodes a lock is held, or by whom.
+    """
+    put(five, f"orders:{'long-name:' * 12}")
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Screen()
+
+    call_command("redlock_list", stdout=out, no_color=True)
+
+    titles, row = out.getvalue().splitlines()
+    shown = set(re.split("  +", titles))
+    assert {"LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER"} - shown == left_out
+    assert re.match(r"orders:\S*…\S*name: ", row)
+    assert "task" in row
+    assert "1:77" in row
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
@@ -389,9 +416,18 @@ def test_a_request_to_stop_is_a_badge_in_the_list(two, operator):
     assert other.extend() is True
 
 
+# what follows the remaining time
+COMMANDS = {
+    "redlock_list": "  5/5",
+    "redlock_top --once": "  5/5",
+    "redlock_inspect orders:7": "\nVotes:",
+    "redlock_release orders:7 --dry-run": ", held by",
+}
+
+
 def test_a_lock_without_an_end_is_called_that_on_every_page(five, operator):
     """
-    L71: the page of the lock and the confirmation say what the list says.
+    L71: the page of the lock, the confirmation and the commands say what the list says.
     """
     put(five, "orders:7", None)
     [held] = held_locks().locks
@@ -403,6 +439,7 @@ def test_a_lock_without_an_end_is_called_that_on_every_page(five, operator):
         operator.post(LIST, {"action": "release", "index": "0", "_selected_action": key}),
     ]
 
+    assert [f"never ends{after}" in run(*command.split())[0] for command, after in COMMANDS.items()] == [True] * 4
     facts = [re.sub("<table.*?</table>", "", page.content.decode(), flags=re.DOTALL) for page in pages[1:]]
     assert ["never ends" in text for text in facts] == [True, True]
     assert "never ends" in pages[0].content.decode()

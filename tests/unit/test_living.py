@@ -272,10 +272,12 @@ class History(World):
 
     def do_drop(self) -> None:
         """Have a lease no longer be renewed, as when the last reference to it is gone."""
-        for who, lease in self.random.sample(self.leases, min(1, len(self.leases))):
-            if who in self.living and not who.stopped and not lease.hold.ended:
-                who.agenda.drop(lease)
-                who.manager.driver.dropped.append(lease.hold.deadline)
+        running = [(who, lease) for who, lease in self.leases if who in self.living and not who.stopped]
+        held = [(who, lease) for who, lease in running if lease.valid()]
+        for who, lease in self.random.sample(held, min(1, len(held))):
+            who.agenda.drop(lease)
+            who.manager.driver.dropped.append(lease.hold.deadline)
+            self.sim.advance(self.random.choice([0.0, 17.0]))
 
     def do_pause(self) -> None:
         for who in self.random.sample(self.living, min(1, len(self.living))):
@@ -290,6 +292,18 @@ class History(World):
         """End a process, and have its keys outlast it."""
         self.do_kill()
         self.do_meddle()
+
+    def do_stall(self) -> None:
+        """Have a process that has held a lock for long stand still, and its keys lose their expiry meanwhile."""
+        for _ in range(5):
+            self.do_extend()
+            self.sim.advance(18.0)
+        self.do_extend()
+        for who in self.random.sample(self.living, min(1, len(self.living))):
+            who.stopped = True
+            self.sim.after(self.random.choice([12.0, 25.0, 50.0]), partial(setattr, who, "stopped", False))
+        self.do_meddle()
+        self.sim.advance(11.0)  # by now the nodes have not heard it for longer than a process is silent
 
     def do_more_time(self) -> None:
         for lock in find_locks(map(slug, "abc")).locks:

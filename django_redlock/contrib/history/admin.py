@@ -83,7 +83,8 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         # A release that finds another holder has the same outcome as an attempt that finds one.
         outcome = "superseded" if row.outcome == "taken" and row.held is not None else row.outcome
         level, text = _label(outcome)
-        return format_html('<span class="redlock-outcome redlock-{}">{}</span>', level, text)
+        shown = format_html('<span class="redlock-outcome redlock-{}">{}</span>', level, text)
+        return labelled(_("outcome"), shown)
 
     @admin.display(description=_("waited"), ordering="waited")
     def waited_for(self, row: Hold) -> str:
@@ -100,7 +101,8 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return a link that looks for the lock among the held locks."""
         query = urlencode({"q": row.name, "using": row.alias})
         text = gettext("Look for “%(lock)s” among the held locks") % {"lock": row.name}
-        return format_html('<a href="{}?{}" aria-label="{}">{}</a>', self._held_locks(), query, text, gettext("show"))
+        link = format_html('<a href="{}?{}" aria-label="{}">{}</a>', self._held_locks(), query, text, gettext("show"))
+        return labelled(_("now"), link)
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the columns, with a link to the live lock for users who may see it."""

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
@@ -85,7 +86,7 @@ class Command(OperatorCommand):
             keys += [key for key in stale_keys(found) if key.reason is Staleness.ABSURD and key.lock.slug not in known]
             if found.unsearched:
                 text = f"Not all fencing tokens of free locks were read on {', '.join(found.unsearched)}."
-                self.stderr.write(self.style.WARNING(text))
+                self.stderr.write(text, self.style.WARNING)
         return keys
 
     def _may_delete(self, count: int, dry_run: bool, interactive: bool, stdin: Any) -> bool:
@@ -105,9 +106,10 @@ class Command(OperatorCommand):
             if outcome is ActionResult.CHANGED:
                 self.stdout.write(f"{name}: left alone, it changed meanwhile.")
             if outcome is ActionResult.FAILED:
-                hint = f" Delete it there: DEL <KEY_PREFIX>:{printable(key.lock.slug)}:h"
+                prefix = settings.REDLOCK[key.lock.alias].get("KEY_PREFIX", "redlock")
+                hint = f" Delete it there: DEL {prefix}:{printable(key.lock.slug)}:h"
                 hint = hint if key.reason is Staleness.WRONG_TYPE else ""
-                self.stderr.write(self.style.ERROR(f"{name}: a node that has it did not delete it.{hint}"))
+                self.stderr.write(f"{name}: a node that has it did not delete it.{hint}", self.style.ERROR)
         self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes[ActionResult.REMOVED])}."))
         if outcomes[ActionResult.FAILED]:
             raise CommandError(

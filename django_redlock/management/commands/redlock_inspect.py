@@ -19,6 +19,7 @@ from ..output import (
     left,
     listing,
     local,
+    remaining,
     warn,
 )
 
@@ -109,15 +110,16 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
     facts = [
         ("Lock", printable(lock.name)),
         ("State", str(lock.state.label)),
-        ("Remaining", left(lock.remaining)),
+        ("Remaining", remaining(lock)),
         ("Votes", f"{lock.votes} of {lock.nodes}, {snapshot.rules.needed} needed"),
         ("Holder", holder(lock)),
         ("Since", local(lock.since) if held is None else f"{local(lock.since)}, held for {duration(held)}"),
-        ("Lease", "-" if lock.ttl is None else f"{lock.ttl:g} s, extended {lock.extensions} times"),
+        ("Lease", "-" if lock.ttl is None else f"{lock.ttl:g} s, {_extended(lock.extensions)}"),
         ("Fencing token", str(lock.fencing_token or "-")),
         ("Fingerprint", lock.fingerprint),
     ]
     parts = [columns([(f"{title}:", value) for title, value in facts])]
+    parts += [lock.state.meaning] if lock.state.meaning else []
     parts.append(columns([("NODE", "HAS", "REMAINING", "TOKEN", "HOLDER"), *(_row(lock, view) for view in lock.views)]))
     waiters = [f"  {place}. {printable(str(waiter))}" for place, waiter in enumerate(lock.waiters, 1)]
     if lock.waiting > len(waiters):
@@ -125,6 +127,12 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
     parts.append("\n".join([f"Waiting: {lock.waiting or 'nobody'}", *waiters]))
     stale = [f"Stale: {key.reason.label} ({', '.join(key.nodes)})." for key in stale_keys(snapshot) if key.lock is lock]
     return "\n\n".join([*parts, *stale])
+
+
+def _extended(times: int) -> str:
+    if not times:
+        return "not extended"
+    return "extended once" if times == 1 else f"extended {times} times"
 
 
 def _row(lock: HeldLock, view: View) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
-from ..output import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
+from ..output import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, listing, remaining, seconds, warn
 
 CHANGED = 4  # exit code: somebody else holds one of the locks now
 MOST = 20  # locks at a time: as many as a person can read
@@ -97,7 +97,8 @@ class Command(OperatorCommand):
     def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
         for lock in locks:
             other = "" if fingerprint in (None, lock.fingerprint) else " Left alone: it has another holder."
-            about = f"{lock.state.label}, {left(lock.remaining)} left, held by {holder(lock)}, {lock.fingerprint}"
+            known = "" if lock.remaining is None else " left"
+            about = f"{lock.state.label}, {remaining(lock)}{known}, held by {holder(lock)}, {lock.fingerprint}"
             self.stdout.write(f"{printable(lock.name)}: {about}.{other}")
         if not locks:
             self.stdout.write("Nothing is held.")
@@ -138,7 +139,7 @@ class Command(OperatorCommand):
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
         """Revoke the task that holds a lock; return False if the request did not reach the workers."""
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
-            self.stderr.write(self.style.WARNING(f"{printable(lock.name)}: not held by a Celery task."))
+            self.stderr.write(f"{printable(lock.name)}: not held by a Celery task.", self.style.WARNING)
             return True
         from ...celery import control  # only here: Celery is optional
 
@@ -147,7 +148,7 @@ class Command(OperatorCommand):
             control.revoke(lock.owner.ref, terminate=terminate)
         except Exception as error:  # from any broker's client, or from its settings
             text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
-            self.stderr.write(self.style.ERROR(text))
+            self.stderr.write(text, self.style.ERROR)
             return False
         self.stdout.write(f"{name}: told the workers to revoke task {task}.")
         return True

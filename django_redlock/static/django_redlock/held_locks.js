@@ -44,6 +44,7 @@
         note.textContent = `${(live || part).dataset.known} ${updated}`;
         where?.append(note);
     }
+    const aged = () => grow(part, part.querySelector('.redlock-taken'));
     const grown = (row) => grow(row, row.querySelector('.redlock-state')?.parentElement);
 
     // Put new content in place, and leave the focus and the scrolled tables where they were.
@@ -135,6 +136,10 @@
         live.dataset.counted = counted;
     }
 
+    const unknown = (aliases) => (
+        aliases.length ? status.dataset.unknown.replace('{aliases}', () => aliases.join(', ')) : ''
+    );
+
     async function list(reply, asked) {
         const data = await reply.json();
         const nodes = live.querySelector('.redlock-nodes'), before = spoken(nodes);
@@ -143,7 +148,7 @@
         merge(data, asked, news);
         announce(news);
         count(data.counted);
-        status.textContent = data.unknown.length ? status.dataset.unknown : '';
+        status.textContent = unknown(data.unknown);
         if (!data.unknown.length) { updated = now(); }
     }
 
@@ -153,9 +158,15 @@
         const chosen = document.getSelection();
         if (!fresh || (!chosen.isCollapsed && part.contains(chosen.anchorNode))) { return; }
         fresh.querySelectorAll('[data-left]').forEach((cell) => { cell.dataset.asked = asked; });
+        if ('blind' in fresh.dataset && !('blind' in part.dataset)) { // what was known of the lock stays, and looks old
+            aged();
+            status.textContent = unknown([fresh.dataset.blind]);
+            return;
+        }
         const before = spoken(part);
         renew(part, () => part.replaceChildren(...fresh.childNodes));
         announce(changes(before, spoken(part)));
+        part.toggleAttribute('data-blind', 'blind' in fresh.dataset);
         part.classList.remove('redlock-old');
         status.textContent = '';
         updated = now();
@@ -178,7 +189,7 @@
         } catch {
             status.textContent = status.dataset.failed;
         }
-        if (live) { rows(body()).forEach(grown); } else { grow(part, part); }
+        if (live) { rows(body()).forEach(grown); } else { aged(); }
     }
 
     async function ask() {
