@@ -202,7 +202,7 @@ class Hold(Validity):
         """
         terms = round.terms
         ttl = terms[number].ttl
-        # A request to shorten the lease may still be on its way, and be executed after this extension.
+        # A request to shorten the lease may still be on its way; a node may execute it after this extension.
         unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
         said = [
             reply.terms[number]

@@ -28,7 +28,7 @@ class Records:
         self.holders: dict[str, tuple[str, float | None]] = {}
         """The value under each name, and when it ends; None is never."""
         self.shared: dict[str, dict[str, float]] = {}
-        """The nonces that share a name, and when each hold ends; ignored unless the value says that the lock is shared."""
+        """The nonces that share a name, and when each hold ends; ignored unless the value says that it is shared."""
         self.fences: dict[str, tuple[int, float | None]] = {}
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
