@@ -38,7 +38,7 @@ class Locked(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Prot
 
 def decorated(lock: Locked, function: Function) -> Function:
     """
-    Return *function* so that every call of it runs under *lock*, or is skipped if the lock is taken and set to skip.
+    Return *function* with every call under *lock*; a call returns None if the lock is taken and ``lock.skips`` is set.
 
     Raises:
         TypeError: The function makes a generator, or is a class.

@@ -160,7 +160,7 @@ class Driver:
             self._redeliver(round, missed)
 
     def bring(self, round: Round) -> None:
-        """Have a release redelivered to the nodes that have not answered it; makes no network call."""
+        """Have a release redelivered to the nodes that have not answered it, without a network call."""
         self._redeliver(round, round.unanswered() | round.missed())
 
     def loop_side(self) -> LoopSide:

@@ -9,8 +9,8 @@ The time that the key has left shows when the process was last heard from. The k
 key exists, the process may be paused and hold a valid lease; when the key is gone, every lease of the process has
 ended.
 
-The request that writes the key is the one that takes a lock, with a name that no lock can have. So every kind of node
-can store the key.
+The request that takes a lock also writes the key, under a name that no lock can have, so every kind of node can store
+it.
 """
 
 import os

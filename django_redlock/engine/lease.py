@@ -107,7 +107,7 @@ class Lease:
         return self.hold.remaining(self.hold.clock()) if self.valid() else 0.0
 
     def valid(self) -> bool:
-        """Return whether the lock is still held, by the local clock; makes no network call."""
+        """Return whether the lock is still held, by the local clock, without a network call."""
         if self.hold.forked:
             return False
         if self.hold.check(self.hold.clock()):
@@ -117,7 +117,7 @@ class Lease:
 
     def ensure(self, margin: float = 0.0) -> None:
         """
-        Check that the lock is still held, by the local clock; makes no network call.
+        Check that the lock is still held, by the local clock, without a network call.
 
         Args:
             margin: Seconds of validity that must be left for the next step.

@@ -76,7 +76,7 @@ class Loss:
             self.report(lease)
 
     def report(self, lease: Lost) -> None:
-        """Report once that *lease* was lost; does nothing if it was released."""
+        """Report once that *lease* was lost; do nothing if it was released."""
         if lease.hold.ended is EndReason.RELEASED or (self._known and not self._callbacks):
             return
         self._set_event()

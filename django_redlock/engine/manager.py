@@ -89,7 +89,7 @@ class LockManager:
     @explained
     def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock:
         """
-        Describe a lock; makes no network call.
+        Describe a lock, without a network call.
 
         Args:
             name: What to lock, or several names to lock all or none of.

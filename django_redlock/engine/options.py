@@ -115,7 +115,7 @@ def check_not_skipped(names: tuple[str, ...], options: LockOptions, method: str)
     Check that the lock does not have ``if_taken="skip"``; *method* is the one to call instead of entering it.
 
     Raises:
-        TypeError: It has.
+        TypeError: The lock has ``if_taken="skip"``.
     """
     if options["if_taken"] == "skip":
         name = named(names)

@@ -11,8 +11,8 @@ class PerLoop(Generic[T]):
     """
     One thing per event loop, for as long as the loop is open.
 
-    The things hold timers and connections, and these hold their loop, so neither would ever be freed. So the things of
-    closed loops are dropped when another loop first asks for its own.
+    The things hold timers and connections, and these hold their loop, so neither would ever be freed. Therefore the
+    things of closed loops are dropped when another loop first asks for its own.
 
     Args:
         make: Makes the thing in the running loop.

@@ -40,8 +40,7 @@ class Redelivery:
     def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
         self._nodes = nodes
         self._clock = clock
-        # Only the background thread changes ``_undelivered``. Other threads send it messages, each with one call into
-        # C.
+        # Only the background thread changes ``_undelivered``. Others send it messages, each with one call into C.
         self._inbox: deque[tuple[Mapping[int, Request], float] | None] = deque()  # None makes the thread drop all
         self._bell = Bell(threading.Lock())
         self._undelivered: dict[int, dict[Request, float]] = {}

@@ -45,7 +45,7 @@ class Keeper(Protocol):
     """The part of a manager that extends leases."""
 
     def extend(self, leases: Any) -> int:
-        """Extend leases; may block for one node timeout for each hundred of them."""
+        """Extend leases; this may block for one node timeout per hundred leases."""
 
     async def aextend(self, leases: Any) -> int:
         """Do what :meth:`extend` does without blocking."""
@@ -116,7 +116,7 @@ class Agenda:
             self.add(lease)
 
     def drop(self, lease: Tended) -> None:
-        """Take a lease off."""
+        """Take a lease off the agenda."""
         self._leases.pop(ref(lease), None)
 
     def next(self) -> float:
@@ -196,7 +196,7 @@ class Watchdog:
         return self._thread.running
 
     def watch(self, lease: Tended) -> None:
-        """Look after *lease* until it ends; starts the thread if there is none."""
+        """Look after *lease* until it ends; start the thread if there is none."""
         self._inbox.append((ref(lease), True))
         if lease.hold.due() < self._wake_at:
             self._bell.ring()

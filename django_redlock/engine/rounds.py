@@ -49,8 +49,8 @@ class Gather:
         """
         Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out.
 
-        A round that is *unattended* stays open; :meth:`attend` reads the replies if no later round does. Returns the
-        connections that the round was sent on.
+        A round that is *unattended* stays open; :meth:`attend` reads the replies if no later round does. The result is
+        the connections that the round was sent on.
         """
         if not round.requests:
             round.close()

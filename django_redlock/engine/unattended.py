@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 
     Attributes:
         round: The round of the release.
-        connections: The connections that carried it; None if an interruption dropped them.
+        connections: A reference to the connections that carried it, which gives None if an interruption dropped them.
         until: When the nodes that have not answered count as silent, in seconds on the steady clock.
         look: When to read the replies.
         ended: Called with the round when the outcome is known.
@@ -133,7 +133,7 @@ class UnattendedReleases:
         return 0
 
     async def aextend(self, leases: Any) -> int:
-        """Do nothing: only the watchdog of the threads looks after it."""
+        """Do nothing, because only the watchdog of the threads looks after these releases."""
         return 0
 
     def look(self, *, wait: bool = False) -> None:
