@@ -1,7 +1,7 @@
 """
 The hold behind a lease: which manager extends it, how often it was entered, and its release (internal).
 
-Fences, reentrant locks and the watchdog use this class. The members for users are in :class:`~.lease.Lease`.
+Fences, reentrant locks and the watchdog use a :class:`LeaseHold`. The members for users are in :class:`~.lease.Lease`.
 """
 
 import os

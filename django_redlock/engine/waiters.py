@@ -53,7 +53,7 @@ class Waiters(Generic[Event]):
         """
         Take notifications for a waiter that asks for the first time and may have to wait.
 
-        A node queues the waiter when it refuses the lock, and may notify the waiter before that refusal has been read.
+        A node queues the waiter when it refuses the lock, and may notify the waiter before that reply has been read.
         """
         if self.listening and waiter.name:
             self._expected[waiter.name] = waiter

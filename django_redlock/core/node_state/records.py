@@ -11,7 +11,7 @@ NO_FENCE: tuple[int, float | None] = (0, None)
 
 
 class Tombstone(NamedTuple):
-    """The refusal of late requests with a released nonce: until when, and whether an operator asked for it."""
+    """The record that refuses late requests with a released nonce: until when, and whether an operator asked for it."""
 
     until: float
     revoked: bool
