@@ -156,7 +156,8 @@ class Admission:
         """
         Return the nodes whose clocks are far from most others', and why they do not vote.
 
-        A round asks this when it is decided, not when a reply comes: only the other nodes show which clock is right.
+        What counts is the moment when a round is decided, not the moment when a reply came: only the replies of the
+        other nodes show which clock is right.
         """
         return self._doubted
 
