@@ -1,7 +1,7 @@
 """
-Read the ``REDLOCK`` setting: late, without changing it, and with errors that say what to write instead.
+Read the ``REDLOCK`` setting: only when it is used, without changing it, and with errors that say what to write instead.
 
-No message shows a URL: it may hold a password.
+No message shows a URL, because a URL may contain a password.
 """
 
 import re
@@ -42,7 +42,7 @@ class InvalidRedlockError(ImproperlyConfigured):
 
     Args:
         message: What is wrong, where, and what to write.
-        code: Which check reports it.
+        code: The id of the check that reports it.
     """
 
     def __init__(self, message: str, code: str = "redlock.E001") -> None:
@@ -60,7 +60,7 @@ class UnknownAliasError(InvalidRedlockError):
 
 @dataclass(frozen=True, slots=True)
 class AliasConfig:
-    """What one alias of ``REDLOCK`` says, checked."""
+    """The checked settings of one alias of ``REDLOCK``."""
 
     alias: str
     nodes: tuple[Node, ...]
@@ -69,9 +69,9 @@ class AliasConfig:
 
 def _without_frames(read: Callable[P, T]) -> Callable[P, T]:
     """
-    Raise errors of the settings without the frames in which they arose.
+    Raise errors about the settings without the frames in which they arose.
 
-    The variables of these frames are the settings, passwords included. Django's debug page and error trackers show the
+    The variables of these frames hold the settings, passwords included. Django's debug page and error trackers show the
     variables of every frame in a traceback.
     """
 
@@ -99,7 +99,7 @@ def aliases() -> tuple[str, ...]:
 @_without_frames
 def read_alias(alias: str) -> AliasConfig:
     """
-    Return what the setting says of one alias; connects to nothing.
+    Return the checked settings of one alias, without connecting to anything.
 
     Raises:
         InvalidRedlockError: The setting, the alias or something in it cannot be used.
@@ -118,12 +118,12 @@ def read_alias(alias: str) -> AliasConfig:
 
 
 def caches_of(alias: str) -> list[str]:
-    """Return the ``CACHES`` aliases that an alias, known to be well formed, uses as nodes."""
+    """Return the ``CACHES`` aliases that a well-formed alias uses as nodes."""
     return [url.removeprefix("cache:") for url in _urls(alias) if url.startswith("cache:")]
 
 
 def databases_of(alias: str) -> list[str]:
-    """Return the ``DATABASES`` aliases that an alias, known to be well formed, uses as nodes."""
+    """Return the ``DATABASES`` aliases that a well-formed alias uses as nodes."""
     return [url.removeprefix("database://") for url in _urls(alias) if url.startswith("database://")]
 
 
@@ -246,7 +246,7 @@ def _url(entry: Mapping[str, Any]) -> str:
 
 
 def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
-    """Return the master of a service that Redis Sentinel looks after."""
+    """Return the node that is the master of a service watched by Redis Sentinel."""
     _known_keys(where, entry, SENTINEL_KEYS)
     service, sentinels = entry.get("SERVICE_NAME"), entry.get("SENTINELS")
     urls = [_sentinel_url(place) for place in sentinels] if isinstance(sentinels, (list, tuple)) else []
@@ -320,7 +320,7 @@ def _primary(where: str, cache: Mapping[str, Any]) -> str:
 
 
 def _cache_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield where and as whom a cache connects; its pools, timeouts and retries are not ours to use."""
+    """Yield the options that say where and as which user a cache connects, but not its pools, timeouts and retries."""
     for source in (options, options.get("CONNECTION_POOL_KWARGS", {})):
         for key, value in source.items():
             key = CACHE_CREDENTIALS.get(key, key)

@@ -24,7 +24,7 @@ class _OneLineError(RedlockError):
 
 
 class _AttemptError(_OneLineError):
-    """What a failed acquisition knows: the lock, the time and what each node said."""
+    """An error with the facts of a failed acquisition: the lock, the time, and each node's reply."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class LockTakenError(_AttemptError):
         attempts: How often the nodes were asked.
         nodes: What each node replied, or why it gave no vote, by the node's display name.
         retry_after: Seconds until the present hold ends unless its owner extends it; None when unknown.
-        holder: Who holds it: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch)
-            and ``ttl`` (seconds); empty when unknown. If others share it, ``kind`` is ``shared``, and ``host``, ``pid``
-            and ``since`` are None.
+        holder: The holder: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch) and
+            ``ttl`` (seconds); empty when unknown. If other holders share the lock, ``kind`` is ``shared``, and
+            ``host``, ``pid`` and ``since`` are None.
         queued: Whether nobody holds the lock, but earlier waiters are in its queue and are served first.
     """
 
@@ -101,7 +101,7 @@ class QuorumUnavailableError(_AttemptError):
         attempts: How often the nodes were asked.
         nodes: What each node replied, or why it gave no vote, by the node's display name.
         needed: How many votes a quorum takes.
-        misconfigured: Whether no quorum is possible until servers or settings change; nobody waits for it.
+        misconfigured: Whether no quorum is possible until servers or settings change; the caller then gives up at once.
         retry_after: Seconds until a quorum votes again, if enough nodes answered and some of them give no vote for a
             while, such as after a restart; None when unknown.
     """
@@ -139,11 +139,11 @@ class LockLostError(_OneLineError):
         name: The lock's name.
         reason: ``expired``, ``superseded``, ``forgotten``, ``revoked``, ``fenced``, ``margin``, ``max_hold``,
             ``max_extensions``, ``heartbeat``, ``forked`` or ``released``.
-        held: How long it was held, in seconds.
+        held: How long the lock was held, in seconds.
     """
 
     def __init__(self, name: str, reason: str = "expired", held: float = 0.0) -> None:
-        reason = str(reason)  # of a member of an enum its text, which programs without this package can read, too
+        reason = str(reason)  # the text of an enum member, so that programs without this package can unpickle it
         super().__init__(name, reason, held)
         self.name = name
         self.reason = reason
@@ -172,7 +172,7 @@ class StaleTokenError(_OneLineError):
 
 
 def printable(text: str) -> str:
-    """Return *text* with everything that could move a cursor or hide in a page written as an escape."""
+    """Return *text* with every character escaped that could move a cursor or be invisible on a page."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

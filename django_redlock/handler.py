@@ -1,5 +1,5 @@
 """
-The managers of the aliases in ``REDLOCK``, one each per process, and the way to them.
+The lock managers of the aliases in ``REDLOCK``, one per alias and process, and access to them.
 """
 
 import os
@@ -30,8 +30,8 @@ class RedlockHandler:
     """
     Give out the lock manager configured under each alias of ``REDLOCK``.
 
-    One per alias and process, because it owns connections. Django's ``BaseConnectionHandler`` would make one per
-    thread and per asyncio task. Settings are read at the first use of an alias.
+    There is one manager per alias and process, because a manager owns connections. Django's ``BaseConnectionHandler``
+    would make one per thread and per asyncio task. Settings are read at the first use of an alias.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class RedlockHandler:
     @contextmanager
     def substituted(self, alias: str, manager: LockManager) -> Iterator[None]:
         """Give out *manager* for an alias in the ``with`` block; for :mod:`django_redlock.testing`."""
-        managers = self._managers  # a reset has others made, which this block does not concern
+        managers = self._managers  # a reset makes a new dict, which this block leaves alone
         before = managers.get(alias)
         managers[alias] = manager
         try:
@@ -117,7 +117,7 @@ class DjangoSurroundings(Surroundings):
         warnings.warn_explicit(message, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
     def keep(self, lease: Released) -> bool:
-        """Have *lease* released when the last of the open transactions is committed or rolled back."""
+        """Release *lease* when the last open transaction has ended; return whether a transaction is open."""
         open_ones = open_transactions()
         if open_ones:
             release = ReleaseAfterTransactions(lease, len(open_ones))
@@ -129,9 +129,9 @@ class DjangoSurroundings(Surroundings):
 
 class ReleaseAfterTransactions:
     """
-    Releases a lease when the last of several transactions has ended.
+    Release a lease when the last of several transactions has ended.
 
-    Django calls it after a commit. After a rollback, or when the connection is closed, Django only drops it.
+    Django calls this object after a commit. After a rollback, or when the connection is closed, Django only drops it.
     """
 
     def __init__(self, lease: Released, transactions: int) -> None:
@@ -154,8 +154,8 @@ class ReleaseAfterTransactions:
 
 
 def open_transactions() -> list[Any]:
-    """Return the connections of this thread with an open transaction, other than that of a ``TestCase``."""
-    db = sys.modules.get("django.db")  # not imported here, because a process without it has no transaction
+    """Return the connections of this thread that have an open transaction, other than that of a ``TestCase``."""
+    db = sys.modules.get("django.db")  # not imported: a process that has not loaded it has no transaction
     connections = db.connections.all(initialized_only=True) if db else []
     return [each for each in connections if in_transaction(each)]
 
@@ -173,7 +173,7 @@ locks = RedlockHandler()
 @explained
 def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
     """
-    Describe a lock of an alias; reads no settings and makes no network call until it is acquired.
+    Describe a lock of an alias, without reading settings or making a network call before it is acquired.
 
     ``with lock("report:7"):`` and ``async with lock("report:7"):`` run their body under the lock, and
     ``@lock("report")`` runs a function or coroutine function under it.
@@ -181,9 +181,9 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Un
     Args:
         name: What to lock, or several names to lock all or none of.
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``, 30 by default.
-        wait: How long to try in seconds; 0 is one attempt, None is for ever. Not passed, it is ``OPTIONS["wait"]``,
-            None by default. If the vote is split between contenders, so that nobody has the lock, the attempt
-            is repeated for one node timeout.
+        wait: How long to try in seconds; 0 is one attempt, None is for ever. If it is not passed, it is
+            ``OPTIONS["wait"]``, None by default. If the vote is split between contenders, so that nobody has the lock,
+            the attempt is repeated for one node timeout.
         using: Alias in ``REDLOCK``.
         renew: Whether to extend the lease while it is held; None is ``OPTIONS["renew"]``, True by default.
         label: The holder's work, for people who look at held locks; never put a secret here.
@@ -191,14 +191,15 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Un
         shared: Whether other shared holders may hold it at the same time. Without it a holder is exclusive.
         reentrant: Whether the thread or task that holds it may take it again, without a network call.
         barge: Whether to ignore the queue and take the lock at once if it is free.
-        heartbeat: Seconds without ``lease.heartbeat()`` after which it is no longer extended, for work that may hang
-            while its process lives; None needs none.
-        max_hold: The longest time for which it is renewed, in seconds; None is ``OPTIONS["max_hold"]``, an hour by
-            default.
+        heartbeat: Seconds without ``lease.heartbeat()`` after which the lease is no longer extended, for work that may
+            hang while its process lives; None requires no heartbeat.
+        max_hold: The longest time for which the lock is renewed, in seconds; None is ``OPTIONS["max_hold"]``, an hour
+            by default.
         cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost; the block then raises
             LockLostError.
-        on_commit: Whether a ``with`` block inside a transaction keeps the lock until the transaction was committed or
-            rolled back; outside of one it makes no difference. Not with ``async with`` or ``acquire()``.
+        on_commit: Whether a ``with`` block inside a transaction keeps the lock until the transaction has been committed
+            or rolled back; outside a transaction it makes no difference. It does not work with ``async with`` or
+            ``acquire()``.
         if_taken: Whether a decorated function raises LockTakenError when the lock is taken (``raise``) or returns None
             (``skip``). With ``skip`` it makes one attempt unless *wait* is passed.
         release: Whether leaving a block waits for the nodes' replies to the release (``wait``) or sends the release and
@@ -208,8 +209,8 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Un
         TypeError: A name is not a string.
         ValueError: A number cannot work, or two arguments cannot be combined; the message says what to write.
 
-    When it is acquired, ``InvalidRedlockError`` if the settings cannot be used, and ``ValueError`` if they do not allow
-    the ttl.
+    Acquiring the lock raises ``InvalidRedlockError`` if the settings cannot be used, and ``ValueError`` if they do not
+    allow the ttl.
     """
     names = check_names(name)
     return Lock(names, lambda: locks[using].lock(names, **options).description(), complete(names, options))
@@ -221,7 +222,7 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Another thread of the parent may have held it.
+    # Another thread of the parent may have held the mutex.
     os.register_at_fork(after_in_child=lambda: setattr(locks, "_mutex", threading.Lock()))
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redlock.reset")

@@ -16,7 +16,7 @@ lock_released = Signal()
 """
 Sent when a lock was given up, with ``lease`` and ``outcome``, the result of :meth:`.Lease.release`.
 
-If nobody waited for the release, it is sent when the outcome is known, by the watchdog or the event loop.
+If nobody waited for the release, the watchdog or the event loop sends the signal when the outcome is known.
 """
 lock_taken = Signal()
 """Sent when a caller gave up, with ``name`` and ``error``, a LockTakenError or QuorumUnavailableError."""
@@ -28,12 +28,13 @@ lock_forced = Signal()
 """Sent when an operator released a lock, with ``name`` and ``outcome``."""
 node_down = Signal()
 """
-Sent when a node does not answer, or cannot be used, such as a replica; once until it can be used again.
+Sent when a node does not answer or cannot be used, for example because it is a replica; once until it can be used
+again.
 
-It is sent with ``node``, its display name, and ``reason``, such as ``refused``, ``timeout`` or ``WRONGPASS``.
+The signal carries ``node``, the node's display name, and ``reason``, such as ``refused``, ``timeout`` or ``WRONGPASS``.
 """
 node_up = Signal()
-"""Sent when a node answers again, with ``node``, its display name."""
+"""Sent when a node answers again, with ``node``, the node's display name."""
 
 SIGNALS = {
     "lock_acquired": lock_acquired,

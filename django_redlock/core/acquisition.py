@@ -22,7 +22,7 @@ from .tokens import HighestToken
 from .waiter import Waiter
 from .wanted import Wanted
 
-FEW_PERMITS = 3  # a lock with no more permits than this is tried without asking first which are taken
+FEW_PERMITS = 3  # with no more permits than this, each is tried without asking first which are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,9 @@ class GaveUp:
     """
     The acquisition ended without the lock.
 
-    ``taken`` is whether another owner has the lock; otherwise too few nodes answered. ``misconfigured`` is whether they
-    cannot answer before servers or settings change. ``queued`` is whether the lock is free but others wait for it.
+    ``taken`` is whether another owner has the lock; otherwise too few nodes answered. ``misconfigured`` is whether the
+    nodes cannot vote until servers or settings change. ``queued`` is whether the lock is free but other callers wait
+    for it.
     """
 
     taken: bool
@@ -56,11 +57,11 @@ class Acquisition:
 
     Args:
         wanted: The lock to take.
-        rules: The numbers to work with.
+        rules: The options of the alias.
         highest: The highest tokens seen in this process.
         fresh_nonce: Draws 128 random bits as 32 hexadecimal digits.
         chance: Draws a number from 0 to 1, for jitter.
-        waiter: Its name in the queues of the nodes; empty does not queue.
+        waiter: The waiter's name in the nodes' queues; a caller with an empty name joins no queue.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class Acquisition:
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = self._since = NEVER
         self._attempts = 0
-        # The attempt under way, or the last one. The first is there before it begins, so that an interruption at any
+        # The attempt under way, or the last one. The first one exists before it begins, so that an interruption at any
         # moment finds an attempt to undo.
         self._attempt = self._new_attempt(self._slugs)
-        # The nodes that may have the waiter in their queue. A queue outlasts attempts, so this does, too.
+        # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too.
         self._enrolled: set[int] = set()
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
-        """Run until the outcome; yields rounds and pauses, receives the time after each."""
+        """Yield rounds and pauses, and return the outcome; the driver sends the time after each of them."""
         self._at = self._since = at
         while True:
             self.waiter.attend()
@@ -117,7 +118,7 @@ class Acquisition:
         Return the round that releases the attempt under way and leaves the queue.
 
         Args:
-            timeout: Seconds to wait for the replies, so that lost connections are made anew; 0 does not wait.
+            timeout: Seconds to wait for the replies, so that lost connections can be replaced; 0 does not wait.
         """
         return self._withdrawal(leaving=True, timeout=timeout)
 
@@ -134,8 +135,8 @@ class Acquisition:
         return granted
 
     def _new_attempt(self, slugs: tuple[str, ...]) -> Attempt:
-        # Each attempt has a fresh nonce, unless the caller chose one. So a late request of an attempt that was released
-        # finds the cancel tombstone of that attempt, and does no harm to the next.
+        # Each attempt has a fresh nonce, unless the caller chose one. A late request of a released attempt then finds
+        # that attempt's own tombstone, and cannot harm the next attempt.
         nonce = self.wanted.nonce or self._fresh_nonce()
         return Attempt(self.wanted, slugs, nonce, self._rules, self._highest, self.waiter.name, self._timeout)
 
@@ -159,7 +160,7 @@ class Acquisition:
         return None
 
     def _not_taken(self, permits: list[tuple[str, ...]]) -> Generator[Step, Instant, list[tuple[str, ...]]]:
-        """Return the permits that may be free on a quorum of the nodes; it takes one round instead of one for each."""
+        """Return the permits that may be free on a quorum of the nodes, with one round instead of one per permit."""
         rules = self._rules
         survey = Survey(tuple(slug for (slug,) in permits))
         round = Round(
@@ -175,20 +176,20 @@ class Acquisition:
         return [(slug,) for (slug,) in permits if taken[slug] <= rules.spare]
 
     def _permits(self) -> list[tuple[str, ...]]:
-        """Return the permits of the lock, beginning at random, so that contenders do not all try the first one."""
+        """Return the permits of the lock, starting at a random one, so that contenders do not all try the first."""
         limit = self.wanted.limit
         first = int(self._chance() * limit)
         return [(permit_slug(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
-        """Give back what the attempt was granted, so that it keeps no other caller out."""
+        """Give back what the attempt was granted, so that it blocks no other caller."""
         attempt = self._attempt
         if attempt.given_back and not (leaving and self._enrolled):
             return
         round = self._withdrawal(leaving=leaving)
         if round.requests:
             self._at = yield round
-        # Only now: an interruption must find what has not been given back.
+        # Set only now: an interruption before this line must find what has not been given back.
         attempt.given_back = True
         if leaving:
             self._enrolled = set()
@@ -205,25 +206,25 @@ class Acquisition:
             nodes |= self._enrolled
             nodes |= set() if attempt.given_back else attempt.may_queue()
         release = Release(attempt.slugs, attempt.nonce, 0.0, waiter, self.wanted.shared, self._queue)
-        # A detached lock may last for hours, and each attempt that fails would leave a tombstone for as long.
+        # A detached lock may last for hours, and each failed attempt would leave a tombstone for just as long.
         tombstone = min(self.wanted.ttl, self._rules.max_ttl)
-        # An attempt that was given back counts as well: a node that has not answered may execute its request after
-        # this release.
+        # An attempt that was already given back still counts: a node that has not answered may execute its request
+        # after this release.
         undo = cleanup(release, nodes, attempt.unanswered(), tombstone, timeout)
         undo.lasting = self.wanted.ttl
         return undo
 
     def _overdue(self) -> bool:
-        """Return whether the time has been over for a whole node timeout."""
+        """Return whether the time to try ended at least one node timeout ago."""
         left = self._time_left()
         return left is not None and left <= -self._timeout
 
     def _time_left(self) -> float | None:
         """
-        Return for how much longer to try, in seconds; None is for ever.
+        Return for how many more seconds to try; None is for ever.
 
-        After a split vote nobody has the lock. If all contenders gave up then, none of them would get it; so they
-        repeat the attempt for one node timeout more.
+        After a split vote nobody has the lock. If all contenders gave up at that point, none of them would get it. So
+        they go on trying for one more node timeout.
         """
         if self.wanted.wait is None:
             return None

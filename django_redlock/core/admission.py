@@ -1,17 +1,17 @@
 """
 Decide which nodes may vote (internal).
 
-A node that restarted without its data would vote for a second holder. "Distributed Locks with Redis" asks the
-operator to keep such a node down for one ttl ("Performance, crash recovery and fsync"); here the client does it. A
-restart cuts every connection, so each new connection asks for the server's run id and for how long this server has
-served the locks. Below the length of the longest lease the node gives no vote. That age is not the server's uptime: a
-replica may have been running for weeks when it is promoted, and an emptied server goes on running.
+A node that restarted without its data would vote for a second holder. "Distributed Locks with Redis" asks the operator
+to keep such a node down for one ttl ("Performance, crash recovery and fsync"); here the client does it. A restart cuts
+every connection, so each new connection asks for the server's run id and for how long this server has served the locks.
+While that age is below the length of the longest lease, the node gives no vote. The age is not the server's uptime: a
+replica may have run for weeks before it is promoted, and an emptied server keeps running.
 
-A replica, a cluster node, the same server twice and a node that may evict keys give no vote either. Requests still go
-to such nodes: their keys keep others out.
+A replica, a cluster node, a server that is listed twice and a node that may evict keys give no vote either. Requests
+still go to such nodes: their keys keep other callers out.
 
 Nodes expire keys by their wall clock, so a node whose clock ran forward has dropped keys too early. Every reply carries
-the node's time, and two checks of it find such a node. A client that knows the node sees its clock jump between two
+the node's time, and two checks use it to find such a node. A client that knows the node sees its clock jump between two
 replies, and gives it no vote until every earlier lease has ended. A client that has just started compares the nodes
 with each other. A node whose clock is far from most of the others gives no vote while that lasts; once its clock is set
 back, it gives none until every earlier lease has ended. A client cannot notice a step that is undone before it asks the
@@ -29,9 +29,9 @@ MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
-FRESH = 1.0  # seconds for which a node's clock is not looked at again unless a reply tells more about it
-EVEN = EXPIRY_ROUNDING / 2  # a difference of more seconds than this is no delay of a reply: the clock was set
-CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without having been set: NTP slews half of that
+FRESH = 1.0  # seconds for which a node's clock is not examined again unless a reply tells more about it
+EVEN = EXPIRY_ROUNDING / 2  # seconds; a larger difference does not come from a slow reply: the clock was set
+CLOCK_RATE = 0.001  # seconds that a clock may gain in one second without having been set; NTP slews by half of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Greeting:
     Args:
         run_id: Changes with every start; empty if the node does not report one.
         age: Seconds for which the server has certainly kept all locks, by its own clock; None if it does not report
-            that.
+            this.
         role: ``master`` or something that does not vote.
         mode: ``standalone`` or something that does not vote.
-        evicts: Whether it may drop keys when its memory is full.
-        promoted: Changes each time it becomes a master after it was a replica; empty if it does not remember having
-            been a replica.
-        refused: Why it does not describe itself, such as ``NOPERM``.
+        evicts: Whether the node may drop keys when its memory is full.
+        promoted: Changes each time the node becomes a master after it was a replica; empty if it does not remember
+            having been a replica.
+        refused: Why the node does not describe itself, such as ``NOPERM``.
     """
 
     run_id: str = ""
@@ -65,7 +65,7 @@ class Admission:
     The nodes of an alias that may vote; shared by all threads and event loops.
 
     Args:
-        rules: The numbers to work with.
+        rules: The options of the alias.
         names: The nodes' names, in the order of the settings.
         clock: Returns seconds on the client's steady clock.
         wall: Returns seconds since the epoch; the client's own clock is compared too while fewer than three nodes are
@@ -93,7 +93,7 @@ class Admission:
         # How far each node's clock is ahead of our steady one: at least, and at most.
         self._least = [-INFINITY] * len(names)
         self._most = [INFINITY] * len(names)
-        self._looked = [0.0] * len(names)  # when
+        self._looked = [0.0] * len(names)  # when each node's clock was last examined
         self._doubted: Mapping[int, str] = {}
 
     def greet(self, node: int, greeting: Greeting) -> None:
@@ -102,11 +102,12 @@ class Admission:
             self._quarantine(node, greeting)
         if greeting.run_id:
             self._run_ids[node], self._promotions[node] = greeting.run_id, greeting.promoted
-        # Behind that: of two threads that greet one server under two names at once, one sees the other's.
+        # After the run id is stored: if two threads greet one server under two names at once, at least one of them then
+        # sees the other's run id.
         self._excluded[node] = self._exclusion(node, greeting)
 
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
-        """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
+        """Return *reply* to a request that was sent at *sent*, without its vote if the node may not vote."""
         now, fence, time = self._clock(), reply.fence, reply.time
         if fence > time + FAR or fence >= HIGHEST:
             reply = believable(reply)
@@ -115,9 +116,9 @@ class Admission:
             if self._guards_clocks:
                 least, most = time / 1e6 - now, time / 1e6 - sent
                 known_least, known_most = self._least[node], self._most[node]
-                # Nothing is to be noted if the clock is as it was a moment ago, and the reply leaves no less room. A
-                # slow reply proves less than the one before it; so small steps of a clock add up instead of being
-                # forgotten one by one.
+                # Skip the reply if the clock was examined a moment ago, the reply agrees with that, and it does not
+                # narrow the bounds. A slow reply proves less than an earlier, quick one. Keeping the narrow bounds lets
+                # small steps of a clock add up, instead of being forgotten one by one.
                 if not (
                     now - self._looked[node] < FRESH
                     and least < known_most + EVEN
@@ -127,7 +128,7 @@ class Admission:
                     self._look_at_clock(node, least, most, now)
         if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
-        # A reply to a request that was sent during the quarantine does not count, even if it is read later.
+        # A reply to a request that was sent during the quarantine does not count, even if it is read afterwards.
         if why := self._quarantine_left(node, sent):
             return no_vote(reply, why, votes_in=max(0.0, self._quarantined[node][0] - now))
         if why := self._excluded.get(node, ""):
@@ -135,11 +136,11 @@ class Admission:
         return reply
 
     def objection(self, node: int, when: float | None = None) -> str:
-        """Return why a node may not vote, now or at another time; nothing if it may."""
+        """Return why a node may not vote, now or at the time *when*; empty if it may."""
         return self._quarantine_left(node, when) or self._excluded.get(node, "")
 
     def _quarantine_left(self, node: int, when: float | None = None) -> str:
-        """Return why a node may not vote for a while, and for how long; nothing if it is not so."""
+        """Return why a node is in quarantine, and for how much longer; empty if it is not."""
         until, what, option = self._quarantined.get(node, NEVER)
         now = self._clock()
         if until > (now if when is None else when):
@@ -148,14 +149,15 @@ class Admission:
         return ""
 
     def exclusion(self, node: int) -> str:
-        """Return why a node never votes as it is set up; nothing if it may."""
+        """Return why a node never votes as it is configured; empty if it may vote."""
         return self._excluded.get(node, "")
 
     def doubted(self) -> Mapping[int, str]:
         """
         Return the nodes whose clocks are far from most others', and why they do not vote.
 
-        Asked when a round is decided and not when a reply comes: who is right, the others have to say.
+        What counts is the moment when a round is decided, not the moment when a reply came: only the replies of the
+        other nodes show which clock is right.
         """
         return self._doubted
 
@@ -164,12 +166,13 @@ class Admission:
         since = now - self._looked[node]
         self._looked[node] = now
         forward, back = least - self._most[node], self._least[node] - most
-        # The drift of a usual lease would allow more; the shortest leases allow hardly more than the rounding.
+        # The drift allowance of a usual lease would tolerate a larger step. That of the shortest leases covers little
+        # more than the rounding.
         allowed = EXPIRY_ROUNDING + CLOCK_RATE * since
         if forward > allowed:
             why = f"its clock ran {forward:.3f} s forward"
             self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
-        elif back > allowed and node in self._doubted:  # who has just started saw it only while it was ahead
+        elif back > allowed and node in self._doubted:  # a new client saw the clock only while it was ahead
             why = f"its clock went {back:.3f} s back to the others'"
             self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
         self._least[node], self._most[node] = least, most
@@ -200,7 +203,7 @@ class Admission:
             return f"runs in {greeting.mode} mode"
         if greeting.evicts and self._names[node] not in self._rules.allow_evicting:
             return "may evict keys (OPTIONS['allow_evicting'])"
-        for other, run_id in list(self._run_ids.items()):  # other threads may be connecting, too
+        for other, run_id in list(self._run_ids.items()):  # a copy: other threads may be connecting too
             if run_id == greeting.run_id and other != node:
                 return f"is the same server as {self._names[other]}"
         return ""
@@ -209,15 +212,17 @@ class Admission:
         """Keep a node from voting until every lease that it may have forgotten has ended."""
         now = self._clock()
         known = self._run_ids.get(node, greeting.run_id)
-        # It has the data of the master that it followed meanwhile. (A promotion is forgotten after a while.)
+        # A promoted node has the data of the master that it followed meanwhile. (A node forgets its promotion after a
+        # while.)
         promoted = greeting.promoted and self._promotions.get(node, greeting.promoted) != greeting.promoted
         if known != greeting.run_id or promoted or node not in self._met:
             self._met[node] = now
-        # Where a server does not say its age, not anew with each connection, or it would never vote.
+        # If a server does not report its age, count from the first greeting of this run. A count that began anew with
+        # each connection would keep the node from ever voting.
         age = now - self._met[node] if greeting.age is None else greeting.age
-        up = max(0.0, age - 1)  # some count whole seconds, so it may be nearly one too many
+        up = max(0.0, age - 1)  # some servers count whole seconds, so the age may be nearly one too high
         if known != greeting.run_id or promoted:
-            # A clock that ran forward makes the age too long; we know better when the old run still answered.
+            # A clock that ran forward makes the age too long; this process knows better when the old run last answered.
             up = min(up, now - self._last_reply.get(node, now))
         until = now + self._rules.guard - up
         if until > self._quarantined.get(node, NEVER)[0]:

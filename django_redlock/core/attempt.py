@@ -1,12 +1,13 @@
 """
 One attempt to take a lock (internal).
 
-It asks all nodes at once, agrees with a quorum on a fencing token, and checks that enough time is left.
+An attempt asks all nodes at once, agrees with a quorum on a fencing token, and checks that enough time is left.
 
-The request proposes a fencing token. A node accepts it only if it is greater than any it accepted before; when a quorum
-accepted the same number, that is the token. When a quorum granted the lock but not the number, one more round raises
-it. Two quorums share a node, and a node accepts strictly increasing numbers, so tokens are unique and increase from
-hold to hold without any assumption about clocks; the wall clock only makes the first proposal likely to succeed.
+The request proposes a fencing token. A node accepts the number only if it is greater than every number it accepted
+before. If a quorum accepts the same number, that number is the token. If a quorum grants the lock but not the number,
+one more round raises it. Any two quorums share a node, and a node accepts strictly increasing numbers. So tokens are
+unique and increase from hold to hold, without any assumption about clocks. The wall clock only makes the first proposal
+likely to succeed.
 """
 
 from collections.abc import Callable, Generator, Mapping, Set
@@ -25,7 +26,7 @@ from .tokens import HighestToken
 from .verdict import GRANTS, Verdict, granting_time, misconfigured, most_held, silent
 from .wanted import Wanted
 
-PATIENCE = 0.005  # seconds for which the refused round of a waiter waits for the replies that are still to come
+PATIENCE = 0.005  # seconds for which a waiter's refused round waits for the replies still in flight
 
 NEVER = Instant(0.0, 0)
 NO_NODES: frozenset[int] = frozenset()
@@ -44,7 +45,7 @@ class Granted(NamedTuple):
         start: When the winning round began, in seconds on the client's steady clock.
         deadline: When the lease ends, in seconds on the same clock.
         rounds: The rounds of the attempt; some of their replies may still be in flight.
-        leaving: The waiter that leaves the queue with the release; empty if it is in none.
+        leaving: The waiter that leaves the queue with the release; empty if no waiter is queued.
         queue: The slug whose queue counts, for a lock with several permits.
         untouched: The nodes that certainly have neither the lock nor the waiter.
         waited: Seconds from the first attempt until the lock was held.
@@ -71,13 +72,13 @@ class Attempt:
         wanted: The lock to take.
         slugs: The names to take, as written in the keys; for a lock with several permits, one permit.
         nonce: The secret that proves the hold if the attempt succeeds; empty for an attempt that is never made.
-        rules: The numbers to work with.
+        rules: The options of the alias.
         highest: The highest tokens seen in this process.
-        waiter: The waiter's name in the queues of the nodes; empty does not queue.
+        waiter: The waiter's name in the nodes' queues; a caller with an empty name joins no queue.
         timeout: Seconds for which a round waits for its slowest node.
 
-    ``enrolled`` has the nodes that have put the waiter in their queue, or may have. ``given_back`` is whether
-    everything that the attempt may have been granted has been released. ``at`` is the time after its last round.
+    ``enrolled`` has the nodes that have the waiter in their queue, or may have. ``given_back`` is whether everything
+    that the attempt may have been granted has been released. ``at`` is the time after the attempt's last round.
     """
 
     __slots__ = (
@@ -111,10 +112,10 @@ class Attempt:
 
     def steps(self, at: Instant, since: Instant, enrolled: Set[int]) -> Generator[Round, Instant, Granted | None]:
         """
-        Run until the outcome; yields rounds, receives the time after each, returns None if the attempt failed.
+        Yield rounds, and return the outcome, None if the attempt failed; the driver sends the time after each round.
 
         Args:
-            at: The time.
+            at: The present time.
             since: When the first attempt began, which is the waiter's rank in the queues.
             enrolled: The nodes that may have the waiter in their queue since an earlier attempt.
         """
@@ -128,7 +129,7 @@ class Attempt:
             if first.count(*GRANTS) < self._rules.needed:
                 return None
             # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
-            # second proposal is the slowest granting node's own time.
+            # second proposal is at least the slowest granting node's own time.
             token = max(self._above_highest(), granting_time(first.replies))
             second = yield from self._raise_token(first, token)
             # Only the second round counts. A node that accepted the first number may not have accepted this one, and a
@@ -140,7 +141,7 @@ class Attempt:
         if self.at.now + self._rules.least_validity(ttl) > deadline:
             self.enrolled = first.may_queue() if self._waiter else NO_NODES
             return None
-        # A nonce that the caller chose may be that of an earlier hold as well, which a node may still have.
+        # A nonce that the caller chose may also belong to an earlier hold, which a node may still have.
         untouched = NO_NODES if self._wanted.nonce else frozenset(first.untouched() - self.enrolled - enrolled)
         rounds, waited = tuple(self.rounds), self.at.now - since.now
         return Granted(
@@ -149,27 +150,27 @@ class Attempt:
 
     @property
     def verdict(self) -> Verdict:
-        """What the replies of its first round mean."""
+        """The meaning of the replies to the first round."""
         return Verdict(self._replies, self._rules)
 
     def may_hold(self) -> set[int]:
-        """Return the nodes where it may have left something."""
+        """Return the nodes that may still have something of this attempt."""
         return {node for round in self.rounds for node in round.may_hold()}
 
     def may_queue(self) -> set[int]:
-        """Return the nodes that have put the waiter in their queue, or may have."""
+        """Return the nodes that have the waiter in their queue, or may have."""
         # A round that was interrupted has not been counted in ``enrolled`` yet.
         return set(self.enrolled).union(*(round.may_queue() for round in self.rounds))
 
     def unanswered(self) -> set[int]:
-        """Return the nodes that may still execute one of its requests."""
+        """Return the nodes that may still execute a request of this attempt."""
         return unanswered(self.rounds)
 
     def _above_highest(self) -> int:
         """
-        Return the lowest token that is above every one seen; 0 if that was absurd.
+        Return the lowest token above every token seen; 0 if the highest one seen is absurd.
 
-        A fence of the database may hold any number. The lock can be taken all the same, and the fence refuses it.
+        A fence in a database may hold any number. The lock can still be taken, and the fence then refuses its token.
         """
         highest = self._highest.of(self.slugs)
         return 0 if is_absurd(highest, self.at.wall) else highest + 1
@@ -222,10 +223,10 @@ class Attempt:
             on_late=partial(learn, self._highest, self.slugs),
             patience=PATIENCE if self._waiter else 0.0,
         )
-        # Before the first byte is sent: after an interruption the round must be found here and released.
+        # Recorded before the first byte is sent: after an interruption the round must be found here and released.
         self.rounds.append(round)
         self.at = yield round
-        if not round.won:  # otherwise all of them have the token that was proposed, which is noted below
+        if not round.won:  # all replies to a won round have the proposed token, which steps() notes
             self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
         return round
 
@@ -236,16 +237,16 @@ class Attempt:
 
 def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     """
-    Return whether no reply that is still to come can change what happens next.
+    Return whether the replies so far settle what happens next.
 
-    A failure is certain early only if its reason is: either one holder has a quorum, or more nodes are silent than the
-    quorum allows and it is known whether waiting for them can help.
+    A failure is settled early only together with its reason. Either one holder and earlier waiters block more nodes
+    than the quorum can spare; or too many nodes are silent, and it is known whether waiting for them can help.
     """
     accepted = count(replies, Kind.ACCEPTED)
     if accepted >= rules.needed:
         return True
     if accepted == len(replies):
-        return False  # as it should be, so far
+        return False  # the usual case, so far
     granted = count(replies, *GRANTS)
     pending = rules.nodes - len(replies)
     if granted >= rules.needed and accepted + pending < rules.needed:

@@ -14,9 +14,9 @@ from .replies import Reply
 from .rules import Rules
 from .verdict import Verdict
 
-POLL = 1.0  # seconds after which a waiter asks again, although it would be notified of its turn
-LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
-UNTOLD_POLL = 0.05  # seconds for each waiter ahead in the queue, while too few nodes can notify this one
+POLL = 1.0  # seconds after which a waiter asks again, even though nodes would notify it of its turn
+LEAST_POLL = 0.02  # least seconds before a waiter asks again about a hold that is about to end
+UNTOLD_POLL = 0.05  # seconds of pause per waiter ahead in the queue, while too few nodes can notify this one
 
 
 class Pause(NamedTuple):
@@ -26,7 +26,7 @@ class Pause(NamedTuple):
     Args:
         seconds: How long to wait if too few nodes can notify the waiter of its turn.
         told: How long to wait, in seconds, if a quorum of nodes can.
-        silent: The replies of nodes that gave no vote, if that is why there is no lock yet.
+        silent: The replies of nodes that gave no vote, if their silence is why the caller has no lock yet.
     """
 
     seconds: float
@@ -39,7 +39,7 @@ class Backoff:
     The pauses of one acquisition.
 
     Args:
-        rules: The numbers to work with.
+        rules: The options of the alias.
         chance: Draws a number from 0 to 1, for jitter.
     """
 
@@ -52,7 +52,7 @@ class Backoff:
 
     def pause(self, verdict: Verdict, left: float | None) -> Pause:
         """
-        Return the next pause, which is no longer than the present hold can last.
+        Return the next pause, which is hardly longer than the present hold can last.
 
         Args:
             verdict: What the replies to the last attempt mean.
@@ -60,15 +60,15 @@ class Backoff:
         """
         told = self._poll(verdict.free_in)
         if verdict.split:
-            # The contenders gave back what they had, so one of them wins soon unless all of them ask again in
-            # lock-step.
+            # The contenders gave back what they had, so one of them wins soon unless all of them ask again at the same
+            # moment.
             seconds = told = self._rules.retry_delay * self._chance()
         elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
-            # It is in a queue, so a node will notify it. As long as too few nodes can, it asks again after a pause that
-            # gets shorter as its turn comes nearer.
+            # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
+            # pauses that get shorter as its turn comes nearer.
             seconds = min(told, UNTOLD_POLL * (verdict.last_position + self._chance()))
         else:
-            # No node will notify it: it is in no queue, or it lacks only votes, and no release brings those.
+            # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings.
             seconds = told = min(told, self._grow())
         limit = float("inf") if left is None else max(left, 0.0)
         return Pause(min(seconds, limit), min(told, limit), verdict.silent)
@@ -79,7 +79,7 @@ class Backoff:
         return poll + LEAST_POLL * self._chance()
 
     def _grow(self) -> float:
-        """Return a delay from the shortest to three times the previous one, at most ten times the shortest."""
+        """Return a random delay from the shortest to three times the previous one, at most ten times the shortest."""
         shortest = self._rules.retry_delay
         self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
         return self._delay

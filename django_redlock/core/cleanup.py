@@ -26,9 +26,11 @@ def cleanup(
     needed: int | None = None,
 ) -> Round:
     """
-    Return the round that sends *release* to *nodes*; it is decided by *needed* releases, or by all if that is None.
+    Return the round that sends *release* to *nodes*.
 
-    An *unsure* node may execute an earlier request after the release. There the release leaves a tombstone, which
+    The round is decided when *needed* nodes have released the lock, or when all have replied if *needed* is None.
+
+    A node in *unsure* may execute an earlier request after the release. The release to it leaves a tombstone, which
     refuses such requests for *tombstone* seconds.
     """
     refusing = release._replace(tombstone=tombstone) if unsure else release

@@ -5,9 +5,9 @@ from enum import Enum
 
 class Failure(Enum):
     """
-    Why a node did not carry out a request, or cannot be asked at all. The value is what people read.
+    Why a node did not carry out a request, or cannot be asked at all. The value is the text for people.
 
-    Details that a failure may have, such as the mode of a server, stand beside it: nothing compares texts.
+    Details, such as the mode of a server, are kept apart from the failure, because no decision compares texts.
     """
 
     # The way to the node
@@ -85,11 +85,11 @@ class Failure(Enum):
         "of their own or a database server)"
     )
 
-    __hash__ = object.__hash__  # each is there once; that of Enum is made of the name, in Python
+    __hash__ = object.__hash__  # each member exists once; Enum's own hash runs in Python, on the name
 
     @property
     def lasting(self) -> bool:
-        """Whether the node gives no vote until the server or the settings are changed, however long one waits."""
+        """Whether the node gives no vote until the server or the settings change, however long the caller waits."""
         return self in LASTING
 
 

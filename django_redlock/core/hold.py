@@ -24,18 +24,18 @@ from .tokens import HighestToken
 from .verdict import silent
 from .wanted import Wanted
 
-BATCH = 100  # leases in one round at most: a script over more would block its node for a millisecond
-BATCH_NAMES = 200  # and names
+BATCH = 100  # most leases in one round; a script over more would block its node for a millisecond
+BATCH_NAMES = 200  # most names in one round
 
 
 class Validity:
     """
-    For how long one held lock is valid, and for how long it may be extended, by the clock alone.
+    Tell by the clock alone how long a held lock is valid, and how long it may be extended.
 
     Args:
-        wanted: What was asked for.
+        wanted: The lock that was requested.
         granted: The won acquisition.
-        rules: The numbers to work with.
+        rules: The options of the alias.
     """
 
     def __init__(self, wanted: Wanted, granted: Granted, rules: Rules) -> None:
@@ -51,28 +51,28 @@ class Validity:
         self._rules = rules
 
     def remaining(self, now: float) -> float:
-        """Return the seconds of validity left, 0 when it ended."""
+        """Return the seconds of validity left; 0 once the hold has ended."""
         return 0.0 if self.ended else max(0.0, self.deadline - now)
 
     def end(self, reason: EndReason, now: float) -> bool:
-        """End it for good; the first reason stays. Returns whether this call ended it."""
+        """End the hold for good, and return whether this call ended it; the first reason stays."""
         if self.ended:
             return False
         self.ended, self._ended_at = reason, now
         return True
 
     def check(self, now: float) -> bool:
-        """Return whether it is still valid; ends it if its deadline has passed."""
+        """Return whether the hold is still valid; end it if its deadline has passed."""
         if not self.ended and now >= self.deadline:
             self.end(self._reason_of_lapse(), now)
         return not self.ended
 
     def held(self, now: float) -> float:
-        """Return for how many seconds it has been held, or was until it ended."""
+        """Return the seconds for which the lock has been held, or was held until the hold ended."""
         return (self._ended_at if self.ended else now) - self.since
 
     def beat(self, now: float) -> None:
-        """Note that the work goes on, for a lease with ``heartbeat=``."""
+        """Note a sign of life from the work, for a lease with ``heartbeat=``."""
         self._beat = now
 
     def _may_extend(self, when: float) -> bool:
@@ -98,9 +98,9 @@ class Hold(Validity):
     One held lock, from grant to end.
 
     Args:
-        wanted: What was asked for.
+        wanted: The lock that was requested.
         granted: The won acquisition.
-        rules: The numbers to work with.
+        rules: The options of the alias.
         highest: The highest tokens seen in this process.
     """
 
@@ -118,7 +118,7 @@ class Hold(Validity):
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._rounds: list[Round] = list(granted.rounds)
-        # For a nonce that a later hold may have as well: these rounds tell the two apart.
+        # If the caller chose the nonce, a later hold may have the same one; these rounds tell the two apart.
         self._granting = granted.rounds if wanted.nonce and not wanted.shared else ()
         self._untouched = granted.untouched
         self._numbers = itertools.count()
@@ -127,13 +127,13 @@ class Hold(Validity):
 
     @property
     def timeout(self) -> float:
-        """Seconds for which one round about it waits for its slowest node."""
+        """Seconds for which one round about this hold waits for its slowest node."""
         return self._rules.timeout(self.ttl, len(self._slugs))
 
     # Used by the fence in a database
 
     def fenced_out(self, token: int, now: float) -> None:
-        """End it, because a database has seen *token* of a later holder; the next proposal is higher."""
+        """End the hold, because a database has seen the *token* of a later holder; the next proposal goes above it."""
         self._highest.lift(self._slugs, token)
         self.end(EndReason.FENCED, now)
 
@@ -144,33 +144,33 @@ class Hold(Validity):
     # Renewal
 
     def next_event(self, renewing: bool) -> float:
-        """Return the time of its next extension if it is renewed, else its deadline; infinity when it ended."""
+        """Return when a renewed hold is next extended, otherwise the deadline; infinity once the hold has ended."""
         if self.ended:
             return float("inf")
         return min(self._renew_at, self.deadline) if renewing and self._may_extend(self._renew_at) else self.deadline
 
     def term(self, now: float, ttl: float | None = None) -> Term | None:
         """
-        Return what extends it, to be sent in a :func:`renewal`, or None when it ended or may not be extended.
+        Return the term that extends the hold in a :func:`renewal`; None if the hold has ended or may not be extended.
 
         Args:
             now: The time, in seconds on the client's steady clock.
-            ttl: Length of the lease from now on, in seconds; None leaves it as it is.
+            ttl: Length of the lease from now on, in seconds; None keeps the present length.
         """
         number = next(self._numbers)
         self._preparing.add(number)  # before the check whether it ended: see release()
         self._untouched = frozenset()  # an extension gives the lock to a node that lacks it
         if not self.check(now) or not self._may_extend(now) or self._silent(now):
             self._preparing.discard(number)
-            # Otherwise it would be due again at once, until its end. Its work may still send a heartbeat.
+            # Without a later time, the hold would be due again at once, until its end. Its work may still send a
+            # heartbeat.
             self._renew_at = now + self.ttl / 12 if self._may_extend(now) else float("inf")
             return None
         shorten = ttl is not None and now + ttl < self.deadline
         if ttl is not None:
             self.ttl = ttl
-            self.deadline = min(
-                self.deadline, self._rules.deadline(now, ttl)
-            )  # from now on: the request may be executed
+            # The earlier deadline counts from now on, because a node may execute the request at any moment.
+            self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
         self._renew_at = now + self.ttl / 12
         value = counted(self._value, self.extensions + 1)
         return Term(self._slugs, self.nonce, value, self.ttl, self.token, self.shared, shorten, number)
@@ -189,20 +189,20 @@ class Hold(Validity):
 
     def extended(self, round: Round, number: int, start: float, now: float) -> bool:
         """
-        Take the outcome of a round; returns whether the lease is longer now.
+        Apply the outcome of a round, and return whether the lease is longer now.
 
         A round without a quorum changes nothing: the lease is not lost, and the next round may succeed before the
         deadline.
 
         Args:
             round: The round.
-            number: The index of this lease in it.
-            start: When it began, in seconds on the client's steady clock.
-            now: The time.
+            number: The index of this lease in the round.
+            start: When the round began, in seconds on the client's steady clock.
+            now: The present time, on the same clock.
         """
         terms = round.terms
         ttl = terms[number].ttl
-        # A request to shorten the lease that is still on its way may be executed after this one.
+        # A request to shorten the lease may still be on its way; a node may execute it after this extension.
         unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
         said = [
             reply.terms[number]
@@ -226,11 +226,11 @@ class Hold(Validity):
 
     def release(self, timeout: float) -> Round:
         """
-        Return the round that releases it on all nodes that may have it; *timeout* 0 does not wait for replies.
+        Return the round that releases the lock on all nodes that may have it; with *timeout* 0 it does not wait.
 
-        Another thread may be about to send an extension. It notes that before it checks whether the lease goes on, and
-        this is called after the lease has been ended. So either it sends no extension, or the extension finds a
-        tombstone on every node.
+        Another thread may be about to send an extension. That thread notes the extension before it checks whether the
+        hold has ended, and this method is called after the end. So either the thread sends no extension, or its
+        extension finds a tombstone on every node.
         """
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._rounds)
@@ -241,16 +241,17 @@ class Hold(Validity):
         return round
 
     def release_came_too_late(self, outcome: Outcome) -> None:
-        """Note that the nodes had lost it, although it ended by its release here; *outcome* is that of the release."""
+        """Correct the reason ``released``: by the *outcome* of the release, the nodes had lost the lock before."""
         if self.ended is EndReason.RELEASED:
             self.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
 
     def _limit(self, round: Round, releases: Mapping[int, Release]) -> None:
         """
-        Keep releases from ending a later hold with the same nonce, which may have begun when one of them arrives.
+        Keep releases from ending a later hold with the same nonce, which may have begun by the time one arrives.
 
-        A node that granted the hold in spite of a higher fence reported that fence. A node that has not answered gets
-        this release behind the request that it ends; only a release that is redelivered to it is limited.
+        A node that granted the hold in spite of a higher fence reported that fence, so the limit for it is that fence.
+        A node that has not answered gets this release after the request that it ends, so only a release that is
+        redelivered to the node is limited.
         """
         fences = {node: self._fence_on(node) for node in releases}
         limited = {node: release._replace(token=max(self.token, fences[node])) for node, release in releases.items()}
@@ -266,8 +267,8 @@ class Hold(Validity):
         """
         Return the reason that the refusals prove.
 
-        If more nodes than a quorum can spare have a later token, another caller has come since; whether it got the lock
-        is not known. Without such tokens the nodes have lost their data, or somebody removed the keys.
+        If more nodes than a quorum can spare have a later token, another caller has come since, and may or may not have
+        got the lock. Without such tokens the nodes have lost their data, or somebody removed the keys.
         """
         if any(kind is Kind.REVOKED for kind, _ in refused):
             return EndReason.REVOKED
@@ -277,11 +278,11 @@ class Hold(Validity):
 
 def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) -> Round:
     """
-    Return the round that extends leases, each by itself, on all nodes.
+    Return the round that extends leases on all nodes, each lease independently of the others.
 
     Args:
         terms: At most ``BATCH`` leases.
-        rules: The numbers to work with.
+        rules: The options of the alias.
         timeout: Seconds to wait for replies.
         left: Seconds until the first of the leases ends; the round does not last longer.
     """
@@ -301,7 +302,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
     request = Extend(tuple(terms), rules.fence_keep)
     requests = dict.fromkeys(range(rules.nodes), request)
     timeout = min(timeout, max(left, 0.001))
-    mending = left > 2 * timeout  # the extension must be known before the lease ends
+    mending = left > 2 * timeout  # the outcome must be known before the first lease ends
     return Round(requests, decided, timeout, rules.needed, Kind.HELD, mending=mending)
 
 

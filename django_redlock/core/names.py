@@ -1,17 +1,17 @@
 """
 Map lock names to keys, one to one.
 
-A name becomes a *slug*: ``{name}``, or for a long one its beginning and a digest, ``{beginning}~digest``. The
-keys of a lock are ``prefix + slug + ":h"`` (holder) and ``":f"`` (fence). The mapping is injective: the prefix
-has no brace, so the first brace ends it; the suffix is fixed; and a slug of a short name ends in a brace,
-a slug of a long one in a hexadecimal digit, and ``#number`` behind either stands for one of several permits.
+A name becomes a *slug*. The slug of a short name is ``{name}``; that of a long name is its beginning and a digest,
+``{beginning}~digest``. The keys of a lock are ``prefix + slug + ":h"`` (holder) and ``":f"`` (fence). The mapping is
+injective. The prefix has no brace, so the first brace ends it, and the suffix is fixed. The slug of a short name ends
+in a brace, that of a long name in a hexadecimal digit. ``#number`` after either stands for one of several permits.
 """
 
 from collections.abc import Iterable
 from hashlib import blake2b
 
 MAX_PLAIN = 200  # bytes; a longer name is shown by its beginning and a digest
-MAX_NAME = 8192  # bytes; beyond this somebody passed a document, not a name
+MAX_NAME = 8192  # bytes; a longer text is a document rather than a name
 MAX_NAMES = 10_000  # names in one lock
 LISTED = 20  # names of one lock that are shown to people
 SHOWN = 120  # characters of a long name that stay readable
@@ -49,7 +49,7 @@ def check_names(names: str | Iterable[str]) -> tuple[str, ...]:
 
     Raises:
         TypeError: A name is not a string.
-        ValueError: There is none, there are too many, or one of them cannot name a lock.
+        ValueError: There is no name, there are too many, or one of them cannot name a lock.
     """
     if isinstance(names, str):
         return (check_name(names),)
@@ -81,7 +81,7 @@ def slug(name: str) -> str:
 
 
 def is_cut(name: str) -> bool:
-    """Return whether *name* looks as a longer one is shown, so that it is hardly a lock's."""
+    """Return whether *name* looks like a long name that was cut to be shown, and so is probably no lock's name."""
     return len(name) == SHOWN + 1 and name.endswith("…")
 
 
@@ -97,17 +97,17 @@ def queue_of(slug: str) -> str:
 
 
 def heartbeat(process: str) -> str:
-    """Return the slug under which a process says that it lives; that of no lock's name."""
+    """Return the slug under which a process stores its heartbeat; no lock's name has this slug."""
     return "{" + process + "}~p"
 
 
 def process_of(slug: str) -> str:
-    """Return the process that says by this slug that it lives; empty for any other slug."""
+    """Return the process whose heartbeat has this slug; empty for any other slug."""
     return slug[1:-3] if slug.endswith("}~p") else ""
 
 
 def shown(slug: str) -> str:
-    """Return the name that a slug shows to people: a long name is cut short, a permit has its number behind it."""
+    """Return the name to show for a slug: a long name is cut short, and a permit's number follows the name."""
     name, _, behind = slug[1:].rpartition("}")
     if not name:
         raise ValueError(f"no lock's name: {slug!r}")

@@ -1,7 +1,7 @@
 """
 How a hold can end, and the results of a release (internal).
 
-Members are texts, so that code of users, logs and metrics compare and show them as such. Code of this package compares
+Members are strings, so users' code, logs and metrics can compare and show them as text. Code of this package compares
 members.
 """
 
@@ -27,10 +27,10 @@ class Outcome(StrEnum):
     """The result of a release."""
 
     RELEASED = "released"  # the lock was held until now
-    EXPIRED = "expired"  # it had ended
+    EXPIRED = "expired"  # the lock had ended before
     TAKEN = "taken"  # another owner has it
-    UNKNOWN = "unknown"  # too few nodes answered in time; it ends with its ttl at the latest
-    HELD = "held"  # it was entered more than once, and is still held
+    UNKNOWN = "unknown"  # too few nodes answered in time; the lock ends with its ttl at the latest
+    HELD = "held"  # the lock was entered more than once, and is still held
 
 
 LOST = frozenset({Outcome.EXPIRED, Outcome.TAKEN})

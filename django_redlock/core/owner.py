@@ -13,17 +13,17 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Literal, NamedTuple
 
 HolderKind = Literal["manual", "task", "view", "model", "command"]
-"""What holds a lock, for people."""
+"""The kind of work that holds a lock, for people."""
 
-SHARED_KIND = "shared"  # under the key of those who share a lock: it describes none of them
+SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of its holders
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
-MAX_REF = 1000  # characters: programs compare it with what they know, so it must not be cut where it might be longer
+MAX_REF = 1000  # characters; programs compare refs with those they know, so a real ref must not be cut
 
 _read = json.JSONDecoder().raw_decode
 _LEASE = re.compile(
     r',"ttl":(\d+(?:\.\d+)?)(?:,"process":"([^"\\]*)")?,"since":\d+(?:\.\d+)?(?:,"extensions":\d+)?}\Z', re.ASCII
-)  # the end of what we write; a quotation mark inside a label has a backslash before it
+)  # the end of a value of this package; a quotation mark inside a label has a backslash before it
 
 
 class Owner(NamedTuple):
@@ -37,10 +37,10 @@ class Owner(NamedTuple):
         label: The holder's work, such as a task's name; cut to 120 characters.
         ref: What identifies the work to programs, such as a task's id; cut to 1000 characters.
         since: When the lock was taken, in seconds since the epoch on the holder's clock.
-        ttl: Length of its lease, in seconds.
-        process: Tells its process from all others, so that it can be looked up whether that lives; empty if the lock
-            does not depend on a process.
-        extensions: How often it was extended.
+        ttl: Length of the lease, in seconds.
+        process: Identifies the holder's process, so that its heartbeat can be looked up; empty if the lock does not
+            depend on a process.
+        extensions: How often the lease was extended.
     """
 
     host: str = ""
@@ -64,24 +64,24 @@ def encode(nonce: str, owner: Owner) -> str:
 
 
 def encode_since(nonce: str, owner: Owner, since: float) -> str:
-    """Return the same for a hold that began at *since*."""
+    """Return the value of :func:`encode` for a hold that began at *since*."""
     return f"{nonce}{_lasting(owner)}{since!r}}}"
 
 
 def counted(value: str, extensions: int) -> str:
-    """Return a stored value, as :func:`encode` made it, of a holder that was extended so often."""
+    """Return *value*, as :func:`encode` made it, with the number of *extensions* added."""
     return f'{value[:-1]},"extensions":{extensions}}}' if value.endswith("}") else value
 
 
 def uncounted(value: str) -> str:
-    """Return a stored value, or one without its nonce, as it was before the first extension."""
+    """Return a stored value, with or without its nonce, as it was before the first extension."""
     before, extended, _ = value.rpartition(',"extensions":')
     return f"{before}}}" if extended else value
 
 
 def _lasting(owner: Owner) -> str:
-    """Return what is the same for each hold of *owner*: all but the end, which says since when."""
-    # Written out because each call of a task has a ref of its own: a cached text that contains it would not be used
+    """Return the part of the value that all holds of *owner* share: everything but the start time at its end."""
+    # Not cached as a whole: each call of a task has a ref of its own, so a cached text with the ref would never be used
     # again.
     process = f',"process":{quoted(owner.process)}' if owner.process else ""
     start = _start(owner.host, owner.pid, owner.kind, owner.label)
@@ -96,7 +96,7 @@ def _start(host: str, pid: int, kind: str, label: str) -> str:
 
 
 def decode(text: str) -> Owner | None:
-    """Return the owner that a value, or a value without its nonce, describes; None if it is not ours."""
+    """Return the owner that a value describes, with or without its nonce; None if this package did not write it."""
     try:
         fields, end = _read(text, text.index("{"))
         if text[end:].strip():
@@ -119,9 +119,10 @@ def decode(text: str) -> Owner | None:
 @lru_cache(maxsize=4096)
 def lease_of(text: str) -> tuple[float, str]:
     """
-    Return the length of the lease and the process in what :func:`decode` takes; of what is not ours, 0 and nothing.
+    Return the lease's length and the process from a value that :func:`decode` takes; 0 and empty for a foreign one.
 
-    A listing needs these two of thousands of locks and the rest of the few that it shows, so nothing else is read.
+    A listing needs these two fields of thousands of locks, and the others only of the few that it shows. So nothing
+    else is read.
     """
     found = _LEASE.search(text, text.rfind(',"ttl":'))
     if found:
@@ -142,9 +143,9 @@ def fingerprint(value: str) -> str:
 
 def fingerprint_of_sharers(last: int) -> str:
     """
-    Return the same for those who share a lock, by the fencing token of the *last* of them to join.
+    Return a fingerprint of the holders that share a lock, from the fencing token of the *last* one to join.
 
-    Their key has no nonce. So it changes whenever another joins, and not when one of them leaves.
+    The key of a shared lock has no nonce. So the fingerprint changes whenever a holder joins, but not when one leaves.
     """
     return _digest(f"shared {last}")
 

@@ -1,9 +1,9 @@
 """
 Split a request over very many names into parts, and put their replies together.
 
-A script over a thousand names would block its node for several milliseconds, and everybody else with it. So the
-parts are sent one behind the other; they are no longer one atomic step on the node, which costs nothing but an
-attempt: a node counts as granted only if it granted every part, and what a refused attempt got is released.
+A script over a thousand names would block its node, and all other clients with it, for several milliseconds. So the
+parts are sent one after another, and are no longer one atomic step on the node. At worst that costs an attempt: a node
+counts as granted only if it granted every part, and whatever a refused attempt got is released.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def many(request: Request, most: int = PART) -> bool:
 
 
 def split(request: Request, most: int = PART) -> list[Request]:
-    """Return the parts of a request, itself if it is small enough for a node that takes *most* names in one step."""
+    """Return the parts of a request for a node that takes *most* names in one step; a small one is its only part."""
     if not many(request, most):
         return [request]
     if isinstance(request, Extend):
@@ -41,7 +41,7 @@ def pieces(slugs: tuple[str, ...], most: int) -> list[tuple[str, ...]]:
 
 
 def merge(replies: Sequence[Reply]) -> Reply:
-    """Return what the replies to the parts of one request mean together: what the worst of them means."""
+    """Return one reply for the replies to the parts of a request; it means what the worst of them means."""
     if len(replies) == 1:
         return replies[0]
     worst = min(replies, key=lambda reply: WORST_FIRST.index(reply.kind))

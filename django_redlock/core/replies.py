@@ -9,7 +9,7 @@ from .requests import FAR, HIGHEST
 
 
 class Kind(Enum):
-    """What a node's reply means. The last four are noted by the client about a node."""
+    """The meaning of a node's reply. The last four are the client's own conclusions about a node."""
 
     ACCEPTED = "accepted"  # lock and token granted
     GRANTED = "granted"  # lock granted, token too low
@@ -18,17 +18,17 @@ class Kind(Enum):
     CANCELLED = "cancelled"  # this attempt was released before its request arrived
     HELD = "held"  # extended
     MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` says which
-    REFUSED = "refused"  # not ours any more
+    REFUSED = "refused"  # no longer ours
     REVOKED = "revoked"  # as refused, because an operator asked the holder to stop
     RELEASED = "released"
     GONE = "gone"  # nothing there to release
     LISTED = "listed"
     NO_VOTE = "no vote"  # granted by a node that may not vote yet
-    EXCLUDED = "excluded"  # granted by a node that may not vote as it is set up
+    EXCLUDED = "excluded"  # granted by a node that may not vote as it is configured
     FAILED = "failed"  # no vote, and certainly not applied
     UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
 
-    __hash__ = object.__hash__  # each is there once; that of Enum is made of the name, in Python
+    __hash__ = object.__hash__  # each member exists once; Enum's own hash runs in Python, on the name
 
 
 POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
@@ -40,7 +40,7 @@ REFUSALS = frozenset({Kind.REFUSED, Kind.REVOKED})
 ANSWERS = frozenset(
     {Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.HELD, Kind.MIXED, Kind.REFUSED, Kind.RELEASED, Kind.GONE}
 )
-"""Replies of a node that knows the state of the lock; after any other the node counts as silent."""
+"""Replies of a node that knows the state of the lock; after any other reply the node counts as silent."""
 
 
 LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
@@ -51,7 +51,7 @@ MISSES = frozenset({Kind.UNKNOWN, Kind.FAILED})
 
 
 ABSENT = -2.0
-"""The seconds left of a key that is not there."""
+"""The value of ``left`` for a key that does not exist."""
 
 
 class Row(NamedTuple):
@@ -59,13 +59,13 @@ class Row(NamedTuple):
     One lock as one node sees it.
 
     Args:
-        slug: Its name, as written in the keys.
-        value: What is under the holder's key.
-        left: Seconds until that expires, None for a key without expiry, ``ABSENT`` for no key.
+        slug: The lock's name, as written in the keys.
+        value: The value of the holder's key.
+        left: Seconds until that key expires; None for a key without expiry, ``ABSENT`` for no key.
         fence: Highest token that the node accepted.
-        waiters: Who waits for it, in the order in which their turns come, as far as the survey asked for them.
-        waiting: How many wait for it, if the survey asked.
-        sharers: How many share it, if the survey asked about waiters.
+        waiters: The waiters in the order of their turns, as far as the survey asked for them.
+        waiting: How many callers wait for the lock, if the survey asked about waiters.
+        sharers: How many holders share the lock, if the survey asked about waiters.
     """
 
     slug: str
@@ -82,19 +82,19 @@ class Reply(NamedTuple):
     One node's answer.
 
     Args:
-        kind: What it means.
+        kind: The meaning of the reply.
         fence: Highest token that the node accepted for these names.
         time: The node's clock, in microseconds since the epoch.
         left: Seconds until the present hold ends there; None when it has no expiry.
         detail: A text for people: why there is no vote, who holds the lock, or why a node that lists its locks would
             not grant one.
         position: The waiter's position in the queue, 0 for the first; -1 for none.
-        terms: What became of each lease of an extension, and its fence.
+        terms: For each lease of an extension, the result and the fence.
         rows: The locks of a survey.
         total: How many names the node's index has.
-        cursor: Where the next page of the index begins, for ``Survey.after``; empty behind the last.
-        failure: Why there is no vote, for decisions; None if there is one, or if the node may not vote.
-        votes_in: Seconds until a node votes that gives no vote for a while; 0.0 for all others.
+        cursor: Where the next page of the index begins, for ``Survey.after``; empty after the last page.
+        failure: Why there is no vote, for decisions; None if there is a vote, or if the node may not vote.
+        votes_in: Seconds until a node that gives no vote for a while votes again; 0.0 for all other nodes.
     """
 
     kind: Kind
@@ -116,7 +116,7 @@ class Reply(NamedTuple):
 
     @property
     def misconfigured(self) -> bool:
-        """Whether the node gives no vote until the server or the settings are changed."""
+        """Whether the node gives no vote until the server or the settings change."""
         return self.kind is Kind.EXCLUDED or (self.failure is not None and self.failure.lasting)
 
 
@@ -132,10 +132,10 @@ def is_absurd(fence: int, time: int) -> bool:
 
 def believable(reply: Reply) -> Reply:
     """
-    Return *reply* without absurd fencing tokens, and without what rests on them.
+    Return *reply* without absurd fencing tokens, and without the results that depend on them.
 
-    A grant is then no vote, because the node could accept no token of the quorum. An extension stays valid. A refusal
-    counts as no answer, because the token alone may have been its reason.
+    A grant with an absurd token gives no vote, because the node could not accept the quorum's token. An extension stays
+    valid. A refused extension counts as no answer, because the token alone may have been the reason.
     """
     if not is_absurd(reply.fence, reply.time):
         return reply
@@ -149,15 +149,15 @@ def believable(reply: Reply) -> Reply:
 
 
 def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE, votes_in: float = 0.0) -> Reply:
-    """Return *reply* as that of a node that may not vote, or not for another *votes_in* seconds."""
+    """Return *reply* as one of a node that may not vote, or only in another *votes_in* seconds."""
     return reply._replace(kind=kind, detail=why, terms=(), votes_in=votes_in)
 
 
 def votes_in(replies: Iterable[Reply], needed: int) -> float | None:
     """
-    Return after how many seconds *needed* nodes vote, if those that give no vote for a while are all that is missing.
+    Return the seconds until *needed* nodes vote, if the missing votes are those of nodes that give no vote for a while.
 
-    None if too few nodes answer.
+    Return None if too few nodes answer.
     """
     waits = sorted(reply.votes_in for reply in replies if reply.votes_in or reply.kind in ANSWERS)
     return waits[needed - 1] if len(waits) >= needed else None

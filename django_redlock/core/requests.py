@@ -1,7 +1,8 @@
 """
-What is asked of a node (internal).
+The requests to a node (internal).
 
-A node executes a request in one atomic step. The scripts of the Redis node and ``core/node_state`` are its meaning.
+A node executes a request in one atomic step. The scripts of the Redis node and ``core/node_state`` define what a
+request means.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ class Instant(NamedTuple):
 
     Args:
         now: Seconds on a clock that never steps and counts suspension.
-        wall: Microseconds since the epoch; only a hint for the fencing token.
+        wall: Microseconds since the epoch; it makes the first fencing token proposed likely to succeed.
     """
 
     now: float
@@ -22,7 +23,7 @@ class Instant(NamedTuple):
 
 class Acquire(NamedTuple):
     """
-    Set all holder keys to *value* if they are free, ours or *adopt*'s, and propose *number* as token.
+    Set all holder keys to *value* if they are free, ours or *adopt*'s, and propose *number* as the token.
 
     Args:
         slugs: The names, as written in the keys.
@@ -34,11 +35,12 @@ class Acquire(NamedTuple):
         ahead: How far beyond its clock the node accepts a token, in seconds.
         adopt: The nonce of a holder that may be replaced.
         strict: Whether the keys must already be ours or *adopt*'s; a free key is refused like a taken one.
-        waiter: The waiter, as ``process|number``, which joins the queue if the lock is refused. Empty does not wait.
+        waiter: The waiter, as ``process|number``, which joins the queue if the lock is refused; empty if the caller
+            does not wait.
         stamp: When the waiter began to wait, in microseconds since the epoch; the queue is ordered by it.
         barge: Whether to ignore the queue.
         shared: Whether other shared holders may have it too.
-        queue: The slug whose queue counts instead of each name's own: that of a lock with several permits.
+        queue: The slug whose queue counts instead of each name's own, for a lock with several permits.
     """
 
     slugs: tuple[str, ...]
@@ -74,13 +76,13 @@ class Raise(NamedTuple):
 
 class Term(NamedTuple):
     """
-    One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*.
+    One lease to extend: its holder gets *ttl* seconds from now, under its fencing *token*.
 
-    A node that lost the lease gets it back unless it has accepted a later token; with a token below 0 no node gets it
-    back.
+    A node that lost the lease restores it unless the node has accepted a later token; with a token below 0 no node
+    restores it.
 
-    A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed in a
-    different order than they were sent. *number* identifies the term to its sender.
+    If the lease ends later on a node, the node keeps that end, unless the request is to *shorten* the lease: extensions
+    may be executed in a different order than they were sent. *number* identifies the term to its sender.
     """
 
     slugs: tuple[str, ...]
@@ -94,7 +96,7 @@ class Term(NamedTuple):
 
 
 class Extend(NamedTuple):
-    """Extend leases, each by itself; a node that lost a key gets it back unless it has seen a later token."""
+    """Extend leases independently; a node that lost a key restores it unless it has accepted a later token."""
 
     terms: tuple[Term, ...]
     keep: float | None
@@ -105,11 +107,12 @@ class Release(NamedTuple):
     Delete the holder keys that are ours, and notify the first waiter.
 
     For *tombstone* seconds a tombstone refuses late requests with the same nonce. *leaving* is a waiter that leaves the
-    queue. *revoke* makes the tombstone report that an operator asked the holder to stop. Without names only the
-    tombstone is written. The other fields are as in :class:`Acquire`.
+    queue. *revoke* makes the tombstone report that an operator asked the holder to stop. A release without names only
+    writes the tombstone. The other fields are as in :class:`Acquire`.
 
-    With ``SHARED`` as nonce it ends the holds of all that share the lock, unless one joined with a later *token*. Nor
-    does it end an exclusive hold with a later *token*, which is another hold with the same nonce.
+    With ``SHARED`` as the nonce, the release ends the holds of all callers that share the lock, unless one of them
+    joined with a token later than *token*. It does not end an exclusive hold with a later token either: that is another
+    hold with the same nonce.
     """
 
     slugs: tuple[str, ...]
@@ -128,10 +131,10 @@ class Survey(NamedTuple):
 
     Args:
         slugs: The names, as written in the keys.
-        after: The ``cursor`` of the page before; empty for the first page.
-        size: How many names to report; 0 for those named.
-        waiters: How many waiters of the locks named to name at most, in all; 0 counts those of each lock, None asks
-            nothing about them. Unless it is None, those who share a lock are counted, too.
+        after: The ``cursor`` of the previous page; empty for the first page.
+        size: How many names of the index to report; 0 reports the locks in *slugs*.
+        waiters: The most waiters to list, over all locks of the reply; 0 only counts the waiters of each lock, and None
+            asks nothing about them. Unless it is None, the holders that share a lock are counted too.
     """
 
     slugs: tuple[str, ...] = ()
@@ -155,19 +158,19 @@ class Repair(NamedTuple):
 Request = Acquire | Raise | Extend | Release | Survey | Repair
 
 HIGHEST = 2**53 - 1
-"""The highest number that the scripts can count to; no greater one is taken from a node."""
+"""The highest number that the scripts can count to; a fence that reaches it is absurd."""
 
 FAR = 100 * 31_557_600 * 10**6
-"""Microseconds, a hundred years. A fencing token that is further ahead of its node's clock was never a time."""
+"""A hundred years, in microseconds. A fencing token that is further ahead of its node's clock was never a time."""
 
 PART = 200
-"""The most names that a node is asked for in one atomic step; of more, it may grant some and refuse others."""
+"""The most names in one atomic step of a node; of a longer request, a node may grant some names and refuse others."""
 
 SMALLEST_PART = 100
-"""The same for the kind of node that takes the fewest names in one step, which is etcd."""
+"""The most names in one step of etcd, the kind of node that takes the fewest."""
 
 SHARED = "shared".ljust(32, "-")
-"""Takes the place of the nonce in the key of a shared lock; each of its holders has a nonce of its own."""
+"""The nonce in the key of a shared lock; each of its holders has a nonce of its own besides."""
 
 ENROLMENT = 3.0
 """Seconds for which a node keeps a waiter in its queue without a request; a waiter asks at least once a second."""
@@ -176,7 +179,7 @@ QUEUE_CAP = 1000
 """The most waiters in the queue of a name; a waiter that finds it full waits without a position."""
 
 SHOWN_WAITERS = 100
-"""The most waiters that a survey for the page of one lock names."""
+"""The most waiters that the survey for one lock's page lists."""
 
 LONGEST_VALUE = 16_384
 """The most bytes that a survey reports of a value; every value that this package writes is shorter."""
@@ -186,7 +189,7 @@ LONGEST_SLUG = 10_000
 
 
 ENDLESS = "inf "
-"""The cursor of the page of the index that begins with the locks that never end; they are listed last."""
+"""The cursor of the index page that begins with the locks that never end, which are listed last."""
 
 
 def in_parts(request: Request) -> bool:

@@ -10,23 +10,24 @@ from .requests import Extend, Request, Term, in_parts
 @dataclass(eq=False, slots=True)
 class Plan:
     """
-    What one round sends to which nodes, and how.
+    The plan of one round: what it sends to which nodes, and what decides it.
 
     Args:
         requests: The request for each node, by the node's index in the settings.
-        decided: Returns whether the replies so far settle the round. Not asked while all of them are the *hoped* one.
+        decided: Returns whether the replies so far settle the round. It is not called while all of them are the *hoped*
+            one.
         timeout: Seconds to wait for replies; 0 sends the requests, with the text of their scripts, and does not wait.
         needed: How many nodes must be asked even if they have failed lately, so that the round can be decided.
         hoped: The reply that settles the round when *needed* nodes have given it; None if no reply does.
-        cleanup: Whether it ends a hold or an attempt, so that it is sent even to a silent node.
-        patience: Seconds for which a round that was refused waits for the replies that are still in flight: a node that
-            refused as well need not be asked to give anything back.
-        lasting: Seconds for which a request that a node missed is redelivered; 0.0 is never.
+        cleanup: Whether the round ends a hold or an attempt, so that it is sent even to a silent node.
+        patience: Seconds for which a refused round waits for the replies that are still in flight. A node that also
+            refused then needs no release.
+        lasting: Seconds for which a request that a node missed is redelivered; 0.0 redelivers nothing.
         remedy: The request to redeliver to a node instead of the one that it missed, where the two differ.
-        mending: Whether, though decided, it waits within its timeout for links that are being made. An extension does:
-            it restores the lock on nodes that were away and have lost it.
-        unattended: Whether it stays open, with a timeout of 0, after it was sent. Whoever reads the replies next gives
-            them to it; see :mod:`django_redlock.engine.unattended`.
+        mending: Whether a decided round still waits, within its timeout, for links that are being made. An extension
+            does, because it restores the lock on nodes that were away and have lost it.
+        unattended: Whether the round, with a timeout of 0, stays open after it was sent. The next reader of its
+            connections gives it the replies; see :mod:`django_redlock.engine.unattended`.
     """
 
     requests: Mapping[int, Request]
@@ -43,7 +44,7 @@ class Plan:
 
     @property
     def in_full(self) -> bool:
-        """Whether to send scripts with their text, because nobody reads the reply of a node that does not know them."""
+        """Whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
         return not self.timeout and not self.unattended
 
 
@@ -52,14 +53,14 @@ class Round(Plan):
     """
     One round: the same request to some nodes, and their replies.
 
-    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. The driver sets
-    ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
-    to have missed the round after it was closed. ``on_late`` is called with late replies that tell more than that the
-    round was won.
+    ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
+    driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with the
+    nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
+    except a *hoped* one to a round that is already won.
 
-    A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes, and
-    ``complete`` if every node has given it. Nearly every lock is understood by these two, without a look at the
-    replies.
+    A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes. It is
+    ``complete`` if every node gave that reply in time. For nearly every lock these two flags suffice, and the replies
+    are not examined.
     """
 
     replies: dict[int, Reply] = field(default_factory=dict)
@@ -138,7 +139,7 @@ class Round(Plan):
 
     @property
     def unheard(self) -> bool:
-        """Whether it was refused before all nodes replied, and waits for the others."""
+        """Whether the round was refused before all nodes replied, and is patient enough to wait for the others."""
         if self.won or self.patience <= 0 or self.count(*POSITIVE) >= self.needed:
             return False
         return any(node not in self.replies and node not in self.late for node in self.requests)

@@ -1,5 +1,5 @@
 """
-The numbers that one alias works with, and the arithmetic of quorum, drift and validity.
+The options of one alias, and the arithmetic of quorum, drift and validity.
 
 Sources: "Distributed Locks with Redis"
 (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), steps 2 to 5, for quorum, drift and
@@ -15,7 +15,7 @@ from .requests import PART
 
 
 class Unset(Enum):
-    """Stands for an argument that the caller did not pass, where None has a meaning of its own."""
+    """The stand-in for an argument that the caller did not pass, where None has a meaning of its own."""
 
     UNSET = "unset"
 
@@ -33,37 +33,39 @@ HUGE = 1e12
 
 
 def majority(nodes: int) -> int:
-    """Return the smallest number of votes of which any two sets share a node."""
+    """Return the smallest number of votes for which any two sets of voters share a node."""
     return nodes // 2 + 1
 
 
 @dataclass(frozen=True)
 class Rules:
     """
-    What one alias allows and how it counts.
+    The options of one alias, and the arithmetic that follows from them.
 
     Args:
         nodes: How many nodes there are.
-        quorum: Votes that make a lock; None is the majority, and nothing less is accepted.
-        ttl: Length of a lease when the lock does not say.
-        wait: How long a lock tries when it does not say; 0 is one attempt, None is for ever.
+        quorum: Votes that a lock needs; None is the majority, and fewer are not accepted.
+        ttl: Length of a lease, unless the lock sets one.
+        wait: How long to try for a lock, unless the lock sets it; 0 is one attempt, None is for ever.
         max_ttl: Longest lease that a lock may ask for.
         min_validity: An acquisition with less validity left than this has failed; None is a quarter of the ttl.
-        node_timeout: How long one round waits for its slowest node; None is a twentieth of the ttl, at most 0.25, and
-            for each further 200 names of a lock a tenth of that more, at most a fifth of the ttl.
+        node_timeout: How long one round waits for its slowest node. None is a twentieth of the ttl, at most 0.25; each
+            further 200 names of a lock add a tenth of that, up to a fifth of the ttl.
         drift_factor: Share of the ttl by which clocks may disagree.
         renew: Whether leases are extended while they are held.
         max_hold: Longest time that renewal keeps a lock.
         max_extensions: How often a lease may be extended; None is no limit but ``max_hold``.
         retry_delay: Shortest pause of a waiter between two attempts; the longest is ten times that.
         fence_keep: How long a node remembers the fencing token of a lock that nobody takes; None is for ever.
-        restart_guard: Whether a restarted node gives no vote until ``max_ttl`` has passed; None is: from three nodes.
-        clock_guard: Whether a node whose clock ran forward gives no vote. None is yes, from three nodes on also for a
-            client that has just started and can only compare them; True compares two nodes as well.
+        restart_guard: Whether a restarted node gives no vote until ``max_ttl`` has passed; None applies this from three
+            nodes on.
+        clock_guard: Whether a node whose clock ran forward gives no vote. None and True apply this. A client that has
+            just started can only compare the nodes' clocks: with None it does so from three nodes on, with True from
+            two.
         durable: Names of nodes that lose nothing in a restart (append-only file with ``appendfsync always``).
         allow_evicting: Names of nodes that may vote although they may evict keys.
-        in_transaction: How a lock is treated that would be released before the transaction around it ends:
-            ``warn``, ``error`` or ``allow``.
+        in_transaction: What to do about a lock that would be released before the transaction around it ends: ``warn``,
+            ``error`` or ``allow``.
         release: Whether the end of a block waits for the replies to the release (``wait``) or only sends it (``send``);
             None sends it at the end of a locked view and of a singleton's run without a result, and waits elsewhere.
 
@@ -157,7 +159,7 @@ class Rules:
 
     @cached_property
     def needed(self) -> int:
-        """How many votes make a lock."""
+        """How many votes a lock needs."""
         return self.quorum or majority(self.nodes)
 
     @cached_property
@@ -166,7 +168,7 @@ class Rules:
         return self.nodes - self.needed
 
     def timeout(self, ttl: float, names: int = 1) -> float:
-        """Return the seconds for which one round about a lock of that many *names* waits for its slowest node."""
+        """Return the seconds for which one round about a lock with *names* names waits for its slowest node."""
         if self.node_timeout is not None:
             return self.node_timeout
         return min(min(0.25, ttl / 20) * (1 + (names - 1) // PART / 10), ttl / 5)
@@ -176,7 +178,7 @@ class Rules:
         return ttl * self.drift_factor + EXPIRY_ROUNDING
 
     def deadline(self, start: float, ttl: float) -> float:
-        """Return when a lease ends for its holder if its round began, before the first byte, at *start*."""
+        """Return when a lease ends for its holder; *start* is the time before the first byte of its round was sent."""
         return start + ttl - self.drift(ttl)
 
     def least_validity(self, ttl: float) -> float:

@@ -14,15 +14,15 @@ NO_CURSORS: Mapping[int, str] = MappingProxyType({})
 
 class SurveyOptions(TypedDict, total=False):
     """
-    What to ask for.
+    The options of a survey.
 
     Attributes:
-        slugs: The names, as they stand in the keys.
-        after: The cursors that the nodes gave with the page before; without one a node gives its first page.
-        count: How many names a page has; 0, the default, asks for the locks named.
-        waiters: How many waiters of the locks named to name; 0 counts them, None, the default, does neither.
+        slugs: The names, as written in the keys.
+        after: The cursor that each node gave with the previous page; a node without a cursor gives its first page.
+        count: How many names a page has; 0, the default, asks for the locks in *slugs*.
+        waiters: The most waiters to list; 0 only counts them, and None, the default, does neither.
         but: The nodes that are not asked, by index.
-        patience: How many seconds to wait at most; never longer than the node timeout, which is the default.
+        patience: The most seconds to wait; never longer than the node timeout, which is the default.
     """
 
     slugs: tuple[str, ...]
@@ -34,7 +34,7 @@ class SurveyOptions(TypedDict, total=False):
 
 
 def survey_round(rules: Rules, options: SurveyOptions) -> Round:
-    """Return the round, which waits for all nodes that are asked."""
+    """Return the round of a survey, which waits for all nodes that it asks."""
     after = options.get("after", NO_CURSORS)
     slugs, count, waiters = options.get("slugs", ()), options.get("count", 0), options.get("waiters")
     asked = set(range(rules.nodes)).difference(options.get("but", ()))

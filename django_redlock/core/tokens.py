@@ -7,7 +7,7 @@ from .requests import HIGHEST
 
 
 class HighestToken:
-    """The highest token seen per name, in any reply: the next proposal goes above it. Bounded, oldest first."""
+    """The highest token seen for each name; the next proposal goes above it. The oldest entries are dropped first."""
 
     def __init__(self, size: int = 10_000) -> None:
         self._size = size

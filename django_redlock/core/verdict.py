@@ -19,11 +19,11 @@ REFUSALS = (Kind.BUSY, Kind.QUEUED)
 
 class Verdict:
     """
-    The meaning of the replies to one attempt, for the decision what to do next.
+    The meaning of the replies to one attempt, which decides what happens next.
 
     Args:
         replies: The replies of the first round by node; a node that did not reply in time is missing.
-        rules: The numbers to work with.
+        rules: The options of the alias.
     """
 
     __slots__ = ("_rules", "replies")
@@ -49,12 +49,12 @@ class Verdict:
 
     @property
     def cut_off(self) -> bool:
-        """Whether too few nodes answered: a waiter that cannot win must not be first in the queues it reaches."""
+        """Whether too few nodes answered. A waiter that cannot win must not be first in the queues that it reaches."""
         return silent(self.replies) > self._rules.spare
 
     @property
     def misconfigured(self) -> bool:
-        """Whether no quorum is possible until servers or settings are changed, so that waiting is in vain."""
+        """Whether no quorum is possible until servers or settings change, so that waiting is pointless."""
         return misconfigured(self.replies) > self._rules.spare
 
     @property
@@ -66,19 +66,19 @@ class Verdict:
 
     @property
     def holder(self) -> str:
-        """Who holds it on the most nodes, as JSON about the holder; empty if no node tells."""
+        """The holder of the lock on the most nodes, described as JSON; empty if no node reports one."""
         refused = [reply.detail for reply in self.replies.values() if reply.kind in REFUSALS and reply.detail]
         holders = [owners.uncounted(detail) for detail in refused]
         return max(set(holders), key=holders.count) if holders else ""
 
     @property
     def granted(self) -> set[int]:
-        """The nodes that granted the attempt, also those that granted it without a vote."""
+        """The nodes that granted the attempt, including those whose vote does not count."""
         return {node for node, reply in self.replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
 
     @property
     def silent(self) -> Mapping[int, Reply]:
-        """The replies without an answer, if they leave too few nodes for a quorum; otherwise none."""
+        """The replies that are no answer, if they leave too few nodes for a quorum; otherwise none."""
         silent = {node: reply for node, reply in self.replies.items() if reply.kind not in ANSWERS}
         return silent if len(silent) > self._rules.spare else {}
 
@@ -100,7 +100,7 @@ class Verdict:
             for reply in self.replies.values()
             if reply.kind is Kind.BUSY
         )
-        # ``spare`` nodes may stay taken. When all but those are free, the others are a quorum.
+        # ``spare`` nodes may stay taken. When all other nodes are free, those are a quorum.
         enough = len(held) - self._rules.spare
         if enough <= 0:
             return None
@@ -113,7 +113,7 @@ def silent(replies: Mapping[int, Reply]) -> int:
 
 
 def misconfigured(replies: Mapping[int, Reply]) -> int:
-    """Return how many nodes will not vote until they or the settings are changed."""
+    """Return how many nodes will not vote until they or the settings change."""
     return sum([reply.misconfigured for reply in replies.values()])
 
 
@@ -124,12 +124,12 @@ def granting_time(replies: Mapping[int, Reply]) -> int:
 
 def most_held(replies: Mapping[int, Reply]) -> int:
     """
-    Return how many nodes the same other holder has, for the holder that has most of them.
+    Return how many nodes one other holder has: the one that has the most nodes.
 
     Values are compared without the number of extensions, because a node may have missed some.
     """
     said = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
-    if said.count(said[0] if said else "") == len(said):  # as a rule
+    if said.count(said[0] if said else "") == len(said):  # the usual case
         return len(said)
     holders = list(map(owners.uncounted, said))
     return max(map(holders.count, holders))

@@ -5,17 +5,18 @@ from collections.abc import Set
 
 class Waiter:
     """
-    One who waits for a lock, as the nodes' queues know it.
+    A caller that waits for a lock, as the nodes' queues know it.
 
-    Acts on notifications from a quorum of nodes only. A holder often lacks one node. Every waiter that asks is then
-    granted that node and gives it back. If a single notification were enough, that would wake the next waiter, and so
-    on without end.
-    A waiter that gives back grants without a quorum is notified by these nodes itself, if it is first in their queues.
-    That is no news.
+    The waiter acts only on notifications from a quorum of nodes. A holder often lacks one node. Every waiter that asks
+    is then granted that node and gives it back. If a single notification were enough, that release would wake the next
+    waiter, and so on without end.
+
+    A waiter that gives back grants without a quorum is notified by those nodes itself, if it is first in their queues.
+    Such a notification is no news.
 
     Args:
-        name: Its name in the queues: ``process|number``.
-        needed: Notifications from how many nodes make it ask again.
+        name: The waiter's name in the queues: ``process|number``.
+        needed: How many nodes must notify the waiter before it asks again.
     """
 
     def __init__(self, name: str, needed: int) -> None:
@@ -26,22 +27,27 @@ class Waiter:
         self._recalled = False
 
     def hear(self, node: int) -> bool:
-        """Take a node's notification that it is first in the queue; returns whether it is time to ask."""
+        """Note a node's notification that the waiter is first in its queue; return whether it is time to ask."""
         self._heard.add(node)
         return self.called
 
     def recall(self) -> None:
-        """Have it ask again, whatever it has heard: it may have missed a notification."""
+        """Have the waiter ask again in any case, because it may have missed a notification."""
         self._recalled = True
 
     @property
     def called(self) -> bool:
-        """Whether a quorum told it or would grant again what it gave back, with news of one; or it is to ask anyway."""
+        """
+        Whether it is time to ask again.
+
+        That takes a quorum of nodes that have notified the waiter, or that it gave a grant back to. At least one
+        notification must be news: from a node that the waiter gave nothing back to. A recall needs neither.
+        """
         enough = len(self._heard | self._given_back) >= self._needed
         return self._recalled or (enough and not self._heard <= self._given_back)
 
     def attend(self) -> None:
-        """Forget the notifications that have led to the attempt that begins."""
+        """Forget the notifications so far, because a new attempt begins."""
         self._heard.clear()
         self._given_back = frozenset()
         self._recalled = False

@@ -9,24 +9,24 @@ MAX_LIMIT = 1000  # holders of one lock at once
 
 class Wanted(NamedTuple):
     """
-    The lock that a caller wants, and how.
+    The lock that a caller wants, and how the caller wants to hold it.
 
     Args:
         names: The names to lock, sorted.
         ttl: Length of the lease, in seconds.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
-        owner: The holder to be, and the length of its lease.
-        nonce: The secret to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
-            attempt in time refuses the same secret for one more ttl, because it cannot tell the two attempts apart.
+        owner: The description of the future holder, with the length of its lease.
+        nonce: The secret to hold the lock with; empty draws a fresh one for every attempt. A node that did not answer
+            an attempt in time refuses the same secret for one more ttl, because it cannot tell the two attempts apart.
         adopt: The secret of a holder whose lock may be taken over.
-        strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free
+        strict: Whether the lock must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free
             lock is refused like a taken one with an unknown holder.
-        detached: Whether it is neither renewed nor watched.
-        limit: How many may hold it at once, each with a permit of its own.
-        shared: Whether other shared holders may have it too.
+        detached: Whether the lock is neither renewed nor watched.
+        limit: How many holders the lock may have at once, each with a permit of its own.
+        shared: Whether other shared holders may have the lock too.
         barge: Whether to ignore the queue.
-        heartbeat: Seconds without a heartbeat after which it is no longer extended; None needs none.
-        max_hold: Longest time that renewal keeps it, in seconds; None is as the rules say.
+        heartbeat: Seconds without a heartbeat after which the lease is no longer extended; None requires no heartbeat.
+        max_hold: Longest time that renewal keeps the lock, in seconds; None takes it from the options of the alias.
         sends: Whether the end of its block sends the release without waiting for the replies.
     """
 
@@ -51,7 +51,7 @@ def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:
     Raise ValueError unless *limit* holders can have the lock at once.
 
     Raises:
-        ValueError: It is no whole number from 1 to 1000, or is combined with several names or with *shared*.
+        ValueError: It is not a whole number from 1 to 1000, or is combined with several names or with *shared*.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be a whole number from 1 to {MAX_LIMIT}, not {limit!r}.")

@@ -1,1 +1,1 @@
-"""All nodes at once, threads and event loops: what makes a lock work in a process (internal)."""
+"""Everything that makes a lock work in a process: all nodes at once, threads and event loops (internal)."""

@@ -1,8 +1,8 @@
 """
 Take the locks of one alias: the steps of :mod:`django_redlock.core.acquisition`, carried out (internal).
 
-The caller may be interrupted between any two bytecodes. Whatever it was granted by then is released, over connections
-that are made anew if need be.
+The caller may be interrupted between any two bytecodes. Whatever the caller was granted by then is released, over new
+connections if necessary.
 """
 
 import os
@@ -74,8 +74,8 @@ class Acquirer:
         A caller that takes the lock and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 
         Args:
-            strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *secret*; a free
-                lock is refused like a taken one.
+            strict: Whether the lock must be taken over, from *adopt* or from an earlier hold with the same *secret*; a
+                free lock is refused like a taken one.
 
         Raises:
             ValueError: The name or the ttl cannot work.
@@ -93,8 +93,8 @@ class Acquirer:
         """
         End the hold that was taken over on all nodes.
 
-        Nodes that missed the round would keep that hold until it ends by itself. The release that is redelivered to
-        them ends it and leaves a tombstone, in case that the request for that hold is still on its way.
+        A node that missed the round would keep that hold until it ends by itself. The release that is redelivered to
+        the node ends the hold and leaves a tombstone, in case the request for the hold is still on its way.
         """
         round = granted.rounds[0]
         end = Release(granted.slugs, wanted.adopt, self._rules.guard)
@@ -102,8 +102,8 @@ class Acquirer:
         self._driver.follow_up(round)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
-        """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
-        if wanted.owner.pid != process.pid:  # a lock that was made before the process forked
+        """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""
+        if wanted.owner.pid != process.pid:  # the lock was described before the process forked
             owner = wanted.owner._replace(pid=process.pid, process=wanted.owner.process and process.name)
             wanted = wanted._replace(owner=owner)
         return Acquisition(wanted, self._rules, self._highest, fresh_nonce, self._manager.runtime.random, waiter)
@@ -117,7 +117,7 @@ class Acquirer:
         Args:
             wanted: The lock to take.
             renew: Whether to extend it while it is held.
-            note: Called with the lease before the caller has it.
+            note: Called with the lease before the caller gets it.
             waiting: Called before each pause of a caller that waits in the queue.
         """
         outcome: Granted | GaveUp | None = None
@@ -235,7 +235,7 @@ class Acquirer:
             return outcome
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
-        """Return the lease of a won acquisition; raises if the acquisition gave up."""
+        """Return the lease of a won acquisition; raise if the acquisition gave up."""
         lease = Lease(self.hold(wanted, outcome, renew))
         try:
             if not wanted.detached:
@@ -243,7 +243,7 @@ class Acquirer:
                 self._driver.heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             return lease
-        except BaseException:  # or it would be renewed for as long as the traceback refers to it
+        except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
             lease.hold.abandon()
             raise
 

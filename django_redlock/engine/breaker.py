@@ -1,4 +1,4 @@
-"""Leave a node alone that has just failed, so that no lock waits for it (internal)."""
+"""Leave a node alone that failed lately, so that no lock waits for it (internal)."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,14 +15,14 @@ class Breaker:
     """
     Leaves a node alone for a while after it failed, twice as long each time it fails again.
 
-    When too few others are left, it is tried all the same, by one thread of a process at a time: connections by all
-    of them at once would keep a server down that has more to do than it can.
+    If too few other nodes are left, the node is tried all the same, by one thread of a process at a time. Connections
+    from all threads at once would keep an overloaded server down.
     """
 
     rest: float = 0.0
     until: float = 0.0
-    tried: float = 0.0  # until when a thread tries to connect to it
-    tell: Callable[[bool, str], object] = lambda down, why: None  # called when it goes down or is back
+    tried: float = 0.0  # until when a thread tries to connect to the node
+    tell: Callable[[bool, str], object] = lambda down, why: None  # called when the node goes down or is back
 
     def failed(self, now: float, why: str = "") -> None:
         """Note a failure and its reason; the node is left alone for a while."""
@@ -40,7 +40,7 @@ class Breaker:
         return self.tried
 
     def was_tried(self, until: float) -> None:
-        """Note that this try to connect is over, so that the next may follow, unless that has already begun."""
+        """Note that the attempt to connect that lasts until *until* is over, unless another one has already begun."""
         if self.tried == until:
             self.tried = 0.0
 
@@ -55,7 +55,7 @@ class Breakers(list[Breaker]):
     """
     One breaker per node, shared by all threads and event loops.
 
-    ``news`` has the nodes that went down, with the reason, or came back, until it is read.
+    ``news`` has the nodes that went down, with the reason, or came back; a reader removes what it has read.
     """
 
     def __init__(self, nodes: int) -> None:

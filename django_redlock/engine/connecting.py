@@ -24,7 +24,7 @@ class Connector:
 
     Args:
         nodes: The nodes, in the order of the settings.
-        breakers: Which of them failed lately.
+        breakers: Which nodes failed lately.
         clock: Returns seconds on a steady clock.
     """
 
@@ -34,7 +34,7 @@ class Connector:
         self._clock = clock
 
     def see_to(self, connections: ConnectionSet, round: Round, nodes: list[int], now: float) -> None:
-        """Connect to nodes that have no link, or note why not."""
+        """Connect to nodes that have no link, or note why that is not tried."""
         resting = self._breakers.resting(round, now)
         timeout = max(round.timeout, CONNECT_TIMEOUT)
         for node in nodes:
@@ -55,10 +55,10 @@ class Connector:
             connections.connecting.add(node)
             self._connect_now(*arguments)
         else:
-            connections.expect(node)  # the wake-up must be there before the thread is
+            connections.expect(node)  # the wake-up must exist before the thread starts
             try:
                 start(partial(self._connect_now, *arguments), "django_redlock connect")
-            except RuntimeError:  # there are too many, or the interpreter is about to end: one after the other, then
+            except RuntimeError:  # too many threads, or the interpreter is ending: connect in this thread instead
                 self._connect_now(*arguments)
 
     def _connect_now(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
@@ -72,6 +72,6 @@ class Connector:
             link = LinkError(Failure.UNREACHABLE)
         self._breakers[node].was_tried(until)
         if isinstance(link, LinkError):
-            # Noted now, because the connection set may not be used again for long.
+            # Noted now, because the connection set may not be used again for a long time.
             self._breakers[node].failed(self._clock(), link.detail)
         connections.deliver(node, link)

@@ -14,8 +14,8 @@ from ..nodes.threads import exiting
 from .wakeup import WakeUp
 
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
-CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and need not be as quick as a round
-PATIENCE = 0.01  # seconds for which a reply in flight is not looked for
+CONNECT_TIMEOUT = 0.25  # least seconds to allow: connecting is off the hot path and need not be as quick as a round
+PATIENCE = 0.01  # seconds before a reply in flight is looked for
 
 
 InFlight = tuple[Request, Round, float]
@@ -37,7 +37,7 @@ class Connection:
         return now - self.in_flight[0][2] < PATIENCE and len(self.in_flight) < MAX_IN_FLIGHT
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether it has been silent for longer than the oldest round in flight has waited for it."""
+        """Return whether the node has been silent for longer than the timeout of the oldest round in flight."""
         if not self.in_flight:
             return False
         _, round, sent = self.in_flight[0]
@@ -51,10 +51,10 @@ class Connection:
 
     def read(self) -> None:
         """
-        Read every reply that is there and give each to the round that waits for it, or that no longer does.
+        Read every reply that has come, and give each to its round, even if that no longer waits for it.
 
         Raises:
-            LinkError: The link broke, or a link that owes nothing has something to say, which can only be its end.
+            LinkError: The link broke, or it can be read with no reply in flight, which can only be its end.
         """
         link, awaited = self.link, self.in_flight
         if not awaited and link.readable():
@@ -67,14 +67,14 @@ class Connection:
             awaited.popleft()
             if reply is not None:
                 round.receive(self.node, self._admission.judge(self.node, reply, sent))
-            elif round.wanted:  # its script is unknown there
+            elif round.wanted:  # the node does not know the script
                 awaited.append((request, round, sent))
                 link.send(request, {}, in_full=True)
             else:
                 round.receive(self.node, failed(Failure.NOSCRIPT))
 
     def fail(self, error: LinkError) -> None:
-        """Close the link and tell every round that waits on it."""
+        """Close the link, and note in every round in flight that its reply will not come."""
         self.link.close()
         while self.in_flight:
             self.in_flight.popleft()[1].receive(self.node, error.reply(Kind.UNKNOWN))
@@ -88,7 +88,7 @@ class ConnectionSet:
         self.connecting: set[int] = set()
         self.arrived: deque[tuple[int, Link | LinkError]] = deque()
         self.used = 0.0
-        self.thread = 0  # that sent an unattended round here, and sends its next one here as well
+        self.thread = 0  # the thread that sent an unattended round here; its next round uses the same connections
         self.closed = False
         self._poll = select.poll()
         self._by_fd: dict[int, Connection] = {}
@@ -118,7 +118,7 @@ class ConnectionSet:
             self._poll.unregister(connection.fd)
 
     def ready(self, seconds: float) -> list[Connection]:
-        """Wait until connections can be read, have ended, or have arrived; returns those that can be read."""
+        """Wait until connections can be read, have ended, or have arrived; return those that can be read."""
         events, by_fd = self._poll.poll(max(1, round(seconds * 1000))), self._by_fd
         by_node = [by_fd[fd] for fd, _ in events if fd in by_fd]
         if len(by_node) < len(events):
@@ -126,14 +126,14 @@ class ConnectionSet:
         return by_node
 
     def expect(self, node: int) -> None:
-        """Expect a link to *node*, whose arrival wakes the thread that waits."""
+        """Expect a link to *node*; its arrival wakes the waiting thread."""
         self.connecting.add(node)
         if self._wakeup is None:
             self._wakeup = WakeUp()
             self._poll.register(self._wakeup, select.POLLIN)
 
     def deliver(self, node: int, link: Link | LinkError) -> None:
-        """Hand in a link, or why there is none; called by the thread that connected."""
+        """Hand in a link, or the error instead of it; the thread that connected calls this."""
         self.arrived.append((node, link))
         if self._wakeup:
             self._wakeup.ring()
@@ -141,12 +141,12 @@ class ConnectionSet:
             self.close()
 
     def _hush(self) -> None:
-        """Take back the wake-up calls; what arrived before them is in ``arrived``."""
+        """Clear the wake-ups; the links that they announced are in ``arrived``."""
         if self._wakeup:
             self._wakeup.hush()
 
     def retire(self) -> None:
-        """Drop all links after long disuse: replies in flight have come, or never will."""
+        """Drop all links after long disuse, when replies in flight have come or never will."""
         for connection in self.by_node.values():
             with suppress(LinkError):
                 connection.read()
@@ -167,6 +167,6 @@ class ConnectionSet:
             self._wakeup.close()
 
     def __del__(self) -> None:
-        """Close it if an exception came after it was taken from the stack and before it could be given back."""
-        if getattr(self, "by_node", None) and not exiting():  # it has none if it was interrupted while it was made
+        """Close the set if an exception came after it was taken from the stack and before it could be given back."""
+        if getattr(self, "by_node", None) and not exiting():  # unset if the constructor was interrupted
             self.close()

@@ -1,8 +1,8 @@
 """
-Objects that are used as ``with`` and ``async with`` blocks, and can be used again.
+Objects that can be used for one ``with`` or ``async with`` block after another.
 
-``contextlib`` makes a context manager of a generator, for a single block. Here an object with options makes one for
-each of its blocks, and leaves the one that it is in.
+``contextlib`` makes a context manager from a generator, for a single block. Here an object with options makes a new
+context manager for each of its blocks, and leaves that of the present block.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +25,11 @@ class Block(ABC, Generic[Result]):
 
     @abstractmethod
     def _hold(self) -> AbstractContextManager[Result]:
-        """Return what is entered and left by the next ``with`` block."""
+        """Return the context manager that the next ``with`` block enters and leaves."""
 
     @abstractmethod
     def _ahold(self) -> AbstractAsyncContextManager[Result]:
-        """Return what is entered and left by the next ``async with`` block."""
+        """Return the context manager that the next ``async with`` block enters and leaves."""
 
     def __enter__(self) -> Result:
         self._refuse_nesting()
@@ -61,7 +61,7 @@ class Block(ABC, Generic[Result]):
 
     @property
     def is_entered(self) -> bool:
-        """Whether a ``with`` block is inside it now."""
+        """Whether a ``with`` block of this object is open now."""
         return self._entered is not None
 
     def _refuse_nesting(self) -> None:

@@ -1,8 +1,8 @@
 """
-A lock as decorator.
+Use a lock as a decorator.
 
-A decorated function must do its work while it is called, or while its result is awaited. The body of a generator runs
-when neither is the case, so it cannot be decorated.
+A decorated function must do its work during the call, or while its result is awaited. The body of a generator runs at
+neither time, so a generator function cannot be decorated.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Locked(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
-    """What is needed of a :class:`~django_redlock.engine.lock.Lock`."""
+    """The part of a :class:`~django_redlock.engine.lock.Lock` that a decorator uses."""
 
     @property
     def name(self) -> str:
@@ -24,7 +24,7 @@ class Locked(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Prot
 
     @property
     def skips(self) -> bool:
-        """Whether a function is not called when the lock is taken."""
+        """Whether the function is skipped when the lock is taken."""
         ...
 
     def try_acquire(self) -> AbstractContextManager[Any] | None:
@@ -38,10 +38,10 @@ class Locked(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Prot
 
 def decorated(lock: Locked, function: Function) -> Function:
     """
-    Return *function* so that every call of it runs under *lock*, or does nothing if the lock is taken and skips.
+    Return *function* with every call under *lock*; a call returns None if the lock is taken and ``lock.skips`` is set.
 
     Raises:
-        TypeError: It makes a generator, or is not a function.
+        TypeError: *function* makes a generator, or is not a function.
     """
     _refuse_other_objects(function)
     if _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function):
@@ -101,12 +101,12 @@ def _called(lock: Locked, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _done(lock: Locked, function: Callable[..., Any], result: Any) -> Any:
-    """Return what a function returned, unless its work is still to be done."""
+    """Return the *result* of a function, unless its work is still to be done."""
     if not isawaitable(result):
         return result
     if iscoroutine(result):
         result.close()
-    # Waiting for the lock has blocked the event loop, so it is not held over the await: it would seem to work.
+    # Holding the lock over the await would seem to work, but waiting for the lock would have blocked the event loop.
     raise TypeError(
         f"{_name(function)} returned something to await, which would run without lock {lock.name!r}. Decorate a "
         "coroutine function ('async def'), or write 'async with lock(...):' inside it."
@@ -114,7 +114,7 @@ def _done(lock: Locked, function: Callable[..., Any], result: Any) -> Any:
 
 
 def _is(kind: Callable[[Any], bool], function: Any) -> bool:
-    """Return whether a function, or the call of an object, is of a kind."""
+    """Return whether a function, or the ``__call__`` of an object, is of *kind*."""
     while isinstance(function, partial):
         function = function.func
     return kind(function) or (not isinstance(function, type) and kind(getattr(function, "__call__", None)))  # noqa: B004

@@ -1,9 +1,8 @@
 """
 Carry out the rounds of one alias, and follow up what they leave undone (internal).
 
-A round that is over may have missed a node. If it released something, the node would keep the key until its ttl ends,
-so the release goes to redelivery. A forked child has neither the threads nor the connections of its parent, so it
-begins anew.
+A finished round may have missed a node. If the round was a release, the node would keep the key until its ttl ends, so
+the release is redelivered. A forked child has neither the threads nor the connections of its parent, so it starts over.
 """
 
 import logging
@@ -46,12 +45,12 @@ class Driver:
     Args:
         alias: The alias, for the log.
         nodes: The nodes, in the order of the settings.
-        rules: How many of them make a quorum.
-        admission: Which of them may vote.
+        rules: The options of the alias, which say how many nodes make a quorum.
+        admission: Which nodes may vote.
         runtime: The clock and the watchdogs.
-        report: Called with ``node_down`` or ``node_up`` and what the signal of that name carries.
-        new_heartbeat: Makes the heartbeat of this process, given the watchdog that renews it, and when each lease ends
-            that was dropped without a release.
+        report: Called with ``node_down`` or ``node_up`` and the arguments of the signal of that name.
+        new_heartbeat: Makes the heartbeat of this process. Its arguments are the watchdog that renews the heartbeat,
+            and the end of each lease that was dropped without a release.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Driver:
         self.admission = admission
         self._runtime = runtime
         self._report = report
-        self.dropped: deque[float] = deque(maxlen=1000)  # when leases end that were dropped without a release
+        self.dropped: deque[float] = deque(maxlen=1000)  # the ends of leases that were dropped without a release
         self._new_heartbeat = new_heartbeat
         self.gather = Gather(nodes, admission, runtime.clock)
         self.notifications = Notifications(nodes, self._needed, runtime.clock)
@@ -156,12 +155,12 @@ class Driver:
             self._report_nodes()
         if not round.lasting or (round.complete and not unsure):
             return
-        round.on_missed = self._redeliver  # from now on
+        round.on_missed = self._redeliver  # called with late replies from now on
         if missed := round.missed().union(unsure):
             self._redeliver(round, missed)
 
     def bring(self, round: Round) -> None:
-        """Have a release redelivered to the nodes that have not answered it; makes no network call."""
+        """Have a release redelivered to the nodes that have not answered it, without a network call."""
         self._redeliver(round, round.unanswered() | round.missed())
 
     def loop_side(self) -> LoopSide:
@@ -170,14 +169,14 @@ class Driver:
         return self.loops.get()
 
     def new_loop_side(self) -> LoopSide:
-        """Make those of an event loop that has none yet."""
+        """Make the connections and background tasks of an event loop that has none yet."""
         clock = self._runtime.clock
         gather = AsyncGather(self._nodes, self.admission, self.gather.breakers, clock)
         notifications = AsyncNotifications(self._nodes, self._needed)
         return LoopSide(gather, notifications, self._new_heartbeat(self._runtime.loop_watchdog(), self.dropped))
 
     def notice_fork(self) -> None:
-        """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
+        """Drop what belongs to the parent of a fork; its sockets are closed, not shut down."""
         if self._pid != process.pid:
             with process.mutex:
                 if self._pid != process.pid:  # still: no other thread was quicker
@@ -186,7 +185,7 @@ class Driver:
     def close(self) -> None:
         """Close all idle connections of this process's threads, and end what runs in the background."""
         process.notice_fork()
-        self.notice_fork()  # or it would wait for locks that threads of the parent had when it forked
+        self.notice_fork()  # otherwise a child waits for mutexes that the parent's threads held at the fork
         self.unattended.look(wait=True)
         self.redelivery.close()
         self.heartbeat.leave()
@@ -227,7 +226,7 @@ class Driver:
                 self._report("node_up", node=node)
 
     def _hang_up(self) -> None:
-        """Close the idle connections; requests in flight are on their way, and nobody asks whether they arrived."""
+        """Close the idle connections; requests in flight are not redelivered, because they are on their way."""
         self._hanging_up = True
         self.gather.close()
         self._hanging_up = False
@@ -243,4 +242,4 @@ class Driver:
         self.notifications = Notifications(self._nodes, self._needed, self._runtime.clock)
         self._hang_up()
         self.loops = PerLoop(self.new_loop_side)
-        self._pid = process.pid  # last: other threads would take links of the parent, and read each other's replies
+        self._pid = process.pid  # last: otherwise other threads would use the parent's links and read its replies

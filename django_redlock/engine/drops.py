@@ -18,9 +18,10 @@ log = logging.getLogger("django_redlock")
 
 class Drop(ref[Any]):
     """
-    Knows when a lease is dropped without a release.
+    A weak reference that notices when a lease is dropped without a release.
 
-    The callback is in C, not in a ``__del__``, where an exception from a signal handler would be swallowed.
+    The callback is a C function rather than a ``__del__``, in which an exception from a signal handler would be
+    swallowed.
     """
 
     __slots__ = ("clock", "ends", "hold")
@@ -29,12 +30,12 @@ class Drop(ref[Any]):
     ends: deque[float]
 
 
-unreleased: set[Drop] = set()  # keeps those of leases that have not been released
-drops: deque[Drop] = deque()  # whose leases are gone; see note_drops()
+unreleased: set[Drop] = set()  # keeps alive the drops of leases that have not been released
+drops: deque[Drop] = deque()  # the drops whose leases are gone; see note_drops()
 
 
 def watch_drop(lease: object, hold: Hold, clock: Clock, ends: deque[float]) -> Drop:
-    """Have the drop of a lease noted; :func:`note_drops` then adds to *ends* when its lock ends, by *clock*."""
+    """Notice the drop of a lease; :func:`note_drops` then adds the end of its lock, by *clock*, to *ends*."""
     drop = Drop(lease, drops.append)
     drop.hold, drop.clock, drop.ends = hold, clock, ends
     unreleased.add(drop)
@@ -42,7 +43,7 @@ def watch_drop(lease: object, hold: Hold, clock: Clock, ends: deque[float]) -> D
 
 
 def note_drops() -> None:
-    """Warn of the leases that were dropped without a release; called in a thread where no signal is handled."""
+    """Warn about the leases that were dropped without a release; the watchdogs and heartbeats call this."""
     with suppress(IndexError):
         for drop in iter(drops.popleft, None):
             unreleased.discard(drop)
@@ -53,7 +54,7 @@ def note_drops() -> None:
 
 
 def warn_of_drop(name: str, left: float) -> None:
-    """Warn of one dropped lease; if a filter makes an error of the warning, log it instead."""
+    """Warn about one dropped lease; if a filter turns the warning into an error, log it instead."""
     said = (
         f"Lock {name!r} was dropped without a release. Nobody renews it, and it stays taken for another {left:.1f} s. "
         "Keep the lease until release(), or use a with block."
@@ -64,5 +65,5 @@ def warn_of_drop(name: str, left: float) -> None:
         log.error("%s", said)
 
 
-# Leases of the parent are no leases of a forked child.
+# A forked child does not have the leases of its parent.
 process.starts += [unreleased.clear, drops.clear]

@@ -1,15 +1,16 @@
 """
-Show on the nodes that this process lives, for as long as it holds locks (internal).
+Show on the nodes that this process is alive, for as long as it holds locks (internal).
 
-A process that holds locks for longer than a moment keeps one key on every node, which the watchdog renews and which
-ends after the process does. So an operator who looks at held locks sees which of them nobody will release, and does not
-have to guess from a host and a process id. Nothing else depends on it: a lock is held by its own keys alone.
+A process that holds locks for longer than a moment keeps one key on every node. The watchdog renews the key, which ends
+some time after the process does. So an operator sees which held locks nobody will release, without guessing from a host
+and a process id. Nothing else depends on the key: a lock is held by its own keys alone.
 
-The time that the key has left shows when the process was last heard. The key outlasts the longest lease: while
-it is there, the process may be paused and hold a valid lease. When it is gone, every lease of the process has ended.
+The time that the key has left shows when the process was last heard from. The key outlasts the longest lease. While the
+key exists, the process may be paused and hold a valid lease; when the key is gone, every lease of the process has
+ended.
 
-The key is written by the request that takes a lock, under a name that no lock can have, so every kind of node can
-keep it.
+The request that takes a lock also writes the key, under a name that no lock can have, so every kind of node can store
+it.
 """
 
 import os
@@ -26,13 +27,13 @@ from ..core.requests import Acquire
 from ..core.round import Round, count
 from .drops import note_drops
 
-FIRST = 2.0  # seconds that a process holds a lock before the first heartbeat, so that short holds cost nothing
-EVERY = 3.0  # seconds
-LIFE = 10.0  # seconds for which it counts as alive after a heartbeat
+FIRST = 2.0  # seconds from taking a lock to the first heartbeat, so that short holds cost nothing
+EVERY = 3.0  # seconds between two heartbeats
+LIFE = 10.0  # seconds for which a process counts as alive after a heartbeat
 SILENCE = 6.0  # seconds after which the process of a lock should have sent a heartbeat
 NEVER = float("inf")
 
-_KEY = os.urandom(16)  # so that no other process can write it
+_KEY = os.urandom(16)  # secret, so that no other process can write the heartbeat
 
 
 class Manager(Protocol):
@@ -52,25 +53,25 @@ class Dog(Protocol):
     """The part of a watchdog that a heartbeat uses."""
 
     def watch(self, lease: Any) -> None:
-        """Look after it."""
+        """Look after *lease*."""
 
     def forget(self, lease: Any) -> None:
-        """Look after it no longer."""
+        """Stop looking after *lease*."""
 
     def tends(self, keeper: Any) -> bool:
-        """Return whether it looks after leases of *keeper*."""
+        """Return whether this watchdog looks after leases of *keeper*."""
 
 
 class ProcessHeartbeat:
     """
-    The heartbeat of one process on the nodes of one alias; to the watchdog it is one more lease.
+    The heartbeat of one process on the nodes of one alias; the watchdog treats it as one more lease.
 
     Args:
         manager: The manager whose nodes store the heartbeat.
         owner: The process.
         dog: The watchdog that looks after the leases.
         clock: Returns seconds on a steady clock.
-        dropped: When each lease ends that was dropped without a release. The nodes keep its lock until then, so the
+        dropped: The end of each lease that was dropped without a release. The nodes keep its lock until then, so the
             heartbeat goes on.
     """
 
@@ -91,20 +92,20 @@ class ProcessHeartbeat:
         self._dog = dog
         self._clock = clock
         self._mutex = threading.Lock()
-        # The same for all event loops and threads of a process: they write the same key, and each of them keeps it
-        # alive.
+        # All event loops and threads of a process use the same nonce: they write the same key, and each of them keeps
+        # it alive.
         self._nonce = blake2b(owner.process.encode(), key=_KEY, digest_size=NONCE_SIZE // 2).hexdigest()
         self._slugs = (heartbeat(owner.process),)
         self._due = NEVER
 
     @property
     def hold(self) -> "ProcessHeartbeat":
-        """When the watchdog looks at it: it knows that itself."""
+        """The object itself, which knows when the watchdog has to look at it."""
         return self
 
     @property
     def keeper(self) -> "ProcessHeartbeat":
-        """Who renews it: itself."""
+        """The object itself, which sends the heartbeats."""
         return self
 
     def join(self) -> None:
@@ -120,7 +121,7 @@ class ProcessHeartbeat:
                         raise
 
     def leave(self) -> None:
-        """Stop, because the connections are closed, unless locks are held; the next lock begins anew."""
+        """Stop unless locks are held, because the connections are closed; the next lock starts the heartbeat again."""
         if not self.valid():
             self._dog.forget(self)
 
@@ -129,13 +130,13 @@ class ProcessHeartbeat:
         return self._due
 
     def valid(self) -> bool:
-        """Return whether locks are held; if not, it ends."""
+        """Return whether locks are held; if none is, end the heartbeat."""
         note_drops()
         with self._mutex:
             if not self._dog.tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
                 due, self._due = self._due, NEVER
                 if self._dog.tends(self._manager):
-                    self._due = due  # meanwhile a lock was taken by a thread that saw this going on
+                    self._due = due  # meanwhile a thread took a lock and found the heartbeat still going on
         return self._due is not NEVER
 
     def extend(self, leases: Any) -> int:

@@ -1,10 +1,10 @@
 """
-The leases that the running code has taken, so that it does not wait for itself (internal).
+Remember the leases that the running code has taken, so that it does not wait for itself (internal).
 
-A thread that is inside ``with lock("a"):`` and waits for ``a`` once more would wait for ever: it alone can leave the
-block. A lease that it took with ``acquire()`` may be released by another thread, so there is only a suspicion. The same
-holds for code that runs elsewhere in a copy of its context: in a thread of ``sync_to_async``, in the event loop of
-``async_to_sync``, or in a task that it started.
+A thread that is inside ``with lock("a"):`` and waits for ``a`` once more would wait for ever, because only that thread
+can leave the block. A lease from ``acquire()`` may be released by another thread, so the wait is only suspicious. The
+same is true of code that runs elsewhere in a copy of the context: in a thread of ``sync_to_async``, in the event loop
+of ``async_to_sync``, or in a task that the code started.
 """
 
 import logging
@@ -66,7 +66,7 @@ def caller_frame(inner: int = 0) -> Any:
     Return the nearest frame outside this package and the standard library's context managers.
 
     Args:
-        inner: How many frames above the caller's are known to be inside this package, so that they are not looked at.
+        inner: How many frames above the caller's are known to be inside this package; they are skipped.
     """
     frame: Any = sys._getframe(inner + 1)
     while (before := frame.f_back) and frame.f_globals.get("__name__", "").startswith(OURS):
@@ -82,8 +82,8 @@ class Holding(NamedTuple):
     A lease that a thread or task took.
 
     Attributes:
-        lease: The lease, or None when nobody has it any more.
-        keys: Its lock: the manager, the names, the limit, and whether it is shared.
+        lease: A reference that gives the lease, or None when nobody has it any more.
+        keys: The lock: the manager, the names, the limit, and whether it is shared.
         where: The line that took it.
         who: The thread or task that took it.
         inside: Whether a ``with`` block holds it, so that this thread or task alone can end the hold.
@@ -107,7 +107,7 @@ class Holding(NamedTuple):
         return hold is not None and not (hold.forked or hold.ended) and hold.clock() < hold.deadline
 
     def excludes(self, keys: Keys) -> bool:
-        """Return whether nobody can have *keys* while this lease is held."""
+        """Return whether nobody can take the lock *keys* while this lease is held."""
         manager, names, limit, shared = self.keys
         if manager is not keys[0] or not limit == keys[2] == 1 or (shared and keys[3]):
             return False
@@ -115,20 +115,20 @@ class Holding(NamedTuple):
 
 
 Chain: TypeAlias = "tuple[Holding, Chain | None]"
-"""A lease, and those that were taken before it."""
+"""A lease, and the leases that were taken before it."""
 
 
 class Holdings(NamedTuple):
     """
-    What was taken in a context, and is perhaps still held.
+    The leases that were taken in a context and may still be held.
 
     Taking a lock costs the same however many others are held: one link is added to the chain, and the leases are looked
     at only when their number has doubled.
 
     Attributes:
         chain: The leases, the last one first; it never changes, because contexts that were copied share it.
-        size: How many there are.
-        limit: How many there may be before those that have ended are dropped.
+        size: How many leases there are.
+        limit: How many leases there may be before those that have ended are dropped.
     """
 
     chain: "Chain | None" = None
@@ -136,7 +136,7 @@ class Holdings(NamedTuple):
     limit: int = 8
 
     def add(self, holding: Holding) -> "Holdings":
-        """Return these and one more."""
+        """Return these holdings and one more."""
         if self.size < self.limit:
             return Holdings((holding, self.chain), self.size + 1, self.limit)
         chain: Chain | None = None
@@ -168,18 +168,18 @@ def remember(lease: Held, keys: Keys, who: object, inside: bool) -> None:
 
 
 def forget_holdings() -> None:
-    """Forget what was taken in this context: the nodes have forgotten it."""
+    """Forget the leases that were taken in this context, because the nodes have forgotten them."""
     _holdings.set(Holdings())
 
 
 class Waiting:
     """
-    What to do before each pause of a thread or task that waits for a lock: see whether it waits for itself.
+    Check before each pause of a thread or task that waits for a lock whether it waits for itself.
 
     Args:
         keys: The lock.
         who: The thread or task.
-        ttl: How long to wait for another thread or task to release the lock before it is logged, in seconds.
+        ttl: How long to wait for another thread or task to release the lock before the wait is logged, in seconds.
         clock: Returns seconds on a steady clock.
     """
 
@@ -190,7 +190,7 @@ class Waiting:
         self._clock = clock
         self._own: Holding | None = None
         self._where = ""
-        self._due = math.inf  # when to log it; unknown before the first pause
+        self._due = math.inf  # when to log the wait; unknown before the first pause
         self._looked = False
 
     def __call__(self) -> None:
@@ -198,7 +198,7 @@ class Waiting:
         Look for leases of the same lock before the first pause, and at the clock before all pauses.
 
         Raises:
-            RuntimeError: It would wait for a block that it is in itself.
+            RuntimeError: The thread or task would wait for a block that it is inside.
         """
         if not self._looked:
             self._looked = True

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from ..nodes.gevent import Here, here, uses_gevent
 from .connections import ConnectionSet
 
-MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls forget connections without telling anybody
+MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls drop idle connections silently
 
 
 class IdleConnections:
@@ -19,20 +19,20 @@ class IdleConnections:
     The idle connection sets of one alias.
 
     Attributes:
-        sets: Those that any thread may take; the last one was used last.
+        sets: The connection sets that any thread may take; the last one was used most recently.
     """
 
     def __init__(self) -> None:
         self.sets: list[ConnectionSet] = []
-        # By thread, the set on which it sent an unattended round. Its next round follows on the same connections, so
-        # that every node sees both in order.
+        # For each thread, the set on which it sent an unattended round. The thread's next round uses the same
+        # connections, so that every node sees both in order.
         self._kept: dict[int, ConnectionSet] = {}
         self._by_thread: WeakKeyDictionary[Here, list[ConnectionSet]] | None = (
             WeakKeyDictionary() if uses_gevent() else None
         )
 
     def take(self, now: float) -> ConnectionSet:
-        """Return the connection set that was used last, or a new one; closes one that has been idle for too long."""
+        """Return the connection set that was used last, or a new one; close any that has been idle for too long."""
         stack = self.sets if self._by_thread is None else self._stack()
         try:
             connections = (self._kept.pop(get_ident(), None) if self._kept else None) or stack.pop()
@@ -51,7 +51,7 @@ class IdleConnections:
         return ConnectionSet()
 
     def borrow(self, connections: ConnectionSet) -> bool:
-        """Take these connections; returns whether they were idle."""
+        """Take these connections; return whether they were idle."""
         kept = self._kept.pop(connections.thread, None)
         if kept is not None and kept is not connections:
             self.give_back(kept)  # its thread has sent another round meanwhile
@@ -63,7 +63,7 @@ class IdleConnections:
         return True
 
     def give_back(self, connections: ConnectionSet) -> None:
-        """Let any thread take these connections, but only their own while an unattended round is open on them."""
+        """Let any thread take these connections, or only their own thread while an unattended round is open on them."""
         thread = connections.thread
         if thread and connections.unattended and self._kept.setdefault(thread, connections) is connections:
             return
@@ -72,7 +72,7 @@ class IdleConnections:
 
     @staticmethod
     def _trim(stack: list[ConnectionSet], now: float) -> None:
-        """Close the connection set that has been idle longest, from a time when more threads used locks."""
+        """Close the connection set that has been idle longest, left from when more threads used locks."""
         if (oldest := stack[:1]) and oldest[0].used < now - MAX_IDLE:  # another thread may have taken even this one
             with suppress(IndexError):  # others take connection sets at the same time
                 stack.pop(0).retire()
@@ -87,7 +87,7 @@ class IdleConnections:
                 stack.pop().close()
 
     def _stack(self) -> list[ConnectionSet]:
-        """Return the idle connection sets that may be used here: under gevent, those of this thread of the system's."""
+        """Return the idle connection sets that may be used here: under gevent, those of this system thread."""
         if self._by_thread is None:
             return self.sets
         thread = here()

@@ -1,5 +1,5 @@
 """
-Proof of holding a lock: what acquiring one gives, blocking and asyncio.
+Leases: the proof of holding a lock that acquiring it gives, for blocking code and for asyncio.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     """
     Proof that a quorum of nodes granted a lock; it is valid until its deadline.
 
-    ``with lease:``, or ``async with lease:`` in an event loop, releases the lock at the end of the block. It raises
-    LockLostError at the beginning if the lease has ended, so that the body never runs without the lock, and at the end
-    if it was lost meanwhile, unless the body raised.
+    ``with lease:``, or ``async with lease:`` in an event loop, releases the lock at the end of the block. The block
+    raises LockLostError at the beginning if the lease has ended. It raises the same error at the end if the lock was
+    lost meanwhile, unless the body raised.
 
     Validity comes from the clock alone: the ttl counts from before the first byte of the request was sent, less the
-    allowance for drift ("Distributed Locks with Redis", "The Redlock Algorithm", step 3). A lease that ended stays
+    allowance for drift ("Distributed Locks with Redis", "The Redlock Algorithm", step 3). A lease that has ended stays
     ended.
     """
 
@@ -74,9 +74,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """
         Why the lease ended; None while it lasts.
 
-        ``released``, ``expired``, ``superseded`` (another caller has tried to take the lock since),
-        ``forgotten`` (the nodes no longer know this holder), ``fenced``, ``revoked`` (an operator asked for it),
-        ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
+        ``released``, ``expired``, ``superseded`` (another caller tried to take the lock), ``forgotten`` (by the nodes),
+        ``fenced``, ``revoked`` (an operator asked for it), ``max_hold``, ``max_extensions``, ``heartbeat``, ``forked``.
         """
         return EndReason.FORKED if self.hold.forked else self.hold.ended
 
@@ -95,8 +94,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """
         An event that is set when the lease ends without having been released.
 
-        A :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
-        ``async with``, which is set in its event loop, whichever thread notices the end.
+        It is a :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
+        ``async with``. The latter is set in its event loop, whichever thread notices the end.
         """
         return self._loss.event()
 
@@ -105,11 +104,11 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return self.hold.held(self.hold.clock())
 
     def remaining(self) -> float:
-        """Return the seconds of validity left; 0.0 when it ended."""
+        """Return the seconds of validity left; 0.0 once the lease has ended."""
         return self.hold.remaining(self.hold.clock()) if self.valid() else 0.0
 
     def valid(self) -> bool:
-        """Return whether the lock is still held, by the local clock; makes no network call."""
+        """Return whether the lock is still held, by the local clock, without a network call."""
         if self.hold.forked:
             return False
         if self.hold.check(self.hold.clock()):
@@ -119,7 +118,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     def ensure(self, margin: float = 0.0) -> None:
         """
-        Check that the lock is still held, by the local clock; makes no network call.
+        Check that the lock is still held, by the local clock, without a network call.
 
         Args:
             margin: Seconds of validity that must be left for the next step.
@@ -134,10 +133,10 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
         """
-        Call *callback* with this lease once, when it is lost; at once if it already is.
+        Call *callback* with this lease once, when the lock is lost; at once if it already is.
 
         The thread that notices the loss calls it: the holder's thread in ``valid()`` or ``ensure()``, the event loop of
-        an asyncio lease, or a thread of its own. Callbacks run in the order of their addition; exceptions are logged.
+        an asyncio lease, or a background thread. Callbacks run in the order of their addition; exceptions are logged.
 
         Raises:
             TypeError: *callback* cannot be called, or is a coroutine function, which nobody would await.
@@ -150,9 +149,9 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     def extend(self, ttl: float | None = None) -> bool:
         """
-        Ask the nodes for a whole ttl from now; returns whether a quorum agreed before the old deadline.
+        Ask the nodes for a whole ttl from now; return whether a quorum agreed before the old deadline.
 
-        Only needed with ``renew=False``. Blocks for at most one node timeout.
+        This is only needed with ``renew=False``. The call blocks for at most one node timeout.
 
         Args:
             ttl: Length of the lease from now on, in seconds; None keeps the present length.
@@ -170,20 +169,21 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     def release(self, wait: bool = True) -> Outcome:
         """
-        Release the lock; returns the outcome on the nodes.
+        Release the lock, and return the outcome on the nodes.
 
-        ``released``: the lock was held until now. ``expired``: it had ended. ``taken``: another owner has it.
+        ``released``: the lock was held until now. ``expired``: the lease had ended. ``taken``: another owner has it.
         ``unknown``: too few nodes answered within the node timeout; the lock ends with its ttl at the latest. ``held``:
-        it was entered more than once, and is still held. Never raises for a lock that is gone, and may be called twice.
-        If a node misses the release, the release is redelivered in the background until the lease would have ended.
-        Blocking code notices a connection that broke with the release in flight when it uses the nodes again.
+        the lock was entered more than once, and is still held. The call never raises for a lock that is gone, and may
+        be repeated. If a node misses the release, the release is redelivered in the background until the lease would
+        have ended. If a connection breaks with the release in flight, blocking code notices that when it uses the nodes
+        again.
 
         Args:
             wait: Whether to wait for the nodes' answers. If False, the outcome is ``unknown`` unless it is known at
                 once; the signal ``lock_released`` has it later.
         """
         if exiting():
-            return Outcome.UNKNOWN  # the key ends with its ttl; to connect or to wait would have the interpreter hang
+            return Outcome.UNKNOWN  # the key ends with its ttl; connecting or waiting would make the interpreter hang
         hold = self.hold
         if hold.leave():
             return Outcome.HELD if self.valid() else Outcome.EXPIRED
@@ -201,7 +201,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return self._ended(round) if known else Outcome.UNKNOWN
 
     async def arelease(self, wait: bool = True) -> Outcome:
-        """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
+        """Do what :meth:`release` does without blocking; even a cancelled call sends the release."""
         if exiting():
             return Outcome.UNKNOWN
         hold = self.hold
@@ -228,7 +228,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        over = self.hold.ended is EndReason.RELEASED  # the body released it, and knows the outcome
+        over = self.hold.ended is EndReason.RELEASED  # the body released the lock, and knows the outcome
         leave(self, Outcome.RELEASED if over else release_at_end(self), body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
@@ -245,7 +245,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return ttl if ttl is None else self.hold.keeper.rules.check_ttl(ttl)
 
     def _end(self, wait: bool) -> Round | None:
-        """Mark it ended, before the first byte of the release is sent; returns the round to carry out."""
+        """Mark the lease as ended before the first byte of the release is sent; return the round to carry out."""
         hold = self.hold
         if hold.forked or hold.ended is EndReason.RELEASED:
             return None
@@ -293,7 +293,7 @@ def release_at_end(lease: Lease) -> Outcome:
     """
     Release a lock where its block ends: with or without waiting for the replies, as its option ``release`` says.
 
-    Returns what :meth:`Lease.release` returns.
+    The result is that of :meth:`Lease.release`.
     """
     return lease.release(wait=lease.hold.waits_at_end)
 
@@ -316,7 +316,7 @@ def leave(lease: Lease, outcome: Outcome, body_failed: bool) -> None:
 
 
 def passed_on(lease: Lease) -> None:
-    """End it without a release, because its caller has had the lock taken over under another secret (``adopt``)."""
+    """End the lease without a release, because the caller had the lock taken over under another secret (``adopt``)."""
     hold = lease.hold
     if hold.end(EndReason.RELEASED, hold.clock()):
         hold.forget_drop()
@@ -324,30 +324,30 @@ def passed_on(lease: Lease) -> None:
 
 
 def stop_renewal(lease: Lease) -> None:
-    """Have it extended no longer; it stays held until it ends."""
+    """Stop extending the lease; the lock stays held until the lease ends."""
     lease.hold.keeper.runtime.watchdog.forget(lease)
 
 
 def resume_renewal(lease: Lease) -> None:
-    """Have it extended again."""
+    """Start extending the lease again."""
     lease.hold.keeper.runtime.watchdog.watch(lease)
 
 
 def fence_out(lease: Lease, token: int) -> None:
-    """End it, because a database has seen *token* of a later holder; the next acquisition proposes a higher one."""
+    """End the lease, because a database has seen a later holder's *token*; the next token proposed is higher."""
     lease.hold.fenced_out(token, lease.hold.clock())
-    lease.valid()  # which reports the loss
+    lease.valid()  # this reports the loss
 
 
 def note_extension(round: Round, leases: Sequence[Lease], start: float) -> int:
-    """Note the outcome of the round that began at *start* in each lease; returns how many are longer now."""
+    """Note the outcome of the round that began at *start* in each lease; return how many are longer now."""
     return sum([_is_longer(lease, round, number, start) for number, lease in enumerate(leases)])
 
 
 def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
     longer = lease.hold.extended(round, number, start, lease.hold.clock())
     if lease.hold.ended:
-        lease.valid()  # which reports the loss
+        lease.valid()  # this reports the loss
     if longer:
         lease.hold.keeper.notify("lock_extended", lease=lease)
     return longer

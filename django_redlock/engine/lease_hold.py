@@ -1,7 +1,7 @@
 """
-The hold behind a lease: who extends it, how often it was entered, and its release (internal).
+The hold behind a lease: which manager extends it, how often it was entered, and its release (internal).
 
-Fences, reentrant locks and the watchdog use it. The members for users are in :class:`~.lease.Lease`.
+Fences, reentrant locks and the watchdog use a :class:`LeaseHold`. The members for users are in :class:`~.lease.Lease`.
 """
 
 import os
@@ -47,14 +47,14 @@ class Manager(Protocol):
         """Carry out one round in the running event loop."""
 
     def extend(self, leases: Sequence[Any], ttl: float | None = None) -> int:
-        """Extend leases, blocking; returns how many are longer now."""
+        """Extend leases, blocking; return how many are longer now."""
 
     async def aextend(self, leases: Sequence[Any], ttl: float | None = None) -> int:
-        """Extend leases in the running event loop; returns how many are longer now."""
+        """Extend leases in the running event loop; return how many are longer now."""
 
 
 class Report(Protocol):
-    """The report of its loss, as far as the watchdog is concerned."""
+    """The part of the report of a loss that the watchdog uses."""
 
     @property
     def pending(self) -> bool:
@@ -63,14 +63,14 @@ class Report(Protocol):
 
 class LeaseHold(Hold):
     """
-    A hold in this process.
+    A hold of this process, with its release and what the watchdog needs to know.
 
     Args:
-        keeper: The manager that extends and releases it.
-        wanted: What was asked for.
+        keeper: The manager that extends and releases the hold.
+        wanted: The lock that was requested.
         granted: The won acquisition.
         highest: The highest tokens seen in this process.
-        renewed: Whether it is extended without being asked.
+        renewed: Whether the watchdog extends the hold.
     """
 
     def __init__(self, keeper: Manager, wanted: Wanted, granted: Granted, highest: HighestToken, renewed: bool) -> None:
@@ -79,22 +79,22 @@ class LeaseHold(Hold):
         self.clock = keeper.runtime.clock
         self.renewed = renewed
         self._sends = wanted.sends
-        self.takeover = granted.rounds[0] if wanted.adopt else None  # took the lock over from another holder
+        self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self._pid = process.pid
         self._depth = 1
-        self._cleanup: Round | None = None  # the round that releases it
+        self._cleanup: Round | None = None  # the round that releases the lock
         self._drop: Drop | None = None
         self._loss: Callable[[], Report | None] = _no_report
 
     def belongs_to(self, lease: object, loss: Report) -> None:
-        """Note the lease, whose *loss* is to be reported, and which is not to be dropped without a release."""
+        """Note the report of the *loss* of *lease*, and notice a drop of the lease without a release."""
         self._loss = ref(loss)
         if self.renewed:
             self._drop = watch_drop(lease, self, self.clock, self.keeper.driver.dropped)
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the holder, which alone has the lock."""
+        """Whether this process is a fork of the holder; only the holder has the lock."""
         process.notice_fork()
         return self._pid != process.pid
 
@@ -102,11 +102,11 @@ class LeaseHold(Hold):
 
     @property
     def slack(self) -> float:
-        """Seconds by which it may be extended early, together with other leases."""
+        """Seconds by which the hold may be extended early, together with others."""
         return self.ttl / 30 if self.renewed else 0.0
 
     def due(self) -> float:
-        """Return when the watchdog looks at it next; at once if it was lost and its loss is still to be reported."""
+        """Return when the watchdog looks at the hold next; at once if its loss is still to be reported."""
         ended = self.ended
         if ended is EndReason.RELEASED:
             return NEVER
@@ -118,15 +118,15 @@ class LeaseHold(Hold):
 
     @property
     def entered(self) -> bool:
-        """Whether its holder has not yet left it as often as it was entered."""
+        """Whether the holder is still inside: it has not yet left the lock as often as it has entered it."""
         return self._depth > 0
 
     def enter_again(self) -> None:
-        """Note that its holder has entered it once more."""
+        """Note that the holder has entered the lock once more."""
         self._depth += 1
 
     def leave(self) -> bool:
-        """Note that its holder has left it once; returns whether it was entered more often."""
+        """Note that the holder has left the lock once; return whether it has entered the lock more often."""
         self._depth -= 1
         return self._depth > 0
 
@@ -142,7 +142,7 @@ class LeaseHold(Hold):
 
         No other acquisition has the same one, not even one with the same secret, or one in a fork of this process.
         """
-        # One call into C, so that all threads get the same.
+        # One call into C, so that all threads get the same identifier.
         identifier = self.__dict__.setdefault("_identifier", os.urandom(16))
         return blake2b(identifier, digest_size=16, key=str(os.getpid()).encode()).hexdigest()
 
@@ -151,35 +151,35 @@ class LeaseHold(Hold):
     @property
     def waits_at_end(self) -> bool:
         """
-        Whether the end of its block waits for the replies to the release.
+        Whether the end of the block waits for the replies to the release.
 
-        It does if the lease may have ended by the local clock before the release arrives, because the replies tell
-        whether the block has to raise.
+        Even a block that only sends the release waits if the lease may end, by the local clock, before the release
+        arrives: the replies then tell whether the block has to raise.
         """
         return not self._sends or self.remaining(self.clock()) <= self.timeout
 
     def begin_release(self, wait: bool) -> Round:
-        """Return the round that releases it, once it has been ended; *wait* is whether to wait for the replies."""
+        """Return the round that releases the ended hold; *wait* is whether to wait for the replies."""
         round = self._cleanup = self.release(self.timeout if wait else 0.0)
         round.unattended = not wait
         return round
 
     def carry_out(self, round: Round, ended: Ended) -> bool:
-        """Carry out its release, which calls *ended* later or returns True: the outcome is known already."""
+        """Carry out the release; return True if its outcome is known already, otherwise *ended* is called later."""
         if round.unattended:
             return self.keeper.driver.leave(round, self.timeout, ended)
         self.keeper.ask(round)
         return True
 
     async def acarry_out(self, round: Round, ended: Ended) -> bool:
-        """Do what :meth:`carry_out` does without blocking; a release that is *unattended* has no point to cancel it."""
+        """Do what :meth:`carry_out` does without blocking; a cancellation cannot interrupt an *unattended* release."""
         if round.unattended:
             return self.keeper.driver.aleave(round, self.timeout, ended)
         await self.keeper.aask(round)
         return True
 
     def forget_drop(self) -> None:
-        """Note that it was released, so that its lease may be dropped."""
+        """Note that the lock was released, so that the lease may be dropped."""
         if self._drop is not None:
             unreleased.discard(self._drop)
             self._drop = None
@@ -192,9 +192,9 @@ class LeaseHold(Hold):
 
     def abandon(self) -> None:
         """
-        Leave it once, and have it released in the background if that was the last time; waits for nothing.
+        Leave the lock once, and have it released in the background if that was the last time, without waiting.
 
-        For a holder that was interrupted before it could release the lock itself.
+        This is for a holder that was interrupted before it could release the lock itself.
         """
         if self.forked or self.ended or exiting() or self.leave():
             return
@@ -204,7 +204,7 @@ class LeaseHold(Hold):
 
 
 def end_of_earlier_hold(takeover: Round) -> Round | None:
-    """Return the round that ends the hold that was taken over, on nodes that may yet get the request to do that."""
+    """Return the round that ends the earlier hold on nodes that may still receive the request to take it over."""
     if not takeover.remedy or not (nodes := takeover.unanswered()):
         return None
     requests = {node: takeover.remedy[node] for node in nodes}
@@ -212,4 +212,4 @@ def end_of_earlier_hold(takeover: Round) -> Round | None:
 
 
 def _no_report() -> None:
-    """Stand for the report of a hold that has no lease."""
+    """Return no report, for a hold that has no lease."""

@@ -40,13 +40,13 @@ class Acquirer(Protocol):
     def take(
         self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = ...
     ) -> Lease:
-        """Acquire; calls *note* with the lease before anything can interrupt, and *waiting* before each pause."""
+        """Acquire the lock; call *note* with the lease before returning it, and *waiting* before each pause."""
         ...
 
     async def atake(
         self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = ...
     ) -> Lease:
-        """Acquire, in an event loop."""
+        """Acquire the lock in the running event loop."""
         ...
 
 
@@ -60,7 +60,7 @@ class Manager(Protocol):
 
     @property
     def acquirer(self) -> Acquirer:
-        """What takes its locks."""
+        """The object that takes the manager's locks."""
         ...
 
 
@@ -83,10 +83,10 @@ class Description(NamedTuple):
 
 class Lock(Explained, advice=ATTRIBUTES):
     """
-    The description of a lock. It holds nothing itself: every acquisition gives a :class:`Lease` of its own.
+    The description of a lock. The object holds nothing itself: every acquisition gives a :class:`Lease` of its own.
 
-    Use it as ``with`` or ``async with``, as a decorator of a function or coroutine function, or call
-    :meth:`acquire` or :meth:`try_acquire`. Made by :func:`django_redlock.lock` or ``locks[alias].lock()``.
+    Use it as ``with`` or ``async with``, as a decorator of a function or coroutine function, or call :meth:`acquire` or
+    :meth:`try_acquire`. Create one with :func:`django_redlock.lock` or ``locks[alias].lock()``.
     """
 
     def __init__(self, names: tuple[str, ...], describe: Callable[[], Description], options: LockOptions) -> None:
@@ -131,11 +131,11 @@ class Lock(Explained, advice=ATTRIBUTES):
         Take the lock, blocking for at most ``wait`` seconds and one node timeout.
 
         Raises:
-            LockTakenError: Another owner kept it.
+            LockTakenError: Another owner kept the lock.
             QuorumUnavailableError: Too few nodes answered.
             InvalidRedlockError: The settings cannot be used.
             ValueError: The settings do not allow this lock.
-            RuntimeError: The calling thread holds it in a ``with`` block, and would wait for itself.
+            RuntimeError: The calling thread holds the lock in a ``with`` block, and would wait for itself.
             SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
         refuse_arguments("acquire", args, kwargs)
@@ -153,9 +153,9 @@ class Lock(Explained, advice=ATTRIBUTES):
         """
         Return a lease, or None if another owner has the lock.
 
-        Makes one attempt, or tries for as long as ``wait`` if the lock was described with it. ``OPTIONS["wait"]`` does
-        not count. The lease can be used in a ``with`` block, which releases it. Raises what :meth:`acquire` raises,
-        except LockTakenError.
+        The call makes one attempt, or tries for ``wait`` seconds if the lock was described with ``wait``;
+        ``OPTIONS["wait"]`` does not apply. The lease can be used in a ``with`` block, which releases it. The call
+        raises what :meth:`acquire` raises, except LockTakenError.
         """
         with suppress(LockTakenError):
             check_block(self.names, self._options, "")
@@ -208,18 +208,18 @@ class Lock(Explained, advice=ATTRIBUTES):
             self._threads.add(who, lease, way_out)
             return lease
         except BaseException:
-            if lease is not None:  # interrupted, so that the body does not run
+            if lease is not None:  # interrupted: the body will not run
                 self._threads.undo(who, lease)
                 lease.release()
             raise
 
     def _leave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
         if exiting():
-            return  # a suspended generator is closed when the interpreter ends
+            return  # the interpreter, when it ends, closes suspended generators
         entry = (way_out and way_out.entry) or self._threads.leaving(this_thread())
         lease: Lease = entry.lease
         try:
-            over = lease.hold.ended is EndReason.RELEASED  # the body released it, and knows the outcome
+            over = lease.hold.ended is EndReason.RELEASED  # the body released the lock, and knows the outcome
             kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
             outcome = Outcome.RELEASED if over or kept else release_at_end(lease)
         except BaseException:
@@ -261,7 +261,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         lease: Lease = entry.lease
         try:
             interruption: Interruption | None = entry.about
-            interrupted = interruption is not None and interruption.end(kind)  # first: it may strike no longer
+            interrupted = interruption is not None and interruption.end(kind)  # first: it must not strike later
             over = lease.hold.ended is EndReason.RELEASED
             outcome = Outcome.RELEASED if over else await arelease_at_end(lease)
         except BaseException:
@@ -290,7 +290,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         Return *function* so that every call of it runs under this lock.
 
         Raises:
-            TypeError: It makes a generator, whose body would run after the call, without the lock; or it is a class.
+            TypeError: It is a class, or makes a generator, whose body would run after the call, without the lock.
         """
         decorators.add(self)
         return decorated(self, function)
@@ -310,7 +310,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         return described.manager, self.names, described.wanted.limit, described.wanted.shared
 
     def _entered_before(self, described: Description, who: object) -> Lease | None:
-        """Return the lease that the calling thread or task has of a reentrant lock, entered once more."""
+        """Return the lease that the thread or task has of a reentrant lock, entered once more; None if it has none."""
         if not self._reentrant:
             return None
         entered, limit, shared = described.manager.acquirer.entered, described.wanted.limit, described.wanted.shared
@@ -321,7 +321,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             )
         lease = entered.get((self.names, limit, shared, who))
         if lease is None or not lease.hold.entered:
-            return None  # a lease that was released is over, however it ended
+            return None  # a released lease cannot be entered again, however it ended
         lease.ensure()
         lease.hold.enter_again()
         return lease

@@ -1,8 +1,8 @@
 """
-Report that a lease was lost: once, in full, and whichever thread notices it (internal).
+Report that a lease was lost: once, in full, and whichever thread notices the loss (internal).
 
-An exception may interrupt the report between any two bytecodes. Then the watchdog finishes it, because a lease with a
-report that is not complete is due at once.
+An exception may interrupt the report between any two bytecodes. The watchdog then finishes the report, because a lease
+with an unfinished report is due at once.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ class Lost(Protocol):
 
     @property
     def reason(self) -> EndReason | None:
-        """Why it ended."""
+        """Why the lease ended."""
 
     def valid(self) -> bool:
-        """Return whether it is still held."""
+        """Return whether the lock is still held."""
 
 
 class Loss:
     """
     Reports the loss of one lease: to the log, to the signal, to the callbacks and to those that wait for the event.
 
-    The lease owns it and its hold refers to it weakly: a callback may refer to the lease, and a lease that nobody
-    uses any more must be freed.
+    The lease owns this object, and its hold refers to it weakly: a callback may refer to the lease, and a lease that
+    nobody uses any more must be freed.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_event", "_known", "_mutex", "_teller")
@@ -52,9 +52,9 @@ class Loss:
     def __init__(self) -> None:
         self._known = False
         self._callbacks: list[Callable[[Any], object]] = []
-        self._event: Any = None  # made when it is asked for
+        self._event: Any = None  # made on first use
         self._mutex = threading.Lock()
-        self._teller: object = None  # stands for the thread that calls back
+        self._teller: object = None  # stands for the call of report() that runs the callbacks
 
     @property
     def pending(self) -> bool:
@@ -71,14 +71,14 @@ class Loss:
         return self._event
 
     def add(self, lease: Lost, callback: Callable[[Any], object]) -> None:
-        """Call *callback* with *lease* when it is lost; at once if it already was."""
+        """Call *callback* with *lease* when the lease is lost; at once if it already was."""
         check_callback(callback)
         self._callbacks.append(callback)
         if self._known:
             self.report(lease)
 
     def report(self, lease: Lost) -> None:
-        """Report once that *lease* was lost; does nothing if it was released."""
+        """Report once that *lease* was lost; do nothing if it was released."""
         if lease.hold.ended is EndReason.RELEASED or (self._known and not self._callbacks):
             return
         self._set_event()
@@ -104,7 +104,7 @@ class Loss:
         self._teller = teller
 
     def _call_back(self, lease: Lost) -> BaseException | None:
-        """Call all callbacks; returns an exception of theirs that is meant for the program, such as SystemExit."""
+        """Call all callbacks; return the first exception that is meant for the program, such as SystemExit."""
         fatal: BaseException | None = None
         with suppress(IndexError):
             # Taken and called without a bytecode in between, so that none is lost and none is called twice.
@@ -134,7 +134,7 @@ class Loss:
 
 
 class AsyncLoss(Loss):
-    """The report of a lease that belongs to the running event loop: its event is one of asyncio, set in that loop."""
+    """The report of a lease that belongs to the running event loop: its event is an asyncio event, set in that loop."""
 
     __slots__ = ("_loop",)
 
@@ -146,7 +146,7 @@ class AsyncLoss(Loss):
         return False
 
     def _call_back(self, lease: Lost) -> None:
-        super()._call_back(lease)  # an exit would end the event loop, whoever runs in it
+        super()._call_back(lease)  # returns nothing: an exit would end the event loop for everything in it
 
     def _report_later(self, lease: Lost) -> None:
         with suppress(RuntimeError):  # the loop has been closed
@@ -159,7 +159,7 @@ class AsyncLoss(Loss):
         with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
             if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
                 super()._set_event()
-            else:  # noticed in another thread, which may not wake those that wait
+            else:  # another thread noticed the loss, and may not wake the loop's tasks itself
                 self._loop.call_soon_threadsafe(super()._set_event)
 
 

@@ -1,7 +1,8 @@
 """
 The locks of one alias, blocking and asyncio: the decisions of :mod:`django_redlock.core`, carried out.
 
-Public in a :class:`LockManager` are ``lock``, ``release``, ``extend``, ``aextend``, ``close`` and ``aclose``.
+The public methods of a :class:`LockManager` are ``lock``, ``release``, ``extend``, ``aextend``, ``close`` and
+``aclose``.
 """
 
 import atexit
@@ -38,7 +39,7 @@ from .surroundings import Surroundings
 Notify = Callable[..., None]
 
 AT_END: Mapping[HolderKind, ReleaseMode] = {"task": "send", "view": "send"}
-"""How the release goes at the end of a hold of each kind, unless the lock or the settings say; otherwise it waits."""
+"""The release mode at the end of a hold of each kind, unless the lock or the settings choose; other kinds wait."""
 
 REAL = Runtime()
 
@@ -88,7 +89,7 @@ class LockManager:
     @explained
     def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock:
         """
-        Describe a lock; makes no network call.
+        Describe a lock, without a network call.
 
         Args:
             name: What to lock, or several names to lock all or none of.
@@ -116,21 +117,23 @@ class LockManager:
 
         Args:
             name: What to lock, or several names to lock all or none of.
-            kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people. It decides how the release goes
-                where neither the lock nor the settings say: the end of a task's run or of a view may send it.
+            kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people. It decides the release mode if
+                neither the lock nor the settings choose one: the end of a task's run or of a view may then send the
+                release without waiting.
             ref: What identifies the work to programs, such as a task's id.
-            secret: Hold it with this secret instead of a fresh one: 32 hexadecimal digits, unique to one holder.
-                For one ttl after an attempt that failed, nodes that did not answer it refuse the same secret.
-            adopt: Take it over from the holder with this secret, if that holder still has it.
-            detached: Neither renew nor watch it: it may last longer than ``max_ttl``, and its loss is not reported. For
-                a lock that another process takes over with ``adopt``, and whose loss does no harm.
+            secret: The secret to hold the lock with instead of a fresh one: 32 hexadecimal digits, unique to one
+                holder. For one ttl after an attempt that failed, nodes that did not answer it refuse the same secret.
+            adopt: The secret of a holder to take the lock over from, if that holder still has it.
+            detached: Whether the lock is neither renewed nor watched: it may last longer than ``max_ttl``, and its loss
+                is not reported. This is for a lock that another process takes over with ``adopt``, and whose loss does
+                no harm.
             **options: Those of :meth:`lock`.
         """
         names = check_names(name)
         chosen = complete(names, options)
         ttl = lease_length(self.rules, chosen["ttl"], detached)
         renew = self.rules.renew if chosen["renew"] is None else chosen["renew"]
-        # A lock that is not renewed depends on no process: whoever has its secret may go on with it until it ends.
+        # A lock that is not renewed depends on no process: any process with its secret may use it until it ends.
         renewed_by = process.name if renew and not detached else ""
         owner = Owner(HOST, process.pid, kind, chosen["label"], ref, ttl=ttl, process=renewed_by)
         wait = chosen["wait"]
@@ -154,7 +157,7 @@ class LockManager:
 
     def release(self, name: str | Iterable[str], token: str) -> Outcome:
         """
-        Release a lock by its secret, in any process; returns what :meth:`Lease.release` returns.
+        Release a lock by its secret, in any process; return what :meth:`Lease.release` returns.
 
         Only the holder with this secret loses the lock. That holder must be dead or must not renew: the next renewal of
         a living holder restores the lock. If a node misses the release, the release is redelivered in the background
@@ -170,7 +173,7 @@ class LockManager:
 
     def survey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """
-        Ask the nodes for the locks named, or for one page of their indexes.
+        Ask the nodes for the locks with given names, or for one page of their indexes.
 
         Args:
             **options: Those of :class:`~django_redlock.core.surveying.SurveyOptions`.
@@ -208,7 +211,7 @@ class LockManager:
 
     def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """
-        Extend leases, at most a hundred in one round; returns how many are longer now.
+        Extend leases, at most a hundred in one round; return how many are longer now.
 
         Args:
             leases: Leases of this manager.
@@ -245,10 +248,10 @@ class LockManager:
                     lease.hold.asked(round, term)
                 yield round, [lease for lease, _ in chosen]
                 if round.count(*ANSWERS) < round.needed:
-                    return  # the nodes are silent: leases of other aliases come first
+                    return  # the nodes are silent: do not delay the leases of other aliases
 
     def _report(self, event: str, **about: Any) -> None:
-        self.notify(event, **about)  # which may be another function by now
+        self.notify(event, **about)  # looked up now, because it may have been replaced
 
     def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> ProcessHeartbeat:
         owner = this_process(HOST, process.name, since=self.runtime.wall())

@@ -2,8 +2,9 @@
 Notify the waiters of this process of their turn (internal).
 
 A node that frees a lock publishes the name of the first waiter in the queue, on a channel of that waiter's process. One
-connection per process and node listens, whatever the number of waiters. It is made when a caller first has to wait, and
-made anew if nobody has waited for a while. A notification only makes a waiter ask sooner, so a lost one does no harm.
+connection per process and node listens, whatever the number of waiters. The connection is made when a caller first has
+to wait, and again if nobody has waited for a while. A notification only makes a waiter ask sooner, so a lost one does
+no harm.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ class Notifications:
 
     Args:
         nodes: The nodes, in the order of the settings.
-        needed: How many of them a quorum is.
+        needed: How many nodes make a quorum.
         clock: Returns seconds on a steady clock.
     """
 
@@ -72,7 +73,7 @@ class Notifications:
             return listener
 
     def forked(self) -> None:
-        """In a forked child: drop what belongs to the parent, whose other threads may have been holding the mutex."""
+        """In a forked child, drop what belongs to the parent, whose other threads may have held the mutex."""
         self._mutex = threading.Lock()
         if self._listener:
             self._listener.forked()
@@ -92,7 +93,7 @@ class Listener:
 
     The first waiter *leads*: its thread reads for all of them. When it is notified or stops waiting, another waiter
     takes over. A thread of its own would have to be woken for every notification, and would then wake the waiter. That
-    would be two more switches of threads between one holder and the next.
+    would be two more thread switches between one holder and the next.
     """
 
     def __init__(self, nodes: Sequence[Node], waiters: Waiters[threading.Event], clock: Clock) -> None:
@@ -140,7 +141,7 @@ class Listener:
         return self._leader is None or self._leader.name not in self._bells
 
     def _step_down(self, waiter: Waiter) -> None:
-        """Leave the lead to a waiter; one that was to take it and has gone itself passes it on."""
+        """Pass the lead to another waiter, even if this one was only about to take it."""
         with self._mutex:
             if self._leader is waiter:
                 self._leader = None
@@ -155,14 +156,14 @@ class Listener:
         """Drop the connections, or have the thread that reads them do it."""
         with self._mutex:
             self._closed = True
-            self._waiters.listening.clear()  # now, because the connections that take their place will fill it
+            self._waiters.listening.clear()  # now, because the new connections fill it again
             if self._nobody_leads():
                 self._drop_all()
             else:
                 self._wakeup.ring()
 
     def forked(self) -> None:
-        """In a forked child: nobody leads, and the mutex is free."""
+        """Note in a forked child that nobody leads, and that the mutex is free."""
         self._mutex, self._leader = threading.Lock(), None
 
     def _read(self, left: float) -> None:
@@ -186,7 +187,7 @@ class Listener:
                     self._connect(node)
                 else:
                     start(partial(self._connect, node), "django_redlock connect")
-            except RuntimeError:  # there are too many threads; who waits asks again by itself
+            except RuntimeError:  # too many threads; a waiter asks again by itself
                 self._arrived.append((node, LinkError(Failure.UNREACHABLE)))
             except BaseException:  # if the thread has started, a second one will do no harm
                 self._connecting.discard(node)
@@ -206,16 +207,16 @@ class Listener:
         self._arrived.append((node, link))
         self._wakeup.ring()
         if self._closed:
-            self._drop_arrivals()  # no other thread would
+            self._drop_arrivals()  # because no other thread would
 
     def _called_elsewhere(self, node: int, name: str) -> None:
-        """Take a notification in any thread, and wake the one that reads."""
+        """Pass on a notification from any thread, and wake the thread that reads."""
         self._waiters.notification(node, name)
         self._wakeup.ring()
 
     def _take_arrivals(self) -> None:
         while self._arrived:
-            node, link = self._arrived[0]  # it stays there until it is in use: this may be interrupted
+            node, link = self._arrived[0]  # it stays there until it is in use, because this may be interrupted
             if isinstance(link, LinkError):
                 self._again[node] = self._clock() + RETRY
             else:
@@ -227,7 +228,7 @@ class Listener:
             self._arrived.popleft()
 
     def _poll(self, left: float) -> list[int]:
-        """Wait for an event; returns the nodes whose connections can be read."""
+        """Wait for an event; return the nodes whose connections can be read."""
         if self._arrived:
             return []
         poll = select.poll()
@@ -281,7 +282,7 @@ class AsyncNotifications:
 
     Args:
         nodes: The nodes, in the order of the settings.
-        needed: How many of them a quorum is.
+        needed: How many nodes make a quorum.
     """
 
     def __init__(self, nodes: Sequence[Node], needed: int) -> None:

@@ -13,7 +13,7 @@ IfTaken = Literal["raise", "skip"]
 
 
 class LockOptions(TypedDict, total=False):
-    """The options of :func:`django_redlock.lock`, which describes each; ``DEFAULTS`` has what is not passed."""
+    """The options of :func:`django_redlock.lock`, which describes each; ``DEFAULTS`` has the default values."""
 
     ttl: float | None
     wait: Wait
@@ -76,7 +76,7 @@ CHECKS: dict[str, Callable[[LockOptions, tuple[str, ...]], object]] = {
     "max_hold": lambda chosen, names: optional_seconds("max_hold", chosen["max_hold"]),
     "if_taken": lambda chosen, names: check_if_taken(chosen),
 }
-"""How an option that was passed is checked, given all options and the names of the lock."""
+"""The check of each option that was passed; it gets all options and the names of the lock."""
 
 
 def complete(names: tuple[str, ...], options: LockOptions) -> LockOptions:
@@ -101,7 +101,7 @@ def check_if_taken(options: LockOptions) -> None:
     Raise ValueError unless ``if_taken`` is ``raise`` or ``skip``, and fits the other options.
 
     Raises:
-        ValueError: It does not.
+        ValueError: It is neither, or does not fit the other options.
     """
     if_taken = options["if_taken"]
     if if_taken not in ("raise", "skip"):
@@ -116,7 +116,7 @@ def check_block(names: tuple[str, ...], options: LockOptions, block: str) -> Non
     Check that the options work with the kind of block that is entered: ``with``, ``async with``, or empty for none.
 
     Raises:
-        RuntimeError: One of them works only with another kind.
+        RuntimeError: An option works only with another kind of block.
     """
     if options["cancel_on_lost"] and block != "async with":
         raise RuntimeError(f"Lock {named(names)!r} has cancel_on_lost, which works with 'async with' only.")
@@ -126,10 +126,10 @@ def check_block(names: tuple[str, ...], options: LockOptions, block: str) -> Non
 
 def check_not_skipped(names: tuple[str, ...], options: LockOptions, method: str) -> None:
     """
-    Check that the lock is not one with ``if_taken="skip"``; *method* is what to call instead of entering it.
+    Check that the lock does not have ``if_taken="skip"``; *method* is the one to call instead of entering it.
 
     Raises:
-        TypeError: It is.
+        TypeError: The lock has ``if_taken="skip"``.
     """
     if options["if_taken"] == "skip":
         name = named(names)

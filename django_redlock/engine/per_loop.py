@@ -1,4 +1,4 @@
-"""Things of which each event loop has its own."""
+"""Keep one thing per event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,8 +11,8 @@ class PerLoop(Generic[T]):
     """
     One thing per event loop, for as long as the loop is open.
 
-    The things hold timers and connections, and these hold their loop, so that nothing of it would ever be freed; what
-    belongs to loops that have been closed is dropped when another loop asks for its own.
+    The things hold timers and connections, and these hold their loop, so neither would ever be freed. Therefore the
+    things of closed loops are dropped when another loop first asks for its own.
 
     Args:
         make: Makes the thing in the running loop.
@@ -26,7 +26,7 @@ class PerLoop(Generic[T]):
         return len(self._things)
 
     def get(self) -> T:
-        """Return the thing of the running event loop, made when it is first asked for."""
+        """Return the thing of the running event loop; make it on first use."""
         loop = asyncio.get_running_loop()
         thing = self._things.get(loop)
         if thing is None:
@@ -37,5 +37,5 @@ class PerLoop(Generic[T]):
         return thing
 
     def pop(self) -> T | None:
-        """Return the thing of the running event loop, which is no longer its own, if there is one."""
+        """Remove and return the thing of the running event loop, if there is one."""
         return self._things.pop(asyncio.get_running_loop(), None)

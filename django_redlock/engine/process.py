@@ -1,8 +1,8 @@
 """
 Identify this process, and notice forks, even those that Python does not see, such as uWSGI's (internal).
 
-Asking for the process id each time is a system call, and a lock makes few of those. Linux can empty a page of memory in
-a forked child, and reading that page costs nothing.
+Asking for the process id is a system call, and a lock makes few of those. Linux can clear a page of memory in a forked
+child, and reading that page costs almost nothing.
 """
 
 import mmap
@@ -24,7 +24,7 @@ class Process:
         self.pid = os.getpid()
         self.name = _new_name()
         self.ends = False
-        """Whether it is about to end, so that nothing may be left for a thread in the background."""
+        """Whether the process is about to end, so that nothing may be left to a background thread."""
         self.starts: list[Callable[[], object]] = []
         """Functions to call in a forked child before it uses a lock or a lease."""
         self.mutex = threading.Lock()
@@ -32,7 +32,7 @@ class Process:
         self._mark = ForkMark()
 
     def begin(self) -> None:
-        """Begin anew, in a forked child."""
+        """Start over, in a forked child."""
         self.mutex = threading.Lock()  # another thread of the parent may have been holding it
         self.pid, self.name = os.getpid(), _new_name()
         for start in self.starts:
@@ -40,7 +40,7 @@ class Process:
         self._mark.note()  # last: other threads may go on now
 
     def notice_fork(self) -> None:
-        """Begin anew if this is a forked child that has not done so: uWSGI forks without telling Python."""
+        """Start over if this is a forked child that has not done so: uWSGI forks without running Python's hooks."""
         if self._mark.is_gone():
             with self.mutex:
                 if self._mark.is_gone():  # still: no other thread was quicker
@@ -48,20 +48,20 @@ class Process:
 
 
 class ForkMark:
-    """Tells this process from its forked children."""
+    """Distinguishes this process from its forked children."""
 
     def __init__(self) -> None:
         self._page = _page()
         self.note()
 
     def note(self) -> None:
-        """Note that this is the process; in a child, it has been noticed."""
+        """Mark the running process; in a child, this records that the fork has been noticed."""
         self._pid = os.getpid()
         if self._page:
             self._page[0] = 1
 
     def is_gone(self) -> bool:
-        """Return whether this is a child of the process that was noted."""
+        """Return whether this is a forked child of the process that was marked."""
         return not self._page[0] if self._page else self._pid != os.getpid()
 
 
@@ -71,7 +71,7 @@ def _new_name() -> str:
 
 
 def _page() -> mmap.mmap | None:
-    """Return a page that says 1 here and 0 in a forked child, or None if there is no such thing."""
+    """Return a memory page that reads as 0 in a forked child, or None if the system cannot provide one."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,10 +1,10 @@
 """
 Redeliver releases to nodes that have missed them (internal).
 
-A release is sent once and not waited for longer than a round lasts. Where its connection broke, or there was none,
-the node would keep the key until the lease ends; so the release is sent again, over a connection of its own, until
-the node has answered or the lease would have ended anyway. Its own thread does that, because a node that does not
-answer must not hold up the renewal of other leases.
+A round sends a release once, and waits for the replies no longer than its timeout. If a connection broke, or there was
+none, the node would keep the key until the lease ends. So the release is sent again, over a new connection, until the
+node has answered or the lease would have ended anyway. A separate thread does that, because a node that does not answer
+must not hold up the renewal of other leases.
 """
 
 import logging
@@ -23,7 +23,7 @@ from ..nodes.threads import Background, Bell
 from .connections import CONNECT_TIMEOUT
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds between two tries to reach a node
-MAX_UNDELIVERED = 1000  # releases waiting for one node; more are left to their leases
+MAX_UNDELIVERED = 1000  # most releases waiting for one node; further keys end with their leases
 
 log = logging.getLogger("django_redlock")
 
@@ -40,8 +40,8 @@ class Redelivery:
     def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
         self._nodes = nodes
         self._clock = clock
-        # Only its thread changes what is undelivered. The others send it messages, each with one call into C.
-        self._inbox: deque[tuple[Mapping[int, Request], float] | None] = deque()  # None has it drop all
+        # Only the background thread changes ``_undelivered``. Others send it messages, each with one call into C.
+        self._inbox: deque[tuple[Mapping[int, Request], float] | None] = deque()  # None makes the thread drop all
         self._bell = Bell(threading.Lock())
         self._undelivered: dict[int, dict[Request, float]] = {}
         self._thread = Background(self._run, self._busy, "django_redlock redelivery")
@@ -54,11 +54,11 @@ class Redelivery:
         """Redeliver requests to their nodes until the time *until*, in seconds on the steady clock."""
         self._inbox.append((requests, until))
         self._bell.ring()
-        if why := self._thread.start():  # the next release that is missed tries again
+        if why := self._thread.start():  # the next missed release tries again
             log.warning("no thread to bring missed releases: %s", why)
 
     def close(self) -> None:
-        """Drop what is undelivered, and end the thread."""
+        """Drop all undelivered releases, and end the thread."""
         self._inbox.append(None)
         self._bell.ring()
         self._thread.join(2 * CONNECT_TIMEOUT)
@@ -97,7 +97,7 @@ class Redelivery:
                 self._undelivered.clear()
             else:
                 self._keep(*message)
-            self._inbox.popleft()  # last, so that it never seems to be idle
+            self._inbox.popleft()  # last, so that the thread never seems to be idle
 
     def _keep(self, requests: Mapping[int, Request], until: float) -> None:
         for node, request in requests.items():
@@ -113,7 +113,7 @@ class Redelivery:
                 del self._undelivered[node]
 
     def _visit(self, node: int) -> bool:
-        """Deliver everything for one node; returns whether it took everything."""
+        """Deliver everything for one node; return whether it took everything."""
         requests = list(self._undelivered.get(node, ()))
         try:
             link = self._nodes[node].connect(CONNECT_TIMEOUT)

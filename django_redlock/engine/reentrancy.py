@@ -1,12 +1,12 @@
 """
-Who is inside a lock: the threads and tasks that have entered it.
+Track the threads and tasks that are inside a lock.
 
-Neither the ident of a thread nor the address of a task tells one from another: both are used again.
+Neither the ident of a thread nor the address of a task identifies it, because both are reused.
 
-A signal handler may raise its exception before the first line of ``__exit__`` is run. Then a lock that somebody keeps,
-such as a module's, would count as entered for ever. So every ``with`` statement gets a way out of its own, an object
-that nobody but the statement has. Python drops it when the statement is over, however it ended; whoever has not gone
-through it by then has left all the same, and the lock is released in the background.
+A signal handler may raise an exception before the first line of ``__exit__`` runs. A lock object that lives on, such as
+a module's, would then count as entered for ever. So every ``with`` statement gets a *way out* of its own: an object
+that only the statement refers to. Python drops the way out when the statement ends, however it ends. If the block has
+not been left through it by then, the lock is released in the background.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from .renewal import abandoned
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.mark = object()  # made anew for each thread
+        self.mark = object()  # a new one for each thread
         self.way_out: Callable[[], WayOut | None] = lambda: None  # of the with statement that is about to begin
 
 
@@ -30,22 +30,22 @@ _thread = _Thread()
 
 
 def this_thread() -> object:
-    """Return what stands for the calling thread, and never for another one."""
+    """Return an object that stands for the calling thread, and never for another one."""
     # Greenlets share the mark if gevent patched threads only after this module had been imported.
     return threading.get_ident(), _thread.mark
 
 
 def this_task() -> object:
-    """Return what stands for the running task, and never for another one; does not keep it alive."""
+    """Return an object that stands for the running task, and never for another one, without keeping the task alive."""
     task = asyncio.current_task()
     return task and ref(task)
 
 
 class Abandoned(Protocol):
-    """A hold, as far as it may have to be released."""
+    """The part of a hold that is used here."""
 
     def abandon(self) -> None:
-        """Have it released in the background."""
+        """Leave the lock, and have it released in the background if that was the last time."""
 
 
 class Held(Protocol):
@@ -53,16 +53,16 @@ class Held(Protocol):
 
     @property
     def hold(self) -> Abandoned:
-        """What is released."""
+        """The hold to abandon."""
 
 
 class WayOut:
     """
-    The ``__exit__`` or ``__aexit__`` of one ``with`` statement, which alone keeps it alive.
+    The ``__exit__`` or ``__aexit__`` of one ``with`` statement; only that statement keeps it alive.
 
     Args:
         lock: The lock that is left.
-        leave: Leaves it.
+        leave: Leaves the lock.
     """
 
     __slots__ = ("__weakref__", "_leave", "entry", "lock")
@@ -74,11 +74,11 @@ class WayOut:
 
     def __call__(self, kind: Any, error: Any, trace: Any) -> Any:
         """Leave the block."""
-        return self._leave(self.lock, self, kind)  # which a coroutine keeps alive until it has left
+        return self._leave(self.lock, self, kind)  # a coroutine keeps this object alive until it has left
 
 
 class WayOutOfStack(WayOut):
-    """The same for one block of an ``ExitStack``, which looks it up before it enters a lock, and passes the lock."""
+    """The way out of one block of an ``ExitStack``, which looks it up before it enters a lock, and passes the lock."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ class Exit:
     Gives each ``with`` statement, and each block of an ``ExitStack``, a way out of its own.
 
     Python looks up the methods of a ``with`` statement before it calls the first of them. An ``ExitStack`` does the
-    same, but on the class. It keeps what it got for as long as the block lasts.
+    same, but on the class. Both keep the way out for as long as the block lasts.
 
     Args:
         leave: Leaves a lock; takes the lock, the way out if known, and the kind of exception that ended the body.
@@ -108,7 +108,7 @@ class Exit:
 
 
 def way_out_of(lock: object) -> WayOut | None:
-    """Return the way out of the ``with`` statement that is about to enter *lock* in this thread, if it is one."""
+    """Return the way out of the ``with`` statement that is about to enter *lock* in this thread, if there is one."""
     found = _thread.way_out()
     if found is None or found.entry is not None:
         return None
@@ -118,7 +118,7 @@ def way_out_of(lock: object) -> WayOut | None:
 
 
 class Tie(ref[WayOut]):
-    """Notes that a way out was dropped: by one call into C, so that no signal handler runs meanwhile."""
+    """Notes with one call into C that a way out was dropped, so that no signal handler runs meanwhile."""
 
     __slots__ = ("lease", "over")
 
@@ -127,7 +127,7 @@ class Tie(ref[WayOut]):
 
     @classmethod
     def between(cls, way_out: WayOut, lease: Held) -> "Tie":
-        """Return what has *lease* released when *way_out* is gone."""
+        """Return the tie that has *lease* released when *way_out* is gone."""
         tie = cls(way_out, abandoned.append)
         tie.lease = lease
         tie.over = False
@@ -146,8 +146,8 @@ class Entry:
 
     Args:
         who: The thread or task.
-        lease: What it got.
-        about: Data that is needed when it leaves.
+        lease: The lease that the block got.
+        about: Data that is needed when the block is left.
     """
 
     __slots__ = ("about", "lease", "over", "tie", "who")
@@ -156,12 +156,12 @@ class Entry:
         self.who = who
         self.lease = lease
         self.about = about
-        self.over = False  # whether it was left
+        self.over = False  # whether the block was left
         self.tie: Tie | None = None
 
     @property
     def dropped(self) -> bool:
-        """Whether its ``with`` statement is over, although it has not been left or not been forgotten."""
+        """Whether the ``with`` statement has ended, although the block was not left or not forgotten."""
         return self.over or (self.tie is not None and self.tie() is None)
 
 
@@ -198,7 +198,7 @@ class Entries:
         has not entered leaves for the only one that has.
 
         Raises:
-            RuntimeError: Several entries are possible.
+            RuntimeError: There is no entry, or several are possible.
         """
         return self._entries[who if who in self._entries else self._only_one()][-1]
 
@@ -213,16 +213,17 @@ class Entries:
             self._entries.pop(entry.who, None)
 
     def undo(self, who: object, lease: Any) -> None:
-        """Forget the newest entry of *who*, if it is that of *lease*: an exception came before its body."""
+        """Forget the newest entry of *who* if it is that of *lease*, because an exception came before its body."""
         for entry in self._entries.get(who, ())[-1:]:
             if entry.lease is lease:
                 self.forget(entry)
 
     def dropped(self, who: object) -> Iterator[Any]:
         """
-        Yield what *who* may not have released when its ``with`` statements were over; each is to be released now.
+        Yield the leases that *who* may not have released when its ``with`` statements ended, to be released now.
 
-        It is forgotten when the next one is asked for: the release may be interrupted, or a watchdog be at it.
+        A lease is forgotten only when the next one is requested, because its release may be interrupted, or a watchdog
+        may be releasing it as well.
         """
         for entry in self._entries.get(who, ()):
             if entry.dropped:
@@ -267,7 +268,7 @@ class Interruption:
             self._struck = self._task.cancel()
 
     def end(self, kind: type[BaseException] | None) -> bool:
-        """Note that the body ended, with an exception of that kind; returns whether it was this that ended it."""
+        """Note that the body ended, with an exception of *kind*; return whether this interruption ended it."""
         self._over = True
         if not self._struck or asyncio.current_task() is not self._task:
             return False

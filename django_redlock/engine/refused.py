@@ -37,7 +37,7 @@ def _about(holder: Owner | None) -> dict[str, Any]:
 
 
 def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Pause) -> None:
-    """Log, once for each acquisition, that it waits for nodes rather than for another holder."""
+    """Log, once per acquisition, that the caller waits for nodes rather than for another holder."""
     if pause.silent and not acquisition.explained:
         acquisition.explained = True
         said = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))

@@ -23,8 +23,8 @@ from .drops import note_drops
 from .per_loop import PerLoop
 from .process import process
 
-LINGER = 5.0  # seconds for which the thread waits for a next lease before it ends
-TICK = 1.0  # seconds between two looks at most, so that a new lease seldom has to wake the thread
+LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
+TICK = 1.0  # most seconds between two looks, so that a new lease seldom has to wake the thread
 NEVER = float("inf")
 
 log = logging.getLogger("django_redlock")
@@ -42,17 +42,17 @@ def release_abandoned() -> None:
 
 
 class Keeper(Protocol):
-    """A manager, as far as it extends leases."""
+    """The part of a manager that extends leases."""
 
     def extend(self, leases: Any) -> int:
-        """Extend leases; may block for one node timeout for each hundred of them."""
+        """Extend leases; this may block for one node timeout per hundred leases."""
 
     async def aextend(self, leases: Any) -> int:
         """Do what :meth:`extend` does without blocking."""
 
 
 class Upkeep(Protocol):
-    """When a lease is to be looked at, and by whom it is extended."""
+    """When to look at a lease, and which manager extends it."""
 
     @property
     def keeper(self) -> Keeper:
@@ -60,14 +60,14 @@ class Upkeep(Protocol):
 
     @property
     def renewed(self) -> bool:
-        """Whether it is extended; otherwise only its end is noticed."""
+        """Whether the lease is extended; otherwise only its end is noticed."""
 
     @property
     def slack(self) -> float:
-        """Seconds by which it may be extended early, together with others that are due."""
+        """Seconds by which the lease may be extended early, together with others that are due."""
 
     def due(self) -> float:
-        """Return when to look at it next, on the steady clock; infinity when it ended."""
+        """Return when to look at the lease next, on the steady clock; infinity once it has ended."""
 
 
 class Tended(Protocol):
@@ -75,15 +75,15 @@ class Tended(Protocol):
 
     @property
     def hold(self) -> Upkeep:
-        """When to look at it."""
+        """When to look at the lease, and who extends it."""
 
     def valid(self) -> bool:
-        """Return whether it is still held; if not, its holder is notified."""
+        """Return whether the lease is still held; if it is not, notify its holder."""
 
 
 class Agenda:
     """
-    The leases by the time when they are due. It keeps none of them alive.
+    The leases, by the time when they are due. The agenda keeps no lease alive.
 
     A plain dictionary is never half changed when an exception arrives, and searching ten thousand leases in it takes
     less than a millisecond.
@@ -102,7 +102,7 @@ class Agenda:
         return (lease for key in list(self._leases) if (lease := key()) is not None)
 
     def add(self, lease: Tended) -> float:
-        """Put a lease on the agenda, or change when it is due; returns that time, infinity if it has ended."""
+        """Put a lease on the agenda, or change when it is due; return that time, infinity if it has ended."""
         when = lease.hold.due()
         if when == NEVER:
             self.drop(lease)
@@ -116,18 +116,18 @@ class Agenda:
             self.add(lease)
 
     def drop(self, lease: Tended) -> None:
-        """Take a lease off."""
+        """Take a lease off the agenda."""
         self._leases.pop(ref(lease), None)
 
     def next(self) -> float:
-        """Return when something is due; infinity if there is nothing."""
+        """Return when the next lease is due; infinity if there is none."""
         return min(self._leases.values(), default=NEVER)
 
     def take(self, now: float) -> list[Tended]:
         """
         Return the leases that are due, and those that soon will be. The caller puts each of them back.
 
-        If an exception prevents that, they are due again soon.
+        If an exception prevents that, the leases are due again soon.
         """
         due: list[Tended] = []
         if self.next() > now:
@@ -155,7 +155,7 @@ class Agenda:
 
 
 def by_keeper(leases: Iterable[Tended]) -> dict[Keeper, list[Tended]]:
-    """Return the leases that are to be extended, by who does it, and notice the end of the others."""
+    """Return the leases to extend, by the manager that extends them, and notice the end of the others."""
     found: dict[Keeper, list[Tended]] = {}
     for lease in leases:
         if lease.valid() and lease.hold.renewed:
@@ -167,7 +167,7 @@ class Watchdog:
     """
     One thread that looks after all leases of blocking code in this process.
 
-    Only this thread changes the agenda. The others send it messages, each with one call into C, because an exception
+    Only this thread changes the agenda. Other threads send it messages, each with one call into C, because an exception
     may interrupt them at any moment.
 
     Args:
@@ -186,17 +186,17 @@ class Watchdog:
         self._bell = Bell(real_lock())
         # A real thread: a greenlet would not get its turn while a task computes.
         self._thread = Background(self._run, self._busy, "django_redlock watchdog", real=True)
-        self._wake_at = NEVER  # until when the thread sleeps; while it is awake, every message rings
+        self._wake_at = NEVER  # until when the thread sleeps; NEVER while it is awake, so that every message rings
         self._resting = False
         self._errands.start_over()
 
     @property
     def running(self) -> bool:
-        """Whether there is a thread."""
+        """Whether the watchdog has a thread."""
         return self._thread.running
 
     def watch(self, lease: Tended) -> None:
-        """Look after *lease* until it ends; starts the thread if there is none."""
+        """Look after *lease* until it ends; start the thread if there is none."""
         self._inbox.append((ref(lease), True))
         if lease.hold.due() < self._wake_at:
             self._bell.ring()
@@ -209,20 +209,20 @@ class Watchdog:
             self._inbox.append((ref(lease), False))
 
     def tends(self, keeper: Keeper) -> bool:
-        """Return whether it looks after leases of *keeper*."""
+        """Return whether this watchdog looks after leases of *keeper*."""
         # The inbox first: a lease is put on the agenda before its message is removed from the inbox.
         coming = [lease for key, added in self._inbox.copy() if added and (lease := key()) is not None]
         return any(lease.hold.keeper is keeper and lease.hold.due() != NEVER for lease in (*coming, *self._agenda))
 
     def rest(self) -> None:
-        """End the thread now if it looks after no lease; otherwise it ends a while after the last one."""
+        """End the thread now if there is no lease; otherwise the thread ends a while after the last lease."""
         self._resting = True
         self._bell.ring()
         if not self._agenda:
             self._thread.join(1.0)
 
     def apart(self, function: Callable[[], object]) -> bool:
-        """If the calling thread is the watchdog's, have another one call *function*; returns whether it was."""
+        """If the calling thread is the watchdog's own, let another one call *function*; return whether it is."""
         if not self._thread.here:
             return False
         self._errands.run(function)
@@ -258,14 +258,14 @@ class Watchdog:
             self._inbox.popleft()
 
     def _tend(self, leases: list[Tended]) -> bool:
-        """Extend leases; in a function of its own, so that none of them is kept alive while the thread sleeps."""
+        """Extend leases, in a separate function, so that no local variable keeps one alive while the thread sleeps."""
         try:
             for keeper, some in by_keeper(leases).items():
                 try:
                     keeper.extend(some)
                 except Exception:  # an error with some leases must not end the renewal of the others
                     log.exception("extending %d leases failed", len(some))
-        except BaseException:  # a receiver of a signal may even call sys.exit(), which ends no process here
+        except BaseException:  # a signal's receiver may even call sys.exit(), which must not end this thread
             log.exception("looking after %d leases failed", len(leases))
         self._read_inbox()  # leases that were forgotten meanwhile are not put back
         for lease in leases:
@@ -275,7 +275,7 @@ class Watchdog:
 
 class AsyncWatchdog:
     """
-    A timer that looks after all leases of an event loop, and a task while some are extended; none when idle.
+    A timer that looks after all leases of an event loop, and a task while some are extended; neither exists when idle.
 
     A second timer always follows the first. An exception from a signal handler may end a callback before its first
     line, or make the event loop lose a timer that it has just taken.
@@ -298,17 +298,17 @@ class AsyncWatchdog:
         self._agenda.drop(lease)
 
     def tends(self, keeper: Keeper) -> bool:
-        """Return whether it looks after leases of *keeper*."""
+        """Return whether this watchdog looks after leases of *keeper*."""
         return any(lease.hold.keeper is keeper for lease in self._agenda)
 
     def rest(self) -> None:
-        """Drop the timers if there is no lease; otherwise they end when they find none."""
+        """Drop the timers if there is no lease; otherwise the timers end when they find none."""
         if not self._agenda:
             self._wake_at = NEVER
             self._drop_timers(self._timers)
 
     def apart(self, function: Callable[[], object]) -> bool:
-        """Return False: callbacks of a lease of asyncio run in its event loop."""
+        """Return False: callbacks of an asyncio lease run in its event loop."""
         return False
 
     def _set_timers(self, earliest: float = 0.0) -> None:
@@ -327,7 +327,7 @@ class AsyncWatchdog:
         """Extend the leases that are due, and set the timers for the next ones, if there are any."""
         if self._task is not None and not self._task.done():
             self._set_timers(TICK)
-            self._wake_at = 0.0  # no sooner
+            self._wake_at = 0.0  # a new lease must not set an earlier timer
             return
         release_abandoned()
         note_drops()
@@ -336,7 +336,7 @@ class AsyncWatchdog:
             self._task = asyncio.get_running_loop().create_task(self._tend(leases), name="django_redlock watchdog")
             self._task.add_done_callback(self._tended)
             self._set_timers(TICK)
-            self._wake_at = 0.0  # no timer is needed before these are done
+            self._wake_at = 0.0  # no other timer is needed before these leases are done
         elif self._agenda:
             self._set_timers()
         else:
@@ -350,7 +350,7 @@ class AsyncWatchdog:
         if failed is None and not task.cancelled():
             self._look()
         elif self._agenda:
-            # As a rule the loop is about to end, so that a new task would be left over; a timer does no harm.
+            # As a rule the loop is about to end, and a new task would be left over; a timer does no harm.
             self._set_timers(TICK)
 
     async def _tend(self, leases: list[Tended]) -> None:

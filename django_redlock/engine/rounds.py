@@ -3,7 +3,7 @@ Ask all nodes at once, blocking the calling thread, and stop as soon as the outc
 
 A *connection set* has one connection per node. Requests are written to all connections, then one poll waits for all
 replies; threads are used only to connect. A reply that has not come when the outcome is certain stays *in flight*: its
-connection reads it before it is used again.
+connection reads it before any later reply.
 """
 
 import logging
@@ -21,10 +21,9 @@ from .connecting import Connector
 from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
 from .idle import IdleConnections
 
-IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
-GRACE = (
-    0.02  # seconds for which the first round of a connection set, though decided, waits for links to the other nodes
-)
+IDLE = 1.0  # seconds after which a server may have closed a link, so that the link is checked before use
+# Seconds for which the first round of a connection set, even if decided, waits for links to the other nodes.
+GRACE = 0.02
 
 log = logging.getLogger("django_redlock")
 
@@ -35,7 +34,7 @@ class Gather:
 
     Args:
         nodes: The nodes, in the order of the settings.
-        admission: Which of them may vote.
+        admission: Which nodes may vote.
         clock: Returns seconds on a steady clock.
     """
 
@@ -48,10 +47,10 @@ class Gather:
 
     def ask(self, round: Round) -> ConnectionSet | None:
         """
-        Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed.
+        Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out.
 
-        A round that is *unattended* stays open; :meth:`attend` reads the replies if no later round does. Returns the
-        connections that the round was sent on.
+        A round that is *unattended* stays open; :meth:`attend` reads the replies if no later round does. The result is
+        the connections that the round was sent on.
         """
         if not round.requests:
             round.close()
@@ -71,13 +70,13 @@ class Gather:
         except BaseException:
             round.close()
             if connections is not None:
-                connections.close()  # interrupted anywhere: its links cannot be trusted
+                connections.close()  # interrupted at an unknown point: its links cannot be trusted
             raise
         return connections
 
     def attend(self, connections: ConnectionSet, round: Round, until: float, *, wait: bool = False) -> None:
         """
-        Read the replies to an unattended round, unless a thread uses its connections and so reads them itself.
+        Read the replies to an unattended round, unless a thread uses its connections and so reads the replies itself.
 
         Args:
             connections: The connections that the round was sent on.
@@ -133,20 +132,19 @@ class Gather:
                 round.receive(node, failed(Failure.NOT_CONNECTED))  # the request will not be sent there
 
     def _settle(self, connections: ConnectionSet, look: bool) -> None:
-        """Bring a connection set up to date: links that have arrived, and links that servers closed meanwhile."""
+        """Bring a connection set up to date: add links that have arrived, and drop those that servers have closed."""
         if connections.arrived:
             self._take_arrivals(connections)
         if look:
             for connection in list(connections.by_node.values()):
                 if connection.in_flight:
                     self._catch_up(connections, connection)
-                if (
-                    not connection.in_flight and connection.node in connections.by_node
-                ):  # the end of a link comes behind the replies in flight
+                # The end of a link comes after the replies in flight.
+                if not connection.in_flight and connection.node in connections.by_node:
                     self._catch_up(connections, connection)
 
     def _send(self, connections: ConnectionSet, round: Round, node: int, packed: dict[int, bytes], now: float) -> bool:
-        """Send one node its request, or note why it did not get it; returns whether it has a link for that."""
+        """Send one node its request, or note why the node did not get it; return whether it has a usable link."""
         connection = connections.by_node.get(node)
         if connection and connection.in_flight and not connection.is_prompt(now):
             connection = self._heard(connections, connection, round, now)
@@ -166,7 +164,7 @@ class Gather:
         return True
 
     def _heard(self, connections: ConnectionSet, connection: Connection, round: Round, now: float) -> Connection | None:
-        """Read the replies in flight; returns the connection, unless its link broke or was silent for too long."""
+        """Read the replies in flight; return the connection, unless its link broke or was silent for too long."""
         if not self._catch_up(connections, connection):
             return None
         if round.cleanup or not connection.is_overdue(now):
@@ -177,7 +175,7 @@ class Gather:
         return None
 
     def _catch_up(self, connections: ConnectionSet, connection: Connection) -> bool:
-        """Read the replies that have come; returns whether the link still works."""
+        """Read the replies that have come; return whether the link still works."""
         try:
             connection.read()
         except LinkError as error:
@@ -197,7 +195,7 @@ class Gather:
                 breaker.answered()
 
     def _wait(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], left: float) -> bool:
-        """Wait for an event and deal with it; returns False if no more can come."""
+        """Wait for an event and deal with it; return False if no more events can come."""
         if connections.arrived:
             self._welcome(connections, round, packed)
             return True
@@ -208,12 +206,12 @@ class Gather:
         return True
 
     def _look_once_more(self, connections: ConnectionSet) -> None:
-        """Read replies that came in time, but that a busy interpreter had no time to read."""
+        """Read replies that came in time, but that a busy interpreter has not read yet."""
         for connection in connections.ready(0.0):
             self._read(connections, connection)
 
     def _hear_out(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes]) -> None:
-        """Wait for the other replies to a round that was refused, for as long as its patience."""
+        """Wait for the other replies to a refused round, for as long as its patience lasts."""
         until = self._clock() + round.patience
         while round.unheard and (left := until - self._clock()) > 0 and self._wait(connections, round, packed, left):
             pass
@@ -232,12 +230,12 @@ class Gather:
         """
         Send a decided round to the nodes whose links are just arriving.
 
-        Otherwise the first lock of a process would be held by a bare quorum, which the next lost node breaks; and a
-        node that came back empty would learn of a lease with the extension after this one, or a later one.
+        Otherwise, the first lock of a process would be held by a bare quorum, which the next lost node breaks. And a
+        node that came back empty would learn of a lease only with a later extension.
         """
         until = deadline if round.mending else min(deadline, self._clock() + GRACE)
         while connections.connecting and (left := until - self._clock()) > 0:
-            if not connections.arrived:  # nothing would announce the link of an instant node, which is there already
+            if not connections.arrived:  # the link of an instant node may have arrived already, without a wake-up
                 for connection in connections.ready(left):
                     self._read(connections, connection)
             self._welcome(connections, round, packed)
@@ -254,7 +252,7 @@ class Gather:
                 self._send(connections, round, node, packed, now)
 
     def _take_arrivals(self, connections: ConnectionSet) -> list[tuple[int, LinkError | None]]:
-        """Give arrived links their connections; returns the nodes and, for those without a link, why."""
+        """Turn links that arrived into connections; return the nodes, each with the error if it has no link."""
         seen: list[tuple[int, LinkError | None]] = []
         while connections.arrived:
             node, link = connections.arrived.popleft()

@@ -1,7 +1,7 @@
 """
 Ask all nodes at once from an event loop.
 
-The same rounds as :mod:`.rounds`. Each event loop has one link per node, shared by its tasks: requests are written
+The rounds are those of :mod:`.rounds`. Each event loop has one link per node, shared by its tasks. Requests are written
 at once, in order, and the link hands every reply to the round that asked, without a task in between. So there are no
 connection sets, and a request that must follow another, such as a release, is simply written after it.
 """
@@ -28,7 +28,7 @@ log = logging.getLogger("django_redlock")
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """A link with what it owes: how many replies, since when it has been silent about them, and how long it may be."""
+    """A link, the number of replies in flight on it, since when it has been silent, and how long it may be silent."""
 
     link: AsyncLink
     in_flight: int = 0
@@ -58,7 +58,7 @@ class AsyncGather:
         self._limits = TimeLimits(self._time_out)
 
     async def ask(self, round: Round) -> None:
-        """Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed."""
+        """Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out."""
         round.doubted = self._admission.doubted
         poll, start = Poll(round), self._clock()
         fresh = not self._lines
@@ -75,7 +75,7 @@ class AsyncGather:
             poll.over = True
             round.close()
             for node in self._connecting.keys() & (poll.missing() - poll.sent):
-                round.receive(node, failed(Failure.NOT_CONNECTED))  # it will not be sent there any more
+                round.receive(node, failed(Failure.NOT_CONNECTED))  # the request will not be sent there any more
 
     def send(self, round: Round) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
@@ -90,7 +90,7 @@ class AsyncGather:
         Args:
             round: The round.
             timeout: Seconds after which the nodes that have not answered count as silent.
-            ended: Called with the round later, in this event loop, when all that matters has been answered.
+            ended: Called with the round later, in this event loop, when its outcome is known.
 
         Returns:
             Whether the round is open; otherwise *ended* is not called.
@@ -126,7 +126,7 @@ class AsyncGather:
         await asyncio.sleep(0)  # let the aborted transports close their sockets
 
     async def _wait(self, poll: "Poll") -> None:
-        """Wait until the round is settled; its time limit does that at the latest."""
+        """Wait until the round is settled, at the latest by its time limit."""
         poll.settled = asyncio.get_running_loop().create_future()
         try:
             self._limits.add(poll, poll.round.timeout)
@@ -135,7 +135,7 @@ class AsyncGather:
             self._limits.discard(poll)
 
     async def _hear_out(self, poll: "Poll") -> None:
-        """Wait for the other replies to a round that was refused, for as long as its patience."""
+        """Wait for the other replies to a refused round, for as long as its patience lasts."""
         loop = asyncio.get_running_loop()
         until = loop.time() + poll.round.patience
         while poll.round.unheard and (left := until - loop.time()) > 0:
@@ -167,15 +167,15 @@ class AsyncGather:
                 self._connect(node, poll)
 
     def _usable(self, node: int, round: Round, now: float) -> Line | None:
-        """Return the line to send on, if there is one; drops one that broke or has been silent too long."""
+        """Return the line to send on, if there is one; drop a line that broke or has been silent for too long."""
         line = self._lines.get(node)
         if line is None:
             return None
         if now - line.silent_since <= line.patience and not line.link.broken:
-            return line  # as a rule
+            return line  # the usual case
         silent = line.in_flight and now - line.silent_since > line.patience
         stale = not line.in_flight and now - line.silent_since > MAX_IDLE
-        # It has not been silent if only the event loop had no time to hear it.
+        # The line has not been silent if replies have come that the event loop had no time to read.
         if not line.link.broken and (round.cleanup or not silent or line.link.readable()) and not stale:
             return line
         if silent:
@@ -214,7 +214,7 @@ class AsyncGather:
         if task is None:
             task = asyncio.get_running_loop().create_task(self._open(node, poll.round.timeout))
             self._connecting[node] = task
-            # In a callback, so that a round that sees no connection being made has seen all that were made.
+            # Removed in a callback, so that a round that finds no connection being made has seen all that were made.
             task.add_done_callback(lambda _: self._connecting.pop(node, None))
 
         def connected(task: "asyncio.Task[LinkError | None]") -> None:
@@ -229,7 +229,7 @@ class AsyncGather:
         task.add_done_callback(connected)
 
     async def _open(self, node: int, timeout: float) -> LinkError | None:
-        """Connect to a node; returns why that failed, or None."""
+        """Connect to a node; return the error if that failed, otherwise None."""
         try:
             link = await self._nodes[node].aconnect(max(timeout, CONNECT_TIMEOUT))
             self._admission.greet(node, link.greeting)
@@ -246,7 +246,7 @@ class AsyncGather:
 
 @dataclass(eq=False, slots=True)
 class Poll:
-    """One round under way: its round and the future that its driver waits for."""
+    """One round under way, and the future that its driver waits for."""
 
     round: Round
     settled: asyncio.Future[None] | None = None
@@ -259,7 +259,7 @@ class Poll:
         return set(self.round.requests) - set(self.round.replies)
 
     def tell(self, node: int, reply: Reply) -> None:
-        """Give a reply to the round, and wake its driver when that settles it."""
+        """Give a reply to the round, and wake the driver if that settles the round."""
         self.round.receive(node, reply)
         self.settle()
 

@@ -13,19 +13,19 @@ from .renewal import Tended, loop_watchdog, watchdog
 
 
 class Dog(Protocol):
-    """What looks after leases: the thread of a process, the timers of an event loop, or a simulation."""
+    """A watchdog that looks after leases: the thread of a process, the timers of an event loop, or a simulation."""
 
     def watch(self, lease: Tended, /) -> None:
         """Look after *lease* until it ends."""
 
     def forget(self, lease: Tended, /) -> None:
-        """Look after it no longer."""
+        """Stop looking after *lease*."""
 
     def tends(self, keeper: Any, /) -> bool:
-        """Return whether it looks after leases of *keeper*."""
+        """Return whether this watchdog looks after leases of *keeper*."""
 
     def apart(self, function: Callable[[], object], /) -> bool:
-        """If the calling thread is its own, have another one call *function*; returns whether it was."""
+        """If the calling thread is the watchdog's own, let another one call *function*; return whether it is."""
 
     def rest(self) -> None:
         """End what runs in the background, unless there is a lease to look after."""
@@ -41,7 +41,7 @@ class Runtime:
         wall: Returns the time of day, in seconds since the epoch.
         random: Returns a number from 0 to 1, for the pauses between attempts.
         sleep: Blocks the calling thread for a number of seconds.
-        asleep: Does the same for an asyncio task.
+        asleep: Suspends an asyncio task for a number of seconds.
         watchdog: Looks after the leases of threads.
         loop_watchdog: Returns what looks after the leases of the running event loop.
     """

@@ -6,10 +6,10 @@ from ..core.rules import Rules
 
 
 class Released(Protocol):
-    """A lease, as far as the end of a transaction is concerned."""
+    """The part of a lease that is used at the end of a transaction."""
 
     def release(self, wait: bool = True) -> Any:
-        """Give the lock up."""
+        """Release the lock."""
 
     @property
     def hold(self) -> Any:
@@ -17,14 +17,14 @@ class Released(Protocol):
 
 
 class Surroundings:
-    """The event loop and the transactions of the calling thread, as a framework knows them: here, none."""
+    """The event loop and the transactions of the calling thread, as a framework knows them; this class knows none."""
 
     def blocking(self) -> None:
         """Raise if the calling thread must not block, because it runs an event loop."""
 
     def entering(self, name: str, rules: Rules) -> None:
-        """Warn or raise if a transaction is open, which would end after the lock *name* is released."""
+        """Warn or raise if a transaction is open that would end only after the lock *name* is released."""
 
     def keep(self, lease: Released) -> bool:
-        """Have *lease* released when the open transactions have ended; returns whether any is open."""
+        """Have *lease* released when the open transactions have ended; return whether any is open."""
         return False

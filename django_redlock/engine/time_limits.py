@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 AGAIN = 0.1  # seconds after which the second timer follows the first
-EARLY = 0.001  # seconds by which a timer may come early: event loops round
+EARLY = 0.001  # seconds by which a timer may come early, because event loops round times
 NEVER = float("inf")
 
 
@@ -15,11 +15,12 @@ class TimeLimits(Generic[T]):
     """
     Call a function for each thing whose time limit has passed.
 
-    Nearly everything is discarded long before, which sets and cancels no timer. The second timer is there because an
-    exception from a signal handler may end a callback of an event loop at any line: asyncio logs it and goes on.
+    Nearly everything is discarded long before its limit, which sets and cancels no timer. The second timer is needed
+    because an exception from a signal handler may end a callback of an event loop at any line; asyncio logs the
+    exception and goes on.
 
     Args:
-        passed: The function; it is called again if an exception ended the call.
+        passed: The function to call with a thing; it is called again if an exception ended the call.
     """
 
     def __init__(self, passed: Callable[[T], object]) -> None:
@@ -29,7 +30,7 @@ class TimeLimits(Generic[T]):
         self._wake_at = NEVER
 
     def add(self, thing: T, seconds: float) -> None:
-        """Call the function with *thing* in a number of seconds, unless it is discarded before."""
+        """Call the function with *thing* after *seconds* seconds, unless the thing is discarded before."""
         loop = asyncio.get_running_loop()
         when = self._limits[thing] = loop.time() + seconds
         if when < self._wake_at:

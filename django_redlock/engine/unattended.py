@@ -1,8 +1,8 @@
 """
-See to the releases that nobody waits for (internal).
+Look after the releases that nobody waits for (internal).
 
-Such a release is a round that stays open after it was sent. As a rule the thread that sent it uses its connections
-again soon and reads the replies. If it does not, the watchdog reads them a tenth of a second later. The outcome is
+Such a release is a round that stays open after it was sent. As a rule, the thread that sent it soon uses the same
+connections again and reads the replies. Otherwise, the watchdog reads them a tenth of a second later. The outcome is
 known when the replies decide the round, or when the node timeout has passed. Then the watchdog has the release
 redelivered to the nodes that missed it, and sends the signal.
 """
@@ -36,7 +36,7 @@ class Dog(Protocol):
     """The part of a watchdog that is used here."""
 
     def watch(self, lease: Any) -> None:
-        """Look after it."""
+        """Look after *lease*."""
 
 
 class Sent(NamedTuple):
@@ -44,8 +44,8 @@ class Sent(NamedTuple):
     A release that was sent.
 
     Attributes:
-        round: Its round.
-        connections: The connections that carried it; None if an interruption dropped them.
+        round: The round of the release.
+        connections: A reference to the connections that carried it, which gives None if an interruption dropped them.
         until: When the nodes that have not answered count as silent, in seconds on the steady clock.
         look: When to read the replies.
         ended: Called with the round when the outcome is known.
@@ -60,11 +60,11 @@ class Sent(NamedTuple):
 
 class UnattendedReleases:
     """
-    The releases of one alias that were sent by threads and whose outcome is not known; to the watchdog it is a lease.
+    The releases of one alias that threads sent and whose outcome is not known; the watchdog treats them as a lease.
 
     Args:
         gather: Reads the replies.
-        follow_up: Called with a round that is over; has the release redelivered to the nodes that missed it.
+        follow_up: Called with a finished round; has the release redelivered to the nodes that missed it.
         dog: The watchdog that looks after the leases.
         clock: Returns seconds on a steady clock.
     """
@@ -92,12 +92,12 @@ class UnattendedReleases:
 
     @property
     def hold(self) -> "UnattendedReleases":
-        """When the watchdog looks at it: it knows that itself."""
+        """The object itself, which knows when the watchdog has to look at it."""
         return self
 
     @property
     def keeper(self) -> "UnattendedReleases":
-        """Who looks after it: itself."""
+        """The object itself, which reads the replies."""
         return self
 
     def due(self) -> float:
@@ -110,15 +110,15 @@ class UnattendedReleases:
             return NEVER
 
     def valid(self) -> bool:
-        """Return that it has not ended."""
+        """Return True, because this never ends."""
         return True
 
     def add(self, round: Round, connections: ConnectionSet, timeout: float, ended: Ended) -> None:
         """
-        See to a release that has just been sent.
+        Look after a release that has just been sent.
 
         Args:
-            round: Its round, still open.
+            round: The round of the release, still open.
             connections: The connections that carried it.
             timeout: Seconds after which the nodes that have not answered count as silent.
             ended: Called with the round when the outcome is known, in the thread that finds out.
@@ -133,7 +133,7 @@ class UnattendedReleases:
         return 0
 
     async def aextend(self, leases: Any) -> int:
-        """Do nothing: only the watchdog of the threads looks after it."""
+        """Do nothing, because only the watchdog of the threads looks after these releases."""
         return 0
 
     def look(self, *, wait: bool = False) -> None:
@@ -142,7 +142,7 @@ class UnattendedReleases:
             for _ in range(len(self._open)):
                 sent = self._open[0]
                 self._read(sent, wait)
-                self._open.popleft()  # last, so that an interruption forgets nothing
+                self._open.popleft()  # last, so that an interruption loses nothing
                 if sent.round.closed:
                     self._over.append(sent)
                 else:
@@ -159,8 +159,8 @@ class UnattendedReleases:
             return
         if connections is not None:
             self._gather.attend(connections, round, sent.until, wait=wait)
-        # Without connections, or while a thread uses them, nobody else finds out that a node is silent.
+        # If the connections are gone or in use, nobody else finds out that a node is silent.
         if not round.closed and self._clock() >= sent.until:
             for node in set(round.requests) - set(round.replies):
                 round.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN))
-            round.close()  # an exception may have come between its last reply and its end
+            round.close()  # an exception may have come between the last reply and the end of the round

@@ -1,5 +1,5 @@
 """
-The waiters of this process, or of one event loop, and the one that a notification is for (internal).
+The waiters of this process, or of one event loop, and how a notification finds its waiter (internal).
 """
 
 import asyncio
@@ -27,8 +27,8 @@ class Waiters(Generic[Event]):
     """
 
     def __init__(self, needed: int, event: Callable[[], Event]) -> None:
-        # Nodes publish to this name. Random bits tell two processes apart that have the same host name and process id,
-        # as in containers; the host is for people who look at the queue.
+        # Nodes publish to this name. Random bits distinguish two processes with the same host name and process id, as
+        # in containers; the host is for people who look at the queue.
         self.process = f"{HOST}:{os.getpid()}.{os.urandom(6).hex()}"
         self.listening: set[int] = set()
         self._needed = needed
@@ -53,13 +53,13 @@ class Waiters(Generic[Event]):
         """
         Take notifications for a waiter that asks for the first time and may have to wait.
 
-        Nodes queue it when they refuse it, and may notify it before that refusal has been read.
+        A node queues the waiter when it refuses the lock, and may notify the waiter before that reply has been read.
         """
         if self.listening and waiter.name:
             self._expected[waiter.name] = waiter
 
     def join(self, waiter: Waiter) -> Event:
-        """Have *waiter* wait; returns the event that is set when it is notified."""
+        """Let *waiter* wait; return the event that is set when it is notified."""
         if waiter.name not in self._waiting:
             self._waiting[waiter.name] = (waiter, self._event())
         event = self._waiting[waiter.name][1]
@@ -74,13 +74,17 @@ class Waiters(Generic[Event]):
         self._waiting.pop(waiter.name, None)
 
     def notification(self, node: int, name: str) -> None:
-        """Take a node's notification that a waiter is first in the queue."""
+        """Pass on a node's notification that a waiter is first in the queue."""
         waiter, event = self._waiting.get(name, (self._expected.get(name), None))
         if waiter and waiter.hear(node) and event:
             event.set()
 
     def reached(self, node: int) -> None:
-        """Note that a node is listened to from now on; waiters ask again, in case they missed a notification."""
+        """
+        Note that a node is listened to from now on.
+
+        Once enough nodes are, all waiters ask again, in case they missed a notification.
+        """
         before = self.told
         self.listening.add(node)
         if self.told and not before:

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 
 class WakeUp:
-    """A pair of sockets: a thread that polls one end is woken through the other. Closed when it is garbage."""
+    """A pair of sockets: a thread that polls one end is woken through the other. Garbage collection closes both."""
 
     _near: socket.socket | None = None
     _far: socket.socket | None = None
@@ -20,7 +20,7 @@ class WakeUp:
         return self._near.fileno() if self._near else -1
 
     def ring(self) -> None:
-        """Wake the thread that polls; from any thread, and even when this is closed."""
+        """Wake the thread that polls; safe in any thread, even after :meth:`close`."""
         with suppress(OSError, AttributeError):
             self._far.send(b"!")  # type: ignore[union-attr]
 
@@ -32,7 +32,7 @@ class WakeUp:
     def close(self) -> None:
         """Close both ends."""
         for end in (self._near, self._far):
-            if end is not None:  # else it was interrupted while it was made
+            if end is not None:  # None if the constructor was interrupted
                 end.close()
 
     __del__ = close

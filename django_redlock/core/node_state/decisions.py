@@ -1,8 +1,8 @@
 """
 Decide what a node stores and replies for each request (internal).
 
-A request is carried out in one step. Everything is read before anything is written, and of several names all are
-granted or none. The reply has the highest token and the node's time, from which a client learns for its next proposal.
+A node carries out a request in one step. It reads everything before it writes anything, and grants either all names of
+a request or none. The reply has the highest token and the node's time, which the client uses for its next proposal.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -16,11 +16,11 @@ from .records import Records, Tombstone
 
 class Decisions:
     """
-    One request to one node, at one time.
+    The decision about one request to one node, at one moment.
 
     Args:
         records: What the node stores.
-        listeners: What notifies the waiters of a process, by the process.
+        listeners: For each process, the function that notifies its waiters.
         now: The node's time, in seconds since the epoch, to the microsecond.
         wall: Seconds since the epoch, if *now* counts from another moment; replies then have no time.
     """
@@ -60,15 +60,15 @@ class Decisions:
         if first_in:
             self._queues.granted(request, first_in, now)
         records.trim(now)
-        # Strictly greater, so that no number is accepted twice. And not far ahead of the node's clock: one client whose
-        # clock is wrong would otherwise use up the numbers of all others.
+        # The number must be strictly greater, so that no number is accepted twice. Nor may it be far ahead of the
+        # node's clock: one client whose clock is wrong would otherwise use up the numbers of all others.
         if high < request.number <= self._date + request.ahead * 1e6:
             records.write_fence(request.slugs, request.number, request.keep, now)
             return Reply(Kind.ACCEPTED, request.number, self._time)
         return Reply(Kind.GRANTED, high, self._time)
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str]) -> bool:
-        """Return whether another owner holds a name; if it must be taken over, whether nobody holds it."""
+        """Return whether another owner holds a name, or whether nobody does although it must be taken over."""
         holder = self._records.holder(slug, self._now)
         if holder is None:
             return request.strict
@@ -113,7 +113,7 @@ class Decisions:
         return Reply(Kind.BUSY if others else Kind.QUEUED, high, self._time, longest, detail, position)
 
     def raise_token(self, request: Raise) -> Reply:
-        """Accept a higher token of a holder."""
+        """Accept a higher token of a holder, unless the holder has lost a name."""
         records, now = self._records, self._now
         high = records.highest_fence(request.slugs, now)
         if not all(records.has(slug, request.nonce, request.shared, now) for slug in request.slugs):
@@ -124,7 +124,7 @@ class Decisions:
         return Reply(Kind.ACCEPTED, request.number, self._time)
 
     def extend(self, request: Extend) -> Reply:
-        """Extend leases, each by itself."""
+        """Extend leases, each independently of the others."""
         terms = tuple(self._extend_one(term, request.keep) for term in request.terms)
         held = sum(kind is Kind.HELD for kind, _ in terms)
         kind = Kind.HELD if held == len(terms) else Kind.MIXED if held else Kind.REFUSED
@@ -150,8 +150,8 @@ class Decisions:
         """
         Return whether a holder that this node has lost gets the name back.
 
-        The name must be free, or shared as the lease is, and the node must not have accepted a later token: with a
-        later token another caller has held the lock since, or was about to.
+        The name must be free, or shared if the lease is shared. The node must not have accepted a later token, which
+        would show that another caller has held the lock since, or was about to.
         """
         records, now = self._records, self._now
         holder = records.holder(slug, now)
@@ -159,7 +159,7 @@ class Decisions:
         return free and records.fence(slug, now) <= term.token
 
     def _renew(self, term: Term, slug: str) -> None:
-        """Have a lease hold a name for its ttl from now on, or for longer if it does already and is not shortened."""
+        """Let a lease hold a name for its ttl from now on; a later end stays, unless the lease is shortened."""
         # Two extensions may arrive in a different order than they were sent, so the later end counts.
         records, now = self._records, self._now
         if term.shared:
@@ -190,7 +190,7 @@ class Decisions:
         return Reply(kind, 0, self._time)
 
     def _let_go(self, request: Release, slug: str) -> bool:
-        """End the hold of one holder; returns whether the name is free now."""
+        """End one holder's hold on a name; return whether the name is free now."""
         records, now = self._records, self._now
         if request.shared and request.nonce == SHARED:
             if request.tombstone > 0:

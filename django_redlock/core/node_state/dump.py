@@ -1,5 +1,5 @@
 """
-The record of one name as JSON can write it, for nodes that keep it elsewhere (internal).
+Convert the record of one name to and from JSON, for nodes that store it elsewhere (internal).
 
 Other programs may change the record, so each number is checked when it is read.
 """
@@ -14,7 +14,7 @@ from .records import Records, Tombstone
 
 
 def load(records: Records, slug: str, record: Mapping[str, Any]) -> None:
-    """Restore a name from what :func:`dump` returned."""
+    """Restore the record of a name from what :func:`dump` returned."""
     if "holder" in record:
         value, until = record["holder"]
         ends = moment(until)
@@ -63,5 +63,5 @@ def counted(number: Any) -> int:
 
 
 def moment(until: Any) -> float | None:
-    """Return when something ends, in seconds since the epoch; None, and anything that is not a time, is never."""
+    """Return when something ends, in seconds since the epoch; None, for never, if *until* is not a time."""
     return float(until) if isinstance(until, (int, float)) and abs(until) <= HIGHEST / 1e6 else None

@@ -6,14 +6,14 @@ from ..requests import ENROLMENT, QUEUE_CAP, Acquire, Release
 
 
 class Queue:
-    """Those that wait for one name: their stamps, and until when each is enrolled."""
+    """The waiters for one name: their stamps, and until when each is enrolled."""
 
     def __init__(self) -> None:
         self.stamps: dict[str, int] = {}
         self.enrolled: dict[str, float] = {}
 
     def first(self, now: float, waiter: str = "") -> str:
-        """Return who is first in the queue, empty if nobody is; drops those before *waiter* whose enrolment is over."""
+        """Return the first waiter, empty if there is none; drop those before *waiter* whose enrolment has ended."""
         while self.stamps:
             first = self.head()
             if first == waiter or self.enrolled.get(first, now) > now:
@@ -22,19 +22,19 @@ class Queue:
         return ""
 
     def head(self) -> str:
-        """Return who is first in the queue, even if its enrolment is over; empty if nobody is."""
+        """Return the first waiter, even if its enrolment has ended; empty if there is none."""
         if len(self.stamps) < 2:
             return next(iter(self.stamps), "")
         # By stamp, and by name where two have the same stamp, so that all nodes agree.
         return min(zip(self.stamps.values(), self.stamps, strict=True))[1]
 
     def waiting(self, now: float) -> list[str]:
-        """Return the waiters that are enrolled at *now*, in the order in which their turns come."""
+        """Return the waiters that are enrolled at *now*, in the order of their turns."""
         in_order = sorted(zip(self.stamps.values(), self.stamps, strict=True))
         return [waiter for _, waiter in in_order if self.enrolled[waiter] > now]
 
     def enrol(self, waiter: str, stamp: int, until: float) -> int:
-        """Put *waiter* in the queue or keep it there; returns its position, -1 if the queue is full."""
+        """Put *waiter* in the queue or keep it there; return its position, -1 if the queue is full."""
         if waiter not in self.stamps and len(self.stamps) >= QUEUE_CAP:
             return -1
         self.stamps.setdefault(waiter, stamp)
@@ -43,22 +43,22 @@ class Queue:
         return sum([rank > other for other in zip(self.stamps.values(), self.stamps, strict=True)])
 
     def leave(self, waiter: str) -> bool:
-        """Take *waiter* out; returns whether it was in the queue."""
+        """Take *waiter* out; return whether it was in the queue."""
         self.enrolled.pop(waiter, None)
         return self.stamps.pop(waiter, None) is not None
 
 
 NOBODY = Queue()
-"""Stands for the queue of a name that nobody waits for."""
+"""The queue of a name that nobody waits for."""
 
 
 class Queues:
     """
-    The queues of a node, and how it notifies those that are first in one.
+    The queues of a node, and how it notifies the first waiter of each.
 
     Args:
         by_slug: The queues.
-        listeners: What notifies the waiters of a process, by the process.
+        listeners: For each process, the function that notifies its waiters.
     """
 
     __slots__ = ("_by_slug", "_listeners")
@@ -76,10 +76,10 @@ class Queues:
 
     def enrol(self, request: Acquire, in_the_way: Set[str], now: float) -> int:
         """
-        Put the waiter in the queues as if it took one name after the other, in their order; returns its worst position.
+        Put the waiter in the queues as if it took the names one after another; return its worst position.
 
-        The waiter has no claim yet to the names behind the first one that is not free. The holder of that one may want
-        those as well, and would wait for a waiter that waits for it.
+        The waiter has no claim yet to the names after the first one that is not free. The holder of that name may want
+        the later names as well, and would then wait for a waiter that waits for it.
         """
         position = -1
         until = min(map(request.slugs.index, in_the_way)) + 1
@@ -94,10 +94,11 @@ class Queues:
 
     def granted(self, request: Acquire, first_in: list[str], now: float) -> None:
         """
-        Keep the waiter in the queues of the names it was granted, or let the next one come up.
+        Keep the waiter in the queues of the names it was granted, or let the next waiter move up.
 
-        It stays, because the grant of one node may not be a quorum; without its place it would have to queue again
-        behind all others. Where several may hold the lock at once, the next one must be let in beside it.
+        The waiter stays, because the grant of one node may not become a quorum. If it left, it would have to queue
+        again behind all others. Where several callers may hold the lock at once, it leaves, so that the next waiter can
+        hold it as well.
         """
         for slug in first_in:
             queue = self.of(request, slug)
@@ -108,7 +109,7 @@ class Queues:
                 queue.enrolled[request.waiter] = now + min(request.ttl, ENROLMENT)
 
     def released(self, request: Release, free: list[str]) -> None:
-        """Take out the waiter that leaves, and notify who is first in the queues of the names that are *free* now."""
+        """Take out the waiter that leaves, and notify the first waiter of each name that is *free* now."""
         for slug in request.slugs if self._by_slug else ():
             queue = self.of(request, slug)
             if queue is NOBODY:
@@ -120,7 +121,7 @@ class Queues:
                 self._by_slug.pop(request.queue or slug, None)
 
     def _leave(self, queue: Queue, waiter: str) -> bool:
-        """Take *waiter* out of a queue, and notify the next if it was first; returns whether it was."""
+        """Take *waiter* out of a queue, and notify the next if it was first; return whether it was."""
         was_first = queue.head() == waiter
         if queue.leave(waiter) and was_first:
             self._notify(queue)

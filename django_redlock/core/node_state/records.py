@@ -11,7 +11,7 @@ NO_FENCE: tuple[int, float | None] = (0, None)
 
 
 class Tombstone(NamedTuple):
-    """What a release leaves against late requests with its nonce: until when, and whether an operator asked for it."""
+    """The record that refuses late requests with a released nonce: until when, and whether an operator asked for it."""
 
     until: float
     revoked: bool
@@ -28,7 +28,7 @@ class Records:
         self.holders: dict[str, tuple[str, float | None]] = {}
         """The value under each name, and when it ends; None is never."""
         self.shared: dict[str, dict[str, float]] = {}
-        """The nonces that share a name, and when each hold ends; ignored unless the value says shared."""
+        """The nonces that share a name, and when each hold ends; ignored unless the value says that it is shared."""
         self.fences: dict[str, tuple[int, float | None]] = {}
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
@@ -66,12 +66,12 @@ class Records:
         """Return whether a name is held with *nonce*, alone or beside others."""
         if shared:
             return self.owner(slug, now) == SHARED and nonce in self.shared.get(slug, {})
-        # A longer nonce is the whole value of a key that something else wrote, which an operator wants to end.
+        # A longer nonce is the whole value of a key that another program wrote and that an operator wants to release.
         value = self.holder(slug, now) or ""
         return value[: NONCE_SIZE if len(nonce) <= NONCE_SIZE else LONGEST_VALUE] == nonce
 
     def sharers(self, slug: str, now: float) -> dict[str, float]:
-        """Return the nonces of those who share a name, and when each hold ends."""
+        """Return the nonces that share a name, and when each hold ends."""
         self.shared[slug] = {nonce: until for nonce, until in self.shared.get(slug, {}).items() if until > now}
         return self.shared[slug]
 
@@ -93,16 +93,15 @@ class Records:
         return tombstone is not None and tombstone.until > now
 
     def write(self, slug: str, value: str, ttl: float, now: float) -> None:
-        """Have *value* hold a name for *ttl* seconds."""
+        """Store *value* as the holder of a name for *ttl* seconds."""
         self.holders[slug] = (value, now + ttl)
         self.index[slug] = now + ttl
 
     def share(self, slug: str, nonce: str, value: str, ttl: float, now: float) -> None:
-        """Let one more holder in for *ttl* seconds; the name is held as long as the last of them holds it."""
+        """Let one more holder share a name for *ttl* seconds; the name is held until the last hold on it ends."""
         if self.owner(slug, now) != SHARED:
-            self.shared[
-                slug
-            ] = {}  # entries of earlier holders mean nothing unless the value says that the lock is shared
+            # Entries of earlier holders mean nothing unless the value says that the lock is shared.
+            self.shared[slug] = {}
         sharers = self.sharers(slug, now)
         sharers[nonce] = now + ttl
         self.write(slug, SHARED + value[NONCE_SIZE:], max(sharers.values()) - now, now)
@@ -118,7 +117,7 @@ class Records:
         self.index.pop(slug, None)
 
     def trim(self, now: float) -> None:
-        """Take some names whose holder died out of the index; a name without expiry stays in it."""
+        """Remove some names whose hold has expired from the index; a name without expiry stays in it."""
         stale = [(until, slug) for slug, until in self.index.items() if until <= now]
         for _, slug in sorted(stale)[:8]:
             left = self.left(slug, now)

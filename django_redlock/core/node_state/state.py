@@ -19,12 +19,12 @@ class NodeState:
 
     Args:
         clock: Returns the node's time in seconds since the epoch.
-        mutex: Held during each step; without it, one thread at a time may use this object.
+        mutex: Held during each step; without it, only one thread at a time may use this object.
         wall: Returns seconds since the epoch, for the bound of fencing tokens. Given if *clock* counts from another
             moment; replies then have no time.
 
-    ``skew`` is by how many seconds the node's time is ahead of *clock*. ``listeners`` are called with the name of a
-    waiter that is first in a queue, by the process that it waits in.
+    ``skew`` is by how many seconds the node's time is ahead of *clock*. ``listeners`` has a function for each process,
+    which is called with the name of a waiter of that process when it is first in a queue.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NodeState:
 
     def now(self) -> float:
         """Return the node's time, in seconds since the epoch."""
-        # Whole microseconds, as TIME gives them: expiry and tokens are compared with it.
+        # Whole microseconds, as TIME gives them: expiry and tokens are compared with this time.
         return int((self._clock() + self.skew) * 1e6) / 1e6
 
     def execute(self, request: Request) -> Reply:
@@ -76,14 +76,15 @@ class NodeState:
 
         Args:
             run_id: Changes with every start.
-            replication_id: Changes when it becomes a master again, and when it has had no replica for long.
-            was_replica: Whether it remembers to have been a replica.
+            replication_id: Changes when the server becomes a master again, and when it has had no replica for long.
+            was_replica: Whether the server remembers having been a replica.
         """
         with self._mutex:
             now = int(self.now() * 1e6)
             ran, replicated, since = self.records.served or ("", "", now)
-            # A master without a replica for an hour gets another replication id and has lost nothing. One that was a
-            # replica meanwhile may lack the last locks. A time in the future is from before the clock was set back.
+            # A master without a replica for an hour gets another replication id and has lost nothing. A master that was
+            # a replica meanwhile may lack the last locks. A start in the future was noted before the clock was set
+            # back.
             stayed = replicated == replication_id or not was_replica
             if ran != run_id or not stayed or since > now:
                 since = now
@@ -98,26 +99,26 @@ class NodeState:
             self.records.index[slug] = now + (ttl or 0.0)
 
     def sharers(self, slug: str) -> list[str]:
-        """Return the nonces of those who share a name."""
+        """Return the nonces that share a name."""
         return list(self.records.shared.get(slug, {}))
 
     def waiters(self, slug: str) -> list[str]:
-        """Return who waits for a name, in the order in which their turns come."""
+        """Return the waiters for a name, in the order of their turns."""
         with self._mutex:
             return self.records.queues.get(slug, NOBODY).waiting(self.now())
 
     def load(self, slug: str, record: Mapping[str, Any]) -> None:
-        """Take what :meth:`dump` gave of a name; for nodes that keep it elsewhere."""
+        """Restore the record of a name from :meth:`dump`, for nodes that store it elsewhere."""
         dumps.load(self.records, slug, record)
 
     def dump(self, slug: str) -> dict[str, Any]:
-        """Return what there is of a name, as JSON can write it; of what has expired, nothing."""
+        """Return the record of a name in a form that JSON can write, without anything that has expired."""
         return dumps.dump(self.records, slug, self.now())
 
     def load_tombstone(self, nonce: str, record: Mapping[str, Any]) -> None:
-        """Take what :meth:`dump_tombstone` gave."""
+        """Restore a tombstone from :meth:`dump_tombstone`."""
         dumps.load_tombstone(self.records, nonce, record)
 
     def dump_tombstone(self, nonce: str) -> dict[str, Any]:
-        """Return what there is of an attempt or hold that has been released."""
+        """Return the tombstone of an attempt or hold that was released; empty if there is none."""
         return dumps.dump_tombstone(self.records, nonce, self.now())

@@ -1,4 +1,4 @@
-"""Report the locks of one node, named ones or a page of its index (internal)."""
+"""Report locks of one node: those with given names, or a page of its index (internal)."""
 
 import math
 
@@ -26,8 +26,8 @@ def page(records: Records, after: str, size: int) -> tuple[tuple[str, ...], str]
     """
     Return at most *size* slugs, and the cursor of the next page.
 
-    A page begins behind the position that the last name of the previous page had. If pages were counted by number,
-    names would be skipped whenever others before them are extended and move to the end.
+    A page begins after the position that the last name of the previous page had. If pages were numbered, names would be
+    skipped whenever others before them are extended and move to the end.
     """
     score, _, last = after.partition(" ")
     behind = (float(score), last) if after else (-math.inf, "")
@@ -45,8 +45,8 @@ def row(records: Records, slug: str, now: float, asked: int | None, named: int) 
         records: What the node stores.
         slug: The lock's name, as written in the keys.
         now: The node's time, in seconds since the epoch.
-        asked: How many waiters to name at most, in all rows; None does not even count them, nor sharers.
-        named: How many waiters the rows before it name.
+        asked: The most waiters to list, over all rows; None counts neither waiters nor sharers.
+        named: How many waiters the earlier rows list.
     """
     waiting = records.queues.get(queue_of(slug) or slug, NOBODY).waiting(now)
     held = (records.holder(slug, now) or "")[:LONGEST_VALUE]
