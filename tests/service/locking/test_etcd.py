@@ -137,13 +137,51 @@ def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: py
         [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), NONCE, 0.01)]
     )
     table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), NONCE)])
-    assert "t:w/p" in table._page("", "", 100)[0]
+    assert list(table._page("w/", "", 100).records) == ["t:w/p"]
     for _ in range(10):
         table._clean_at = 0.0
         table.clean()
 
-    left, _ = table._page("", "", 100)
-    assert sorted(left) == ["t:clock", "t:h/{ever}"]
+    assert sorted(table._page("", "", 100).records) == ["t:clock", "t:h/{ever}"]
+
+
+def test_records_of_another_alias_are_left_alone(etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P16, P29: one KEY_PREFIX may begin with another one; each alias has a clock of its own."""
+    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that every record seems to be over
+    with closing(EtcdTable(node(etcd.url).place, "t:staging:", 30.0)) as staging:
+        staging.open()
+        staging.execute([acquire(ttl=60.0, keep=60.0)])
+        for _ in range(10):
+            table._clean_at = 0.0
+            table.clean()
+
+        assert staging.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+        assert sorted(staging._page("", "", 100).records) == ["t:staging:clock", "t:staging:h/{x}"]
+        assert not table.execute([Survey(size=10)])[0].rows
+
+
+def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P25, P29: the requests of the process wait while it cleans up, so that takes a handful of round trips."""
+    table.execute([acquire(f"n{number:03}", f"{number:032}", ttl=0.01, keep=0.01) for number in range(150)])
+    monkeypatch.setattr(tables, "CLEANING", -100.0)
+    call, calls = table.call, []
+    monkeypatch.setattr(table, "call", lambda path, body: calls.append(path) or call(path, body))
+    table._clean_at = 0.0
+    table.clean()
+
+    assert len(calls) <= 4
+    assert table._clean_at <= table.now() + 1.0  # the rest follows soon
+    assert len(table._page("h/", "", 500).records) == 150 - tables.LARGEST_WRITE
+
+
+def test_requests_that_are_too_large_together_are_carried_out_alone(table: EtcdTable):
+    """L56: etcd refuses a request with more than 1,500 kB."""
+    large = [acquire(f"n{number}", f"{number:032}", value=f"{number:032}" + "x" * 60_000) for number in range(40)]
+    table.patience = 1.0
+
+    assert {reply.kind for reply in table.execute(large)} == {Kind.ACCEPTED}
+    (alone,) = table.execute([acquire("big", value=NONCE + "x" * 2_000_000)])
+    assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
 
 
 def test_doctor_examines_members_and_alarms(etcd: Member):

@@ -17,7 +17,7 @@ from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.replies import ABSENT, Kind, Reply
-from django_redlock.core.requests import Release, Request
+from django_redlock.core.requests import Release, Request, Survey
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Servers
@@ -102,6 +102,24 @@ def test_operators_see_and_end_what_it_holds(store: Store):
         locks.reset()
 
     assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+
+
+def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
+    """L70, P25: requests of the process wait for it, so a page may have few locks; the next one goes on behind it."""
+    monkeypatch.setattr(sys.modules[type(table).__module__], "PAGE", 5)
+    table.execute([acquire(f"n{number:02}", f"{number:032}", ttl=-5.0) for number in range(30)])
+    table.execute([acquire("held")])
+    table.patience = 0.0
+    pages, cursor = [], ""
+    while cursor or not pages:
+        (reply,) = table.execute([Survey(after=cursor, size=10)])
+        cursor = reply.cursor
+        pages.append([row.slug for row in reply.rows])
+
+    assert len(pages) > 3
+    assert [slug for page in pages for slug in page] == ["{held}"]
+    table.patience = 30.0
+    assert [row.slug for row in table.execute([Survey(size=1)])[0].rows] == ["{held}"]
 
 
 async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
