@@ -97,6 +97,11 @@ class Cluster:
         """Have the master of the slot of a key vote at once; the key is that of the service."""
         served(self._clients[self.owner(key)], key)
 
+    def clear(self) -> None:
+        """Delete all keys."""
+        for client in self._clients:
+            client.flushall()
+
     def fail_over(self, place: int) -> int:
         """Kill a master; return which server has taken its place."""
         replica = place + self._masters
@@ -137,6 +142,18 @@ def cluster(masters: int = 3, replicas: bool = False) -> Iterator[Cluster]:
         it.build()
         yield it
         it.close()
+
+
+@contextmanager
+def single_masters(count: int) -> Iterator[list[Cluster]]:
+    """Start clusters of one master each. All begin at once, because each waits two seconds before it takes writes."""
+    with cluster_nodes(count, OPTIONS, password=PASSWORD) as servers:
+        found = [Cluster([server], 1) for server in servers]
+        for one in found:
+            one.build()
+        yield found
+        for one in found:
+            one.close()
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -10,9 +11,20 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.redis.inspect import inspect
+from django_redlock.testing import Servers
 from tests.clusters import PASSWORD, Cluster, cluster, until
 from tests.endurance.test_acl import RIGHTS
-from tests.managers import Asyncio, Blocking, Flavour, eventually, holders, real_manager
+from tests.managers import (
+    Asyncio,
+    Blocking,
+    Flavour,
+    eventually,
+    fork_and_lock,
+    holders,
+    patient_manager,
+    real_manager,
+    run_greenlets,
+)
 
 KEY = "{t}:served"  # one of the keys of the tests' managers
 BRIEF = {"ttl": 3.0, "max_ttl": 4.0, "node_timeout": 0.7}
@@ -145,6 +157,23 @@ async def test_failover_after_replication_was_cut_makes_newcomers_wait():
             await flavour.close(manager)
             manager.close()
         knew.close()
+
+
+@pytest.fixture(params=[0, 2], ids=["alone", "with two Redis servers"])
+def urls(request: pytest.FixtureRequest, three: Cluster, nodes: Servers) -> list[str]:
+    """The nodes of an alias: a cluster alone, or in a majority."""
+    return [*nodes.urls[: request.param], three.url]
+
+
+def test_child_has_connections_of_its_own(urls: list[str]):
+    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    with closing(patient_manager(urls)) as one:
+        fork_and_lock(one)
+
+
+def test_greenlets_wait_and_are_renewed(urls: list[str]):
+    """P33, L45: under gevent, waiters are notified by the shard, and the watchdog renews."""
+    run_greenlets(urls)
 
 
 def test_doctor_examines_the_shard_that_decides(three: Cluster):

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from django_redlock.core.requests import Release, Request, Survey
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Servers
-from tests.conftest import needs
 from tests.etcd import Member
-from tests.managers import Flavour, eventually, fork_and_lock, patient_manager
+from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets
 from tests.server.locking.test_database import NONCE, acquire
 from tests.zookeeper import Zoo
 
@@ -178,44 +176,9 @@ def test_child_has_connections_of_its_own(urls: list[str]):
         fork_and_lock(one)
 
 
-GREENLETS = """
-from gevent import monkey
-monkey.patch_all()
-import sys
-import gevent
-from tests.managers import patient_manager
-from django_redlock.engine import renewal
-
-manager = patient_manager(sys.argv[1:])
-order = []
-
-def work(number):
-    with manager.lock("a", wait=60):
-        order.append(number)
-
-lease = manager.lock("a").acquire()
-lease.hold._renew_at = 0.0  # due at once
-renewal.watchdog.watch(lease)
-jobs = [gevent.spawn(work, number) for number in range(3)]
-with gevent.Timeout(60):
-    while not lease.extensions:
-        gevent.sleep(0.01)
-lease.release()
-gevent.joinall(jobs, timeout=60, raise_error=True)
-print(sorted(order))
-manager.close()
-"""
-
-
 def test_greenlets_wait_and_are_renewed(urls: list[str]):
     """P33, L45: under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
-    needs("gevent", find_spec("gevent"), "pip install gevent")
-
-    ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, *urls], capture_output=True, text=True, timeout=180, check=False
-    )
-
-    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
+    run_greenlets(urls)
 
 
 async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):
