@@ -109,6 +109,13 @@ class Cluster:
         until(lambda: "myself,master" in self.ask(replica, "NODES") and "cluster_state:ok" in self.ask(replica, "INFO"))
         return replica
 
+    def copy(self, place: int, key: str) -> object:
+        """Return what the replica of a master has under a key."""
+        replica = self._clients[place + self._masters]
+        with replica.client() as one:
+            one.execute_command("READONLY")
+            return one.execute_command("GET", key)
+
     def cut_replication(self, place: int) -> None:
         """Have the replica of a master miss everything from now on, while the members still hear each other."""
         self._clients[place + self._masters].config_set("masterauth", "wrong")

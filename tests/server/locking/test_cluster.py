@@ -1,5 +1,6 @@
 """A Redis or Valkey Cluster as one node: failovers, slots that move, and what is refused."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -126,6 +127,41 @@ async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flav
     for each in (manager, other):
         await flavour.close(each)
         each.close()
+
+
+async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
+    """L65, P23, P27: the queue moves with the slot, so a waiter gets the lock that is released at the new shard."""
+    manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
+    lease = await held(flavour, manager)
+    waiter = asyncio.create_task(asyncio.to_thread(other.lock("a", wait=60).acquire))
+    await eventually(lambda: any(row.waiting for row in manager.survey(slugs=("{a}",), waiters=0)[0].rows))
+
+    for _ in three.migrate(KEY, (three.owner(KEY) + 1) % 3):
+        await asyncio.sleep(0.1)
+    assert not waiter.done()
+    assert lease.valid()
+    await flavour.release(lease)
+
+    later = await waiter
+    assert later.fencing_token > lease.fencing_token
+    assert later.release() == "released"
+    for each in (manager, other):
+        await flavour.close(each)
+        each.close()
+
+
+def test_failover_keeps_a_lock_that_was_replicated():
+    """P16, L65: the promoted replica has the lock, so the holder goes on and no other caller gets it."""
+    with cluster(3, replicas=True) as running, closing(real_manager([running.url], ttl=60.0)) as manager:
+        lease = manager.lock("a", wait=30).acquire()
+        place = running.owner(KEY)
+        until(lambda: lease.token in str(running.copy(place, "{t}:{a}:h")))
+        running.fail_over(place)
+
+        until(lease.extend)
+        with closing(real_manager([running.url], ttl=60.0)) as other, pytest.raises(LockTakenError):
+            other.lock("a", wait=5).acquire()
+        assert lease.release() == "released"
 
 
 async def test_failover_after_replication_was_cut_makes_newcomers_wait():
