@@ -56,7 +56,7 @@ class EtcdTable(EtcdConnection):
     most = LARGEST_WRITE
 
     def __init__(self, place: Place, prefix: str, patience: float) -> None:
-        super().__init__(place, f"{prefix}clock", patience)
+        super().__init__(place, f"{prefix}id", patience)
         self._prefix = prefix
         self._clock_key = f"{prefix}clock"
         self._clock = EraClock(self.now)

@@ -17,6 +17,7 @@ from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
+from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.findings import Level
@@ -142,7 +143,7 @@ def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: py
         table._clean_at = 0.0
         table.clean()
 
-    assert sorted(table._page("", "", 100).records) == ["t:clock", "t:h/{ever}"]
+    assert sorted(table._page("", "", 100).records) == ["t:clock", "t:h/{ever}", "t:id"]
 
 
 def test_records_of_another_alias_are_left_alone(etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
@@ -156,7 +157,7 @@ def test_records_of_another_alias_are_left_alone(etcd: Member, table: EtcdTable,
             table.clean()
 
         assert staging.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
-        assert sorted(staging._page("", "", 100).records) == ["t:staging:clock", "t:staging:h/{x}"]
+        assert sorted(staging._page("", "", 100).records) == ["t:staging:clock", "t:staging:h/{x}", "t:staging:id"]
         assert not table.execute([Survey(size=10)])[0].rows
 
 
@@ -231,6 +232,20 @@ def test_restarted_etcd_keeps_locks(table: EtcdTable, etcd: Member):
 
     assert table.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
     assert load(Names({"{x}"}, set()), table.key, table.read).moment.era != era
+
+
+def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
+    """P20: it has the same addresses, and so the same id, but another random one: a lock may have been lost."""
+    with closing(
+        LockManager([node(etcd.url)], Rules(1, ttl=5.0, max_ttl=5.0, node_timeout=1.0, restart_guard=True))
+    ) as one:
+        lease = one.lock("a", wait=10, renew=False).acquire()
+        etcd.wipe()
+        etcd.start()
+        later = one.lock("a", wait=60).acquire()
+
+        assert not lease.valid()
+        assert later.release() == "released"
 
 
 def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
