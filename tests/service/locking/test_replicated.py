@@ -138,6 +138,18 @@ async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
     await asyncio.to_thread(store.start)
 
 
+def test_members_of_one_store_are_not_several_nodes(store: Store):
+    """P22, L65: a store that is listed once for each member has one vote, and the error says why."""
+    again = store.url.replace("127.0.0.1", "localhost")
+    with (
+        closing(patient_manager([store.url, again])) as manager,
+        pytest.raises(QuorumUnavailableError, match="is the same server as") as refused,
+    ):
+        manager.lock("a", wait=30).acquire()
+
+    assert refused.value.misconfigured
+
+
 # Processes
 
 
