@@ -235,7 +235,8 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "write, for example, 'redis://lock-1:6379'.",
             "redlock.E003",
         )
-    return NodeSpec(url, entry.get("NAME", ""), _node_options(where, entry))
+    # Schemes may be written in capitals, and each kind of node compares them.
+    return NodeSpec(scheme + url[len(scheme) :], entry.get("NAME", ""), _node_options(where, entry))
 
 
 def _url(entry: Mapping[str, Any]) -> str:

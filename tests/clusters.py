@@ -97,12 +97,24 @@ class Cluster:
         """Have the master of the slot of a key vote at once; the key is that of the service."""
         served(self._clients[self.owner(key)], key)
 
+    def clear(self) -> None:
+        """Delete all keys."""
+        for client in self._clients:
+            client.flushall()
+
     def fail_over(self, place: int) -> int:
         """Kill a master; return which server has taken its place."""
         replica = place + self._masters
         self.servers[place].kill()
         until(lambda: "myself,master" in self.ask(replica, "NODES") and "cluster_state:ok" in self.ask(replica, "INFO"))
         return replica
+
+    def copy(self, place: int, key: str) -> object:
+        """Return what the replica of a master has under a key."""
+        replica = self._clients[place + self._masters]
+        with replica.client() as one:
+            one.execute_command("READONLY")
+            return one.execute_command("GET", key)
 
     def cut_replication(self, place: int) -> None:
         """Have the replica of a master miss everything from now on, while the members still hear each other."""
@@ -137,6 +149,18 @@ def cluster(masters: int = 3, replicas: bool = False) -> Iterator[Cluster]:
         it.build()
         yield it
         it.close()
+
+
+@contextmanager
+def single_masters(count: int) -> Iterator[list[Cluster]]:
+    """Start clusters of one master each. All begin at once, because each waits two seconds before it takes writes."""
+    with cluster_nodes(count, OPTIONS, password=PASSWORD) as servers:
+        found = [Cluster([server], 1) for server in servers]
+        for one in found:
+            one.build()
+        yield found
+        for one in found:
+            one.close()
 
 
 def until(condition: Callable[[], object]) -> None:

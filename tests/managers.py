@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import Mock
 
@@ -28,6 +31,7 @@ from django_redlock.nodes.database import table
 from django_redlock.nodes.etcd.table import EtcdTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
+from tests.clusters import Cluster, single_masters
 from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
 from tests.zookeeper import Zoo
@@ -232,6 +236,41 @@ def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mana
     yield from over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def five_clusters() -> Iterator[list[Cluster]]:
+    """Five clusters of one master each, shared by all tests of this process."""
+    with single_masters(5) as five:
+        yield five
+
+
+@pytest.fixture
+def cluster_urls(five_clusters: list[Cluster]) -> list[str]:
+    """The URLs of five empty clusters."""
+    for one in five_clusters:
+        one.clear()
+    return [one.url for one in five_clusters]
+
+
+@pytest.fixture
+def clusters(cluster_urls: list[str]) -> Iterator[Manager]:
+    """Make managers over five clusters."""
+    yield from over_urls(cluster_urls)
+
+
+def over_urls(urls: list[str]) -> Iterator[Manager]:
+    """Yield a function that makes managers over the first of some nodes, and close those managers."""
+    managers: list[LockManager] = []
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        managers.append(real_manager(urls[:count], **options))
+        connect(managers[-1])
+        return managers[-1]
+
+    yield make
+    for one in managers:
+        one.close()
+
+
 def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Yield a function that makes managers over five nodes in one store, and close those managers."""
     greet = table.greet
@@ -258,35 +297,31 @@ def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.Monke
 
 # A manager does the same as with etcd, and Java is slow. tests/service/locking covers the differences.
 SLOW_ZOOKEEPER = pytest.param("zookeeper", marks=pytest.mark.endurance)
-REPLICATED = {"etcd": "etcds", "zookeeper": "zookeepers"}
+REPLICATED = {"cluster": "clusters", "etcd": "etcds", "zookeeper": "zookeepers"}
 
 
-def beside(servers: Servers, store: Member | Zoo) -> Iterator[Manager]:
+def beside(servers: Servers, url: str) -> Iterator[Manager]:
     """Make managers over Redis servers, of which a replicated store takes the place of the third."""
-    managers: list[LockManager] = []
+    yield from over_urls([*servers.urls[:2], url, *servers.urls[2:4]])
 
-    def make(count: int = 5, **options: Any) -> LockManager:
-        managers.append(real_manager([*servers.urls[:2], store.url, *servers.urls[2:4]][:count], **options))
-        connect(managers[-1])
-        return managers[-1]
 
-    yield make
-    for one in managers:
-        one.close()
+@pytest.fixture
+def beside_cluster(nodes: Servers, cluster_urls: list[str]) -> Iterator[Manager]:
+    yield from beside(nodes, cluster_urls[0])
 
 
 @pytest.fixture
 def beside_etcd(nodes: Servers, etcd: Member) -> Iterator[Manager]:
-    yield from beside(nodes, etcd)
+    yield from beside(nodes, etcd.url)
 
 
 @pytest.fixture
 def beside_zookeeper(nodes: Servers, zookeeper: Zoo) -> Iterator[Manager]:
-    yield from beside(nodes, zookeeper)
+    yield from beside(nodes, zookeeper.url)
 
 
 # Each kind alone is in the usual run; a majority of two kinds does the same.
-KINDS = ["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZOOKEEPER]
+KINDS = ["memory", "real", "cluster", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZOOKEEPER]
 KINDS += [pytest.param(f"beside_{kind}", marks=pytest.mark.endurance) for kind in REPLICATED]
 
 
@@ -296,17 +331,7 @@ def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     if request.param not in DATABASES:
         yield request.getfixturevalue(REPLICATED.get(request.param, request.param))
         return
-    tables = empty_tables(request, request.param)
-    managers: list[LockManager] = []
-
-    def make(count: int = 5, **options: Any) -> LockManager:
-        managers.append(real_manager(tables.urls[:count], **options))
-        connect(managers[-1])
-        return managers[-1]
-
-    yield make
-    for one in managers:
-        one.close()
+    yield from over_urls(empty_tables(request, request.param).urls)
 
 
 class Blocking:
@@ -513,3 +538,44 @@ def fork_and_lock(one: LockManager) -> None:
     assert said == "taken released"
     assert lease.extend()
     assert lease.release() == "released"
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys
+import gevent
+from tests.managers import patient_manager
+from django_redlock.engine import renewal
+
+manager = patient_manager(sys.argv[1:])
+order = []
+
+def work(number):
+    with manager.lock("a", wait=60):
+        order.append(number)
+
+lease = manager.lock("a").acquire()
+lease.hold._renew_at = 0.0  # due at once
+renewal.watchdog.watch(lease)
+jobs = [gevent.spawn(work, number) for number in range(3)]
+with gevent.Timeout(60):
+    while not lease.extensions:
+        gevent.sleep(0.01)
+lease.release()
+gevent.joinall(jobs, timeout=60, raise_error=True)
+print(sorted(order))
+manager.close()
+"""
+
+
+def run_greenlets(urls: list[str]) -> None:
+    """Have greenlets of another process wait for a lock that is renewed, over some nodes."""
+    if not find_spec("gevent"):
+        pytest.skip("needs gevent: pip install gevent")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", GREENLETS, *urls], capture_output=True, text=True, timeout=180, check=False
+    )
+
+    assert ended.stdout == "[0, 1, 2]\n", ended.stderr

@@ -6,6 +6,7 @@ import json
 import time
 from base64 import b64decode
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,13 @@ from django_redlock.core.requests import SHARED
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError
+from django_redlock.nodes.cas.records import digest
 from django_redlock.nodes.etcd.client import encoded
 from django_redlock.testing import Server, Servers
+from tests.clusters import Cluster
 from tests.etcd import Member
 from tests.managers import real_manager
+from tests.zookeeper import Zoo
 
 NAMES = ["a", "b"]
 PATIENCE = 20.0  # seconds after which a request that nobody waited for has been executed
@@ -42,8 +46,9 @@ class RedisNode:
 
     has_scripts = True
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, prefix: str = "t:") -> None:
         self.url = server.url
+        self._prefix = prefix
         self._server = server
         self._client = server.client(socket_timeout=10.0)
 
@@ -57,7 +62,7 @@ class RedisNode:
 
     def expire(self, name: str) -> None:
         """End a hold before its time."""
-        self._client.delete(f"t:{{{name}}}:h")
+        self._client.delete(f"{self._prefix}{{{name}}}:h")
 
     def restart(self) -> None:
         """Start again, empty."""
@@ -65,12 +70,26 @@ class RedisNode:
 
     def holders(self, name: str) -> set[str]:
         """Return the secrets of those who hold a name."""
-        value = (self._client.get(f"t:{{{name}}}:h") or "")[:32]
-        return set(self._client.zrange(f"t:{{{name}}}:r", 0, -1)) if value == SHARED else {value} - {""}
+        value = (self._client.get(f"{self._prefix}{{{name}}}:h") or "")[:32]
+        return set(self._client.zrange(f"{self._prefix}{{{name}}}:r", 0, -1)) if value == SHARED else {value} - {""}
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+class ClusterNode(RedisNode):
+    """The same for a cluster of one master, which has to be given its slots again when it starts empty."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster.servers[0], "{t}:")
+        self.url = cluster.url
+        self._cluster = cluster
+
+    def restart(self) -> None:
+        """Start again, empty."""
+        super().restart()
+        self._cluster.build()
 
 
 class EtcdNode:
@@ -116,6 +135,61 @@ class EtcdNode:
         return encoded(f"t:h/{{{name}}}")
 
 
+class ZookeeperNode:
+    """The same for a ZooKeeper with one member."""
+
+    has_scripts = False
+
+    def __init__(self, zoo: Zoo) -> None:
+        self.url = zoo.url
+        self._zoo = zoo
+        self._open = ExitStack()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._client = self._open.enter_context(self._zoo.client())
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._zoo.clear()
+
+    def expire(self, name: str) -> None:
+        """End a hold before its time; what else is known of the name stays."""
+        if record := self._record(name):
+            left = {field: value for field, value in record.items() if field not in ("holder", "sharers")}
+            self._client.set(self._path(name), json.dumps(left).encode())
+
+    def restart(self) -> None:
+        """Start again, empty."""
+        self._open.close()
+        self._zoo.wipe()
+        self._zoo.start()
+        self._begin()
+
+    def holders(self, name: str) -> set[str]:
+        """Return the secrets of those who hold a name."""
+        record = self._record(name)
+        value = str(record.get("holder", [""])[0])[:32]
+        return set(record.get("sharers", {})) if value == SHARED else {value} - {""}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._open.close()
+
+    def _record(self, name: str) -> dict[str, Any]:
+        path = self._path(name)
+        record: dict[str, Any] = json.loads(self._client.get(path)[0]) if self._client.exists(path) else {}
+        return record
+
+    @staticmethod
+    def _path(name: str) -> str:
+        short = digest(f"{{{name}}}")
+        return f"/t:/h{int(short[:2], 16) % 16:02}/{short}"
+
+
+Node = RedisNode | EtcdNode | ZookeeperNode
+
+
 @dataclass(eq=False)
 class Held:
     """A lease, and the number of the attempt that won it."""
@@ -152,7 +226,7 @@ class Locks(RuleBasedStateMachine):
 
     held = Bundle("held")
 
-    def __init__(self, servers: Sequence[RedisNode | EtcdNode]) -> None:
+    def __init__(self, servers: Sequence[Node]) -> None:
         super().__init__()
         self.servers = servers
         self.needed = len(servers) // 2 + 1
@@ -316,13 +390,28 @@ def test_locks_behave_as_the_model_predicts(nodes: Servers, count: int):
     behave([RedisNode(server) for server in nodes[:count]], examples=20)
 
 
-@pytest.mark.parametrize("redis", [0, 2], ids=["alone", "with two Redis servers"])
+ALONE_OR_NOT = pytest.mark.parametrize("redis", [0, 2], ids=["alone", "with two Redis servers"])
+
+
+@ALONE_OR_NOT
+def test_locks_over_a_cluster_behave_as_the_model_predicts(nodes: Servers, five_clusters: list[Cluster], redis: int):
+    """P1, P2, P3, P4, P18, P19, P39, L35: the same over a cluster, alone and in a majority with Redis servers."""
+    behave([*(RedisNode(server) for server in nodes[:redis]), ClusterNode(five_clusters[0])], examples=8)
+
+
+@ALONE_OR_NOT
 def test_locks_over_etcd_behave_as_the_model_predicts(nodes: Servers, etcd: Member, redis: int):
     """P1, P2, P3, P4, P18, P19, P39, L35: the same over an etcd, alone and in a majority with Redis servers."""
     behave([*(RedisNode(server) for server in nodes[:redis]), EtcdNode(etcd)], examples=8)
 
 
-def behave(servers: Sequence[RedisNode | EtcdNode], examples: int) -> None:
+@ALONE_OR_NOT
+def test_locks_over_zookeeper_behave_as_the_model_predicts(nodes: Servers, zookeeper: Zoo, redis: int):
+    """P1, P2, P3, P4, P18, P19, P39, L35: the same over a ZooKeeper, alone and in a majority with Redis servers."""
+    behave([*(RedisNode(server) for server in nodes[:redis]), ZookeeperNode(zookeeper)], examples=6)
+
+
+def behave(servers: Sequence[Node], examples: int) -> None:
     """Try many sequences of what holders do and of what happens to nodes."""
     run_state_machine_as_test(
         lambda: Locks(servers),

@@ -28,6 +28,7 @@ from django_redlock import (
     signals,
 )
 from django_redlock.checks import check_deployment, check_settings
+from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
 from tests.services import SQLite, django_database
@@ -110,6 +111,10 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis+cluster://u:{SECRET}/@a,b"]}}, "redlock.E003", "percent-encoded"),
     ({"default": {"NODES": [f"redis://:{SECRET}@a,b"]}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
     ({"default": {"NODES": f"redis://:{SECRET}@a,b"}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
+    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@"]}}, "redlock.E003", "without a host: write, for example"),
+    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,,b"]}}, "redlock.E003", "without a host: write, for example"),
+    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,:1"]}}, "redlock.E003", "without a host: write, for example"),
+    ({"default": {"NODES": ["redis+cluster://a?ssl_ca_certs=/x"]}}, "redlock.E003", "write rediss instead of redis"),
     ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
     (
         {"default": {"NODES": [f"etcd://:{SECRET}@a,b/2"]}},
@@ -121,6 +126,9 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"etcd://u:pa@{SECRET}@a,b"]}}, "redlock.E003", "percent-encoded"),
     ({"default": {"NODES": [f"etcd://u:{SECRET}@a,b:x"]}}, "redlock.E003", "its hosts or ports cannot be read, "),
     ({"default": {"NODES": ["etcd://"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
+    ({"default": {"NODES": ["etcd://a,b:0"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
+    ({"default": {"NODES": ["etcd://a b"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
+    ({"default": {"NODES": ["etcd://a;b"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
     ({"default": {"NODES": [f"etcd://:{SECRET}@a"]}}, "redlock.E003", "a user name and a password, or neither"),
     ({"default": {"NODES": ["etcd://a?ssl_ca_certs=/x"]}}, "redlock.E003", "write etcds:// instead of etcd://"),
     ({"default": {"NODES": ["etcds://a?ssl_keyfile=/x"]}}, "redlock.E003", "add ssl_certfile"),
@@ -129,6 +137,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["etcd://a,redis://b"]}}, "redlock.E003", "names several nodes: make each an item"),
     ({"default": {"NODES": [f"zookeeper://:{SECRET}@a/2"]}}, "redlock.E003", "ZooKeeper has no database numbers"),
     ({"default": {"NODES": [f"zookeeper://u:{SECRET}@a/x//y"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
+    ({"default": {"NODES": "zookeeper://a:1/x,b:1/x"}}, "redlock.E003", "its path comes once, behind the last member"),
     ({"default": {"NODES": ["zookeeper://a/zookeeper"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
     ({"default": {"NODES": [f"zookeeper://u:{SECRET}/@a"]}}, "redlock.E003", "percent-encoded"),
     ({"default": {"NODES": ["zookeeper://a/x?chroot=/y"]}}, "redlock.E003", "no option 'chroot'; it has username"),
@@ -265,6 +274,27 @@ def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
     nodes = nodes[:1] if nodes == ["cache:sessions", "cache:replicated"] else nodes
     with override_settings(REDLOCK={"default": {"NODES": nodes}}, CACHES=CACHES):
         assert [node.name for node in locks["default"].nodes] == names
+
+
+@pytest.mark.parametrize("url", ["ETCDS://u:p@a", "Zookeepers://u:p@a", "REDISS://u:p@a", "Rediss+Cluster://u:p@a"])
+def test_scheme_in_capitals_encrypts_as_well(url: str):
+    """P36: a password must not travel in clear text because of how the scheme is written."""
+    with override_settings(REDLOCK={"default": {"NODES": [url]}}):
+        assert locks["default"].nodes[0].encrypted
+
+
+def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
+    """L68: the error names the option, and no lock is waited for: it takes another setting."""
+    (tmp_path / "ca.pem").write_text("no certificate")
+    for url, says in (
+        ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs names no file"),
+        ("zookeepers://127.0.0.1?ssl_certfile=/none", "its ssl_certfile names no file"),
+        (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}/ca.pem", "TLS refuses a file of its ssl_ options"),
+    ):
+        node = open_node(NodeSpec(url), "t:")
+        with pytest.raises(LinkError, match=says) as caught:
+            node.connect(30.0)
+        assert caught.value.failure.lasting
 
 
 @pytest.mark.parametrize("backend", [REDIS_CACHE, DJANGO_REDIS])
@@ -603,11 +633,11 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
         (["rediss://:x@a", "rediss://:x@b", "rediss://:x@c"], []),
         (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
         (["etcd://u:x@a,b,c"], ["W101"]),
-        (["etcds://a,b,c?ssl_ca_certs=/x"], ["W102"]),
-        (["etcds://a,b,c?ssl_certfile=/x"], []),
+        (["etcds://a,b,c"], ["W102"]),
+        (["etcds://a,b,c?ssl_certfile=/x"], ["W104"]),
         (["etcd://127.0.0.1,localhost,[::1]"], []),
         (["zookeeper://u:x@a,b,c"], ["W101"]),
-        (["zookeepers://a,b,c?ssl_ca_certs=/x"], ["W102"]),
+        (["zookeepers://a,b,c?ssl_ca_certs=/x"], ["W104", "W102"]),
         (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
         (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
         (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),

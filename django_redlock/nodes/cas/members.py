@@ -1,13 +1,19 @@
 """Records in a replicated store, over a connection to one of its members (internal)."""
 
 import secrets
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ...core.admission import Greeting
 from ...core.failure import Failure
+from ...core.replies import ABSENT, Reply
+from ...core.requests import ENDLESS, Survey
 from ..base import LinkError
+from .clock import Moment
 from .place import Place
+from .records import Stored, is_held
 from .table import ANSWERING, RecordTable, UntouchedError
+
+SEARCHING = 0.3  # share of the patience that a survey takes to look through the records of locks that have ended
 
 
 class Member(Protocol):
@@ -29,11 +35,26 @@ class Member(Protocol):
 Client = TypeVar("Client", bound=Member)
 
 
+class Page(NamedTuple):
+    """
+    Some records of names.
+
+    Args:
+        records: The records, by key.
+        cursor: The key after which the next page begins; empty if there is none.
+        total: How many records there are, roughly.
+    """
+
+    records: dict[str, Stored]
+    cursor: str
+    total: int
+
+
 class MemberTable(RecordTable, Generic[Client]):
     """
     Records over a connection to one member, or to the next one if it fails.
 
-    A kind of store overrides :meth:`dial`, :meth:`greet` and :meth:`explain`, and the methods for records.
+    A kind of store overrides :meth:`dial`, :meth:`greet`, :meth:`explain`, :meth:`page` and the methods for records.
 
     Args:
         place: The members.
@@ -106,6 +127,40 @@ class MemberTable(RecordTable, Generic[Client]):
         if client := self.client:
             client.abort()
 
+    # Listings
+
+    def survey(self, request: Survey) -> Reply:
+        """Report the locks named, or one page of those that are held, in the order of their keys."""
+        if request.size <= 0:
+            return self.look_up(request)
+        moment, _ = self.read([])
+        slugs, cursor, total = self._search(request, moment)
+        reply = self.look_up(request._replace(slugs=tuple(slugs)))
+        rows = tuple(row for row in reply.rows if row.left != ABSENT)
+        return reply._replace(rows=rows, total=total, cursor=cursor)
+
+    def _search(self, request: Survey, moment: Moment) -> tuple[list[str], str, int]:
+        """
+        Return the names that are held on one page, the cursor of the next page, and the number of records.
+
+        Most records may be of locks that have ended. Requests of this process wait for the search, so it ends early
+        if there are very many of them. Such a page is not full, but has a cursor.
+        """
+        slugs: list[str] = []
+        cursor, total, until = request.after, 0, self.now() + self.patience * SEARCHING
+        if cursor == ENDLESS:
+            return slugs, "", total  # no lock of these stores is without an end
+        while True:
+            page = self.page(cursor)
+            cursor, total = page.cursor, total or page.total
+            for key, stored in sorted(page.records.items()):
+                if is_held(stored.record, moment):
+                    slugs.append(str(stored.record.get("slug", "")))
+                if len(slugs) == request.size:
+                    return slugs, key, total
+            if not cursor or self.now() > until:
+                return slugs, cursor, total
+
     # The parts that differ between kinds of stores
 
     def dial(self, number: int, timeout: float) -> Client:
@@ -123,4 +178,8 @@ class MemberTable(RecordTable, Generic[Client]):
 
     def explain(self, error: Exception) -> LinkError:
         """Return what to report of a failure; never what the error quotes."""
+        raise NotImplementedError
+
+    def page(self, after: str) -> Page:
+        """Return the records of some names whose keys follow *after*, in the order of their keys."""
         raise NotImplementedError

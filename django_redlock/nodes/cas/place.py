@@ -1,5 +1,7 @@
 """Where the members of a replicated store are, and how to connect to them (internal)."""
 
+import os
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +9,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ..base import NodeSpec
+from ...core.failure import Failure
+from ..base import LinkError, NodeSpec
 
 ENCODED = (
     "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
@@ -15,6 +18,7 @@ ENCODED = (
 )
 LOGIN = ("username", "password")
 TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 FALSE = ("0", "false", "no", "off")
 
 
@@ -71,9 +75,28 @@ class Place:
 
     @cached_property
     def context(self) -> ssl.SSLContext | None:
-        """How certificates are verified and which one is shown; None without encryption."""
+        """
+        How certificates are verified and which one is shown; None without encryption.
+
+        Raises:
+            LinkError: A file of the options cannot be used.
+        """
         if not self.encrypted:
             return None
+        for option in FILES:
+            path = self.options.get(option)
+            if path and not os.access(path, os.R_OK):
+                raise LinkError(
+                    Failure.UNUSABLE, f"cannot be used, because its {option} names no file that can be read"
+                )
+        try:
+            return self._new_context()
+        except ssl.SSLError as error:
+            raise LinkError(
+                Failure.UNUSABLE, f"cannot be used: TLS refuses a file of its ssl_ options ({error.reason})"
+            ) from None
+
+    def _new_context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.options.get("ssl_ca_certs"))
         check = self.options.get("ssl_check_hostname", True)
         context.check_hostname = bool(check) and str(check).lower() not in FALSE
@@ -96,9 +119,9 @@ def read_place(spec: NodeSpec, store: Store) -> Place:
         raise ValueError("it names several nodes: make each an item of its own, or write all NODES as one string")
     if "#" in spec.url or spec.url.count("@") > 1:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
-    encrypted = spec.url.startswith(f"{store.scheme}s://")
     try:
         parts = urlsplit(spec.url)
+        encrypted = parts.scheme == f"{store.scheme}s"
         user, _, hosts = parts.netloc.rpartition("@")
         port = store.encrypted_port if encrypted else store.port
         members = tuple(member(host, port) for host in hosts.split(","))
@@ -125,7 +148,7 @@ def address(host: str, port: int) -> str:
 def member(host: str, port: int) -> tuple[str, int]:
     """Return the host and the port of a member, *port* if it names none; raises ValueError if there is no host."""
     parts = urlsplit(f"//{host.strip()}")
-    if not parts.hostname or parts.path or parts.query:
+    if not parts.hostname or parts.path or parts.query or parts.port == 0 or re.search(r"[\s;]", parts.hostname):
         raise ValueError(host)
     return parts.hostname, parts.port or port
 

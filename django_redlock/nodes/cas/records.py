@@ -5,12 +5,14 @@ A request is decided by the node in memory (:mod:`~django_redlock.core.node_stat
 were read. Nothing here reads or writes: see :mod:`.table`.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from time import time
 from typing import Any, NamedTuple
 
 from ...core.node_state import NodeState
+from ...core.node_state.dump import moment as moment_of
 from ...core.replies import Reply
 from ...core.requests import SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..clock import Clock
@@ -22,6 +24,28 @@ class Stored(NamedTuple):
 
     version: int
     record: dict[str, Any]
+
+
+def parsed(text: str | bytes) -> dict[str, Any]:
+    """
+    Return the record in a text; it is empty if the text is not a record of ours.
+
+    Other programs may change a record. Only its form is checked here: each number is checked where it is used.
+    """
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) and has_form(record) else {}
+
+
+def has_form(record: Mapping[str, Any]) -> bool:
+    """Return whether the parts of a record are what they should be, whatever their numbers are."""
+    queue, sharers = record.get("queue", {}), record.get("sharers", {})
+    if not isinstance(queue, dict) or not isinstance(sharers, dict):
+        return False
+    pairs = [*(record[part] for part in ("holder", "fence") if part in record), *queue.values()]
+    return all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
 
 
 class Change(NamedTuple):
@@ -199,8 +223,8 @@ def longer(seconds: float | None, margin: float) -> float | None:
 
 def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
     """Return a record with times on the present leader's clock; all that was left when it was written is left anew."""
-    written = record.get("written")
-    if record.get("era", "") == moment.era or not isinstance(written, (int, float)):
+    written = moment_of(record.get("written"))
+    if record.get("era", "") == moment.era or written is None:
         return record
     later = moment.first - written
     moved = dict(record)
@@ -218,21 +242,23 @@ def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
 
 def moved_by(until: Any, later: float) -> Any:
     """Return a time of a record on another clock; what is not a time stays as it is."""
-    return until + later if isinstance(until, (int, float)) else until
+    ends = moment_of(until)
+    return until if ends is None else ends + later
 
 
 def needed_until(record: Mapping[str, Any]) -> float | None:
     """Return until when a record is needed, in seconds on its own clock: 0 if it is not, None if for ever."""
-    times = [record[part][1] for part in ("holder", "fence") if part in record]
-    times += [until for _, until in record.get("queue", {}).values()]
-    times += [record["until"]] if "until" in record else []
-    return None if None in times else max(times, default=0.0)
+    times = [moment_of(record[part][1]) for part in ("holder", "fence") if part in record]
+    times += [moment_of(until) for _, until in record.get("queue", {}).values()]
+    times += [moment_of(record["until"])] if "until" in record else []
+    return max([time for time in times if time is not None], default=0.0) if None not in times else None
 
 
 def is_held(record: dict[str, Any], moment: Moment) -> bool:
     """Return whether a record has a holder, who may not have ended yet."""
     holder = in_present_era(record, moment).get("holder")
-    return holder is not None and (holder[1] is None or holder[1] > moment.low)
+    until = holder and moment_of(holder[1])
+    return holder is not None and (until is None or until > moment.low)
 
 
 def digest(*parts: str) -> str:

@@ -13,7 +13,6 @@ time at which the transaction began. SQLite has no server; its clock is that of 
 share.
 """
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,7 +26,7 @@ from ...core.replies import Reply
 from ...core.requests import ENDLESS, HIGHEST, Survey
 from ..base import LinkError
 from ..cas.clock import Moment
-from ..cas.records import Decision, Stored, digest
+from ..cas.records import Decision, Stored, digest, parsed
 from ..cas.table import RecordTable, UntouchedError
 from ..clock import steady
 from .rows import FOR_EVER, Row, row
@@ -172,7 +171,7 @@ class LockTable(RecordTable):
             behind, values = " AND (ends > %s OR (ends = %s AND digest > %s))", [since, since, digest]
             page = f"SELECT state, ends, digest {held}{behind} ORDER BY ends, digest LIMIT {int(request.size)}"
             rows = list(self.query(page, [self.realm, *values]))
-            slugs = tuple(json.loads(state)["slug"] for state, *_ in rows)
+            slugs = tuple(filter(None, (str(parsed(state).get("slug", "")) for state, *_ in rows)))
             cursor = "{1} {2}".format(*rows[-1]) if len(rows) == request.size else ""
         return self.look_up(request._replace(slugs=slugs))._replace(total=total, cursor=cursor)
 
@@ -198,7 +197,7 @@ class LockTable(RecordTable):
                 some,
             )
             now = now or clock(found[0][0])
-            rows |= {key: Stored(version, json.loads(state)) for _, key, version, state in found if key}
+            rows |= {key: Stored(version, parsed(state)) for _, key, version, state in found if key}
         return Moment(now / 1e6, now / 1e6), rows
 
     def write(self, decision: Decision) -> bool:

@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.failure import Failure
@@ -19,7 +20,8 @@ from ..cas.place import Place
 from ..redis.decode import known_cause
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
-KEEPALIVE = 10  # seconds after which the system looks whether a silent member is still there
+# After ten seconds, the system looks whether a silent member is still there, and gives it up after twenty more.
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 # Codes of gRPC.
 INVALID_ARGUMENT, NOT_FOUND, DENIED, EXHAUSTED, PRECONDITION = 3, 5, 7, 8, 9
@@ -88,8 +90,9 @@ class Client:
         self._http.connect()
         self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
+        for option, value in KEEPALIVE.items():
+            if hasattr(socket, option):
+                self._http.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         if user := self._place.options.get("username"):
             login = {"name": user, "password": self._place.options["password"]}
             try:
@@ -114,14 +117,16 @@ class Client:
         return parsed(text, response.status)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
-        """Send a request and return the response, whose lines are replies."""
-        response = self._send(path, body)
+        """Send a request and return the response, whose lines are replies; it ends if the member loses its leader."""
+        response = self._send(path, body, {"Grpc-Metadata-hasleader": "true"})
         if response.status != 200:
             parsed(response.read(LARGEST), response.status)
         return response
 
-    def _send(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
+    def _send(self, path: str, body: Mapping[str, Any], more: Mapping[str, str] = MappingProxyType({})) -> HTTPResponse:
+        headers = {"Content-Type": "application/json", **more}
+        if self._token:
+            headers["Authorization"] = self._token
         try:
             self._http.request("POST", path, json.dumps(body, separators=(",", ":")), headers)
             return self._http.getresponse()

@@ -1,5 +1,7 @@
 """Connect the records in an etcd cluster with one member after the other (internal)."""
 
+import json
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,17 +9,21 @@ from ...core.failure import Failure
 from ..base import LinkError
 from ..cas.members import MemberTable
 from ..cas.place import Place
+from ..cas.records import parsed
 from .client import (
     EXHAUSTED,
     INVALID_ARGUMENT,
     UNAUTHENTICATED,
     Client,
     EtcdError,
+    decoded,
     encoded,
     header_of,
     link_error,
     number,
 )
+
+ID_LENGTH = 16  # characters of the random id
 
 
 class EtcdConnection(MemberTable[Client]):
@@ -26,7 +32,7 @@ class EtcdConnection(MemberTable[Client]):
 
     Args:
         place: The cluster.
-        probe: A key that the user must have the right to read.
+        id_key: The key of a random id, which is made when it is missing.
         patience: Seconds that a request may take.
 
     Attributes:
@@ -35,29 +41,46 @@ class EtcdConnection(MemberTable[Client]):
 
     errors = (EtcdError, OSError)
 
-    def __init__(self, place: Place, probe: str, patience: float) -> None:
+    def __init__(self, place: Place, id_key: str, patience: float) -> None:
         super().__init__(place, patience)
         self.cluster = 0
-        self._probe = probe
+        self._id_key = id_key
 
     def dial(self, number: int, timeout: float) -> Client:
         """Return a connection to a member, not yet open."""
         return Client(self.place, number, timeout)
 
     def greet(self, client: Client) -> str:
-        """Return the id of the cluster, if the member knows a leader and the user may read."""
+        """
+        Return the ids of the cluster, if the member knows a leader and the user may read and write.
+
+        etcd makes its own id of the addresses of the members: a cluster that begins anew without its data has the same.
+        So there is a random one beside it.
+        """
         status = client.call("/v3/maintenance/status", {})
         if not number(status, "leader"):
             raise EtcdError(Failure.NO_LEADER)
         try:
-            client.call("/v3/kv/range", {"key": encoded(self._probe)})
+            ours = self._own_id(client)
         except EtcdError as error:
             # Without a user, a cluster that wants one calls the request invalid.
             wants_user = error.code == INVALID_ARGUMENT and not self.place.options.get("username")
             raise EtcdError(Failure.NOAUTH) if wants_user else error from None
         cluster = header_of(status).cluster
         self.cluster = self.cluster or cluster
-        return f"etcd {cluster:x}"
+        return f"etcd {cluster:x} {ours}"
+
+    def _own_id(self, client: Client) -> str:
+        """Return the random id, of which there is one for each alias."""
+        key = encoded(self._id_key)
+        for _ in range(2):
+            if found := client.call("/v3/kv/range", {"key": key}).get("kvs"):
+                return str(parsed(decoded(found[0].get("value", ""))).get("id", ""))[:ID_LENGTH]
+            missing = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": 0}
+            record = json.dumps({"id": secrets.token_hex(ID_LENGTH // 2)})
+            put = {"request_put": {"key": key, "value": encoded(record)}}
+            client.call("/v3/kv/txn", {"compare": [missing], "success": [put]})
+        raise EtcdError(Failure.MALFORMED)
 
     def explain(self, error: Exception) -> LinkError:
         """Return what to report of a failure; never what the error quotes."""

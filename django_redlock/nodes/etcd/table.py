@@ -10,15 +10,16 @@ one. The count begins anew with every leader, and the era is the cluster, the te
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...core.failure import Failure
-from ...core.replies import ABSENT, Reply
-from ...core.requests import ENDLESS, SMALLEST_PART, Survey
+from ...core.requests import SMALLEST_PART
 from ..cas.clock import Era, EraClock, Moment
+from ..cas.members import Page
 from ..cas.place import Place
-from ..cas.records import Decision, Stored, in_present_era, is_held, needed_until
+from ..cas.records import Decision, Stored, in_present_era, needed_until, parsed
+from ..cas.table import TooLargeError
 from .client import (
     EtcdError,
     Header,
@@ -31,10 +32,12 @@ from .connection import EtcdConnection
 
 AT_ONCE = 128  # operations that etcd takes in one transaction, unless --max-txn-ops says otherwise
 LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
+LONGEST_WRITE = 1_000_000  # bytes of the records in one transaction; etcd refuses more than 1,500 kB
 GRANTED = 5_000_000_000  # seconds of the lease that serves as a clock: 158 years
 FINE = 0.05  # seconds to which the clock is known well enough
 LOOK_EVERY = 10.0  # seconds after which the clock is read in any case, to notice that it was set
-PAGE = 500  # records that are read at once for a survey or to clean up
+PAGE = 500  # records that are read at once for a survey
+KINDS = ("h/{", "x/", "w/")  # what is cleaned up; no KEY_PREFIX has a brace, so no other alias has such names
 CLEANING = 60.0  # seconds between two searches for records that are no longer needed, and for which those are kept
 ATTEMPTS = 10  # to have the era's record agreed on, before the request counts as overtaken
 
@@ -53,14 +56,14 @@ class EtcdTable(EtcdConnection):
     most = LARGEST_WRITE
 
     def __init__(self, place: Place, prefix: str, patience: float) -> None:
-        super().__init__(place, f"{prefix}clock", patience)
+        super().__init__(place, f"{prefix}id", patience)
         self._prefix = prefix
         self._clock_key = f"{prefix}clock"
         self._clock = EraClock(self.now)
         self._looked = -LOOK_EVERY
         self._term = self._version = 0  # of the era that was read last, and of its record
         self._clean_at = self.now() + CLEANING
-        self._cleaned = ""
+        self._kind, self._cleaned = 0, ""
 
     def key(self, kind: str, name: str) -> str:
         """Return the key of a record."""
@@ -95,8 +98,8 @@ class EtcdTable(EtcdConnection):
         if era and era.name == era_name(header, source) and self._is_due(era):
             source = self._look(era, header)
         if correction := self._clock.correction(era, era_name(header, source), source):
-            compared = [(self._clock_key, stored.version if stored else 0)]
-            if self._txn(compared, {self._clock_key: correction.dump()}) is None and source != known:
+            versions = [(self._clock_key, stored.version if stored else 0)]
+            if self._txn(versions, {self._clock_key: correction.dump()}) is None and source != known:
                 self.call("/v3/lease/revoke", {"ID": source})  # another process was faster
             return None
         assert era is not None
@@ -144,8 +147,8 @@ class EtcdTable(EtcdConnection):
             values = {change.key: change.record for change in some}
             if start + LARGEST_WRITE >= len(changes):
                 self._notify(decision, values)
-            compared = [(self._clock_key, self._version), *((change.key, change.version or 0) for change in some)]
-            header = self._txn(compared, values)
+            versions = [(self._clock_key, self._version), *((change.key, change.version or 0) for change in some)]
+            header = self._txn(versions, values)
             if header is None:
                 return False
         return True if header and (header.cluster, header.term) == (self.cluster, self._term) else None
@@ -159,18 +162,17 @@ class EtcdTable(EtcdConnection):
                 record = {"to": [], "until": moment.low, "era": moment.era, "written": moment.low}
                 values.setdefault(key, record)["to"].append(waiter)
 
-    def _txn(self, compared: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> Header | None:
+    def _txn(self, versions: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> Header | None:
         """Write values if records have the versions given, 0 for none; None if one has another version."""
+        texts = {key: json.dumps(value, separators=(",", ":")) for key, value in values.items()}
+        if sum(len(key) + len(text) for key, text in texts.items()) > LONGEST_WRITE:
+            raise TooLargeError
         reply = self.call(
             "/v3/kv/txn",
             {
-                "compare": [
-                    {"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": version}
-                    for key, version in compared
-                ],
+                "compare": compared(versions),
                 "success": [
-                    {"request_put": {"key": encoded(key), "value": encoded(json.dumps(value, separators=(",", ":")))}}
-                    for key, value in values.items()
+                    {"request_put": {"key": encoded(key), "value": encoded(text)}} for key, text in texts.items()
                 ],
             },
         )
@@ -178,30 +180,18 @@ class EtcdTable(EtcdConnection):
 
     # Listings
 
-    def survey(self, request: Survey) -> Reply:
-        """Report the locks named, or one page of those that are held, in the order of their names."""
-        if request.size <= 0:
-            return self.look_up(request)
-        slugs: list[str] = []
-        cursor = "" if request.after == ENDLESS else request.after  # no lock of etcd is without an end
-        moment, _ = self.read([])
-        total, more = 0, request.after != ENDLESS
-        while more and len(slugs) < request.size:
-            found, count = self._page("h/", cursor, min(PAGE, request.size - len(slugs)))
-            total, more = total or count, len(found) < count
-            cursor = max(found, default="")
-            slugs += [str(one.record.get("slug", "")) for one in found.values() if is_held(one.record, moment)]
-        reply = self.look_up(request._replace(slugs=tuple(slugs)))
-        rows = tuple(row for row in reply.rows if row.left != ABSENT)
-        return reply._replace(rows=rows, total=total, cursor=cursor if more else "")
+    def page(self, after: str) -> Page:
+        """Return some records of names, in the order of their keys."""
+        return self._page(KINDS[0], after, PAGE)
 
-    def _page(self, kind: str, after: str, size: int) -> tuple[dict[str, Stored], int]:
-        """Return some records whose keys follow *after*, and how many there are from there on."""
-        start = f"{after}\0" if after else f"{self._prefix}{kind}"
+    def _page(self, kind: str, after: str, size: int) -> Page:
+        """Return some records of a kind whose keys follow *after*."""
         whole = f"{self._prefix}{kind}"
+        start = f"{after}\0" if after else whole
         end = f"{whole[:-1]}{chr(ord(whole[-1]) + 1)}"
         reply = self.call("/v3/kv/range", {"key": encoded(start), "range_end": encoded(end), "limit": size})
-        return records_of(reply), number(reply, "count")
+        found, count = records_of(reply), number(reply, "count")
+        return Page(found, max(found, default="") if len(found) < count else "", count)
 
     def clean(self) -> None:
         """Now and then, delete records that have not been needed for a while; a failure does no harm."""
@@ -210,28 +200,45 @@ class EtcdTable(EtcdConnection):
             return
         self._clean_at = now + CLEANING
         try:
-            moment, _ = self.read([])
-            found, count = self._page("", self._cleaned, PAGE)
+            self._clean()
         except self.errors as error:
             self.failed(error, unclear=False)
-            return
-        more = len(found) < count
-        self._cleaned = max(found, default="") if more else ""
-        self._clean_at = now + (CLEANING if not more else 1.0)
-        for key, stored in found.items():
-            until = needed_until(in_present_era(stored.record, moment))
-            if key != self._clock_key and until is not None and until < moment.low - CLEANING:
-                self._delete(key, stored.version)
 
-    def _delete(self, key: str, version: int) -> None:
-        compared = {"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": version}
-        try:
-            self.call(
-                "/v3/kv/txn",
-                {"compare": [compared], "success": [{"request_delete_range": {"key": encoded(key)}}]},
-            )
-        except self.errors as error:
-            self.failed(error, unclear=False)
+    def _clean(self) -> None:
+        """Delete what is useless of one page, in one transaction, because requests of this process wait meanwhile."""
+        kind = KINDS[self._kind]
+        moment, _ = self.read([])
+        page = self._page(kind, self._cleaned, LARGEST_WRITE)
+        self._cleaned = page.cursor
+        if not page.cursor:
+            self._kind = (self._kind + 1) % len(KINDS)
+        if self._cleaned or self._kind:  # this is not the end of the search
+            self._clean_at = self.now() + 1.0
+        useless = {
+            key: stored.version
+            for key, stored in page.records.items()
+            if (until := needed_until(in_present_era(stored.record, moment))) is not None
+            and until < moment.low - CLEANING
+        }
+        if useless:
+            self._delete(useless)
+
+    def _delete(self, versions: Mapping[str, int]) -> None:
+        """Delete records that have still these versions; if one has another, all stay until the next search."""
+        self.call(
+            "/v3/kv/txn",
+            {
+                "compare": compared(versions.items()),
+                "success": [{"request_delete_range": {"key": encoded(key)}} for key in versions],
+            },
+        )
+
+
+def compared(versions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the conditions that records have these versions, 0 for none."""
+    return [
+        {"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": version} for key, version in versions
+    ]
 
 
 def plausible(left: int, granted: int) -> bool:
@@ -245,14 +252,8 @@ def era_name(header: Header, source: str) -> str:
 
 
 def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
-    """Return the records in the reply to a range, by key; what is not a record of ours is empty."""
-    found: dict[str, Stored] = {}
-    for each in reply.get("kvs", []):
-        try:
-            record = json.loads(decoded(each.get("value", "")))
-        except ValueError:
-            record = {}
-        found[decoded(each.get("key"))] = Stored(
-            number(each, "mod_revision"), record if isinstance(record, dict) else {}
-        )
-    return found
+    """Return the records in the reply to a range, by key."""
+    return {
+        decoded(each.get("key")): Stored(number(each, "mod_revision"), parsed(decoded(each.get("value", ""))))
+        for each in reply.get("kvs", [])
+    }

@@ -6,6 +6,7 @@ braces, and a cluster hashes only the text between the first pair of braces of a
 decides, and the other shards have no say. A cluster is therefore one node, however many servers it has.
 """
 
+import re
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -18,6 +19,8 @@ from .connector import Connector, check_url
 from .decode import DEMOTED, Age, link_error, parse_age, parse_error
 from .discovery import DiscoveredNode, Place
 from .encode import Encoder
+
+EXAMPLE = "redis+cluster://redis-1:6379,redis-2:6379,redis-3:6379"
 
 # A server that replies with one of these does not serve the slot, at least not alone.
 ELSEWHERE = (Failure.MOVED, Failure.ASK, Failure.TRYAGAIN)
@@ -85,9 +88,16 @@ class ClusterNode(DiscoveredNode):
 
 
 def member_urls(url: str) -> list[str]:
-    """Return a URL for each member that the URL of a cluster names, with the same user, password and options."""
+    """
+    Return a URL for each member that the URL of a cluster names, with the same user, password and options.
+
+    Raises:
+        ValueError: A member has no host; redis-py would take this machine for it.
+    """
     parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
+    if any(not re.match(r"\s*[^\s:]", host) for host in hosts.split(",")):
+        raise ValueError(f"it names a member without a host: write, for example, {EXAMPLE}")
     scheme = parts.scheme.removesuffix("+cluster")
     return [urlunsplit(parts._replace(scheme=scheme, netloc=f"{user}{at}{host.strip()}")) for host in hosts.split(",")]
 

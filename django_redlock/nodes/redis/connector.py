@@ -189,7 +189,8 @@ class Connector:
             return self._class(**(self._arguments | fixed | where))
         except TypeError as error:
             unknown = str(error).rpartition("argument ")[2]
-            raise ValueError(f"redis-py's connection has no option {unknown}") from None
+            tls = "; it is for TLS: write rediss instead of redis in the scheme" if "'ssl_" in unknown else ""
+            raise ValueError(f"redis-py's connection has no option {unknown}{tls}") from None
         except exceptions.RedisError as error:
             raise ValueError(f"redis-py refuses its options ({type(error).__name__})") from None
 

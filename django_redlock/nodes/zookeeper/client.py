@@ -158,6 +158,7 @@ class Client:
     def __init__(self, place: Place, number: int, timeout: float) -> None:
         host, port = place.members[number]
         options = place.options
+        _ = place.context  # a mistake in it must not show in a thread of kazoo's
         self._timeout = timeout
         self._changed = new_event()
         self._refused = False

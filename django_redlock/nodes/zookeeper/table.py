@@ -22,13 +22,12 @@ from urllib.parse import quote
 from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 
 from ...core.failure import Failure
-from ...core.replies import ABSENT, Reply
-from ...core.requests import ENDLESS, HIGHEST, PART, Survey
+from ...core.requests import HIGHEST, PART
 from ..base import LinkError
 from ..cas.clock import Era, EraClock, Moment
-from ..cas.members import MemberTable
+from ..cas.members import MemberTable, Page
 from ..cas.place import Place
-from ..cas.records import Decision, digest, in_present_era, is_held, needed_until
+from ..cas.records import Decision, digest, in_present_era, needed_until, parsed
 from ..cas.records import Stored as Record
 from ..cas.table import TooLargeError
 from ..clock import steady
@@ -38,7 +37,8 @@ LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 AT_ONCE = 400  # records in one transaction
 FOLDERS = 16  # of each kind: a member lists all that is in a folder at once
 FOLDERS_AT_ONCE = 4
-KINDS = ("h", "x")  # names, and nonces that were released
+NAMES = "h"
+KINDS = (NAMES, "x")  # and nonces that were released
 LOOK_EVERY = 10.0  # seconds after which the clock is read before the records, so that it is known well
 PAGE = 200  # records that are read at once for a survey or to clean up
 KEPT = 20  # notifications to a process that are kept for it
@@ -72,7 +72,7 @@ class ZookeeperTable(MemberTable[Client]):
         self._clock = EraClock()
         self._looked = -LOOK_EVERY
         self._clean_at = steady() + CLEANING
-        self._cleaned = 0  # folders
+        self._cleaned = ""  # the last path that was looked at
 
     # Connections
 
@@ -209,31 +209,24 @@ class ZookeeperTable(MemberTable[Client]):
 
     # Listings
 
-    def survey(self, request: Survey) -> Reply:
-        """Report the locks named, or one page of those that are held, in the order of the digests of their names."""
-        if request.size <= 0:
-            return self.look_up(request)
-        folders = [f"{self.root}/h{number:02}" for number in range(FOLDERS)]
-        total = sum(folder.children for folder in self.connection.exists(folders) if folder)
-        moment, _ = self.read([])
-        slugs: list[str] = []
-        cursor, more = request.after, request.after != ENDLESS  # no lock of ZooKeeper is without an end
-        while more and len(slugs) < request.size:
-            found, cursor = self._page(folders, cursor, min(PAGE, request.size - len(slugs)))
-            more = bool(cursor)
-            slugs += [str(one.record.get("slug", "")) for one in found.values() if is_held(one.record, moment)]
-        reply = self.look_up(request._replace(slugs=tuple(slugs)))
-        rows = tuple(row for row in reply.rows if row.left != ABSENT)
-        return reply._replace(rows=rows, total=total, cursor=cursor if more else "")
+    def folders(self, *kinds: str) -> list[str]:
+        """Return the paths of the folders of some kinds of records, in their order."""
+        return [f"{self.root}/{kind}{number:02}" for kind in kinds for number in range(FOLDERS)]
 
-    def _page(self, folders: Sequence[str], after: str, size: int) -> tuple[dict[str, Record], str]:
+    def page(self, after: str) -> Page:
+        """Return the records of some names, in the order of the digests of the names."""
+        folders = self.folders(NAMES)
+        total = sum(folder.children for folder in self.connection.exists(folders) if folder)
+        return Page(*self._page(folders, after), total)
+
+    def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Record], str]:
         """Return some records whose paths follow *after*, and the last path of them; empty if there are no more."""
         later = [folder for folder in folders if folder >= after.rpartition("/")[0]]
         some = later[:FOLDERS_AT_ONCE]
         listed = zip(some, self.connection.children(some), strict=True)
         paths = sorted(path for folder, names in listed for name in names if (path := f"{folder}/{name}") > after)
-        found = dict(zip(paths[:size], self.connection.get(paths[:size]), strict=True))
-        end = paths[size - 1] if len(paths) > size else f"{some[-1]}/~" if len(later) > len(some) else ""
+        found = dict(zip(paths[:PAGE], self.connection.get(paths[:PAGE]), strict=True))
+        end = paths[PAGE - 1] if len(paths) > PAGE else f"{some[-1]}/~" if len(later) > len(some) else ""
         return {path: record(one) for path, one in found.items() if one}, end
 
     def clean(self) -> None:
@@ -241,29 +234,26 @@ class ZookeeperTable(MemberTable[Client]):
         now = steady()
         if self.client is None or now < self._clean_at:
             return
-        folders = [f"{self.root}/{kind}{number:02}" for kind in KINDS for number in range(FOLDERS)]
-        some = folders[self._cleaned : self._cleaned + FOLDERS_AT_ONCE]
-        self._cleaned = (self._cleaned + FOLDERS_AT_ONCE) % len(folders)
-        self._clean_at = now + (1.0 if self._cleaned else CLEANING)
+        self._clean_at = now + CLEANING
         try:
-            self._delete_useless(some)
+            self._clean()
         except self.errors as error:
             self.failed(error, unclear=False)
 
-    def _delete_useless(self, folders: Sequence[str]) -> None:
-        moment, after = self.read([])[0], f"{folders[0]}/"
-        while after:
-            found, after = self._page(folders, after, PAGE)
-            useless = [
-                Change(path, None, one.version, delete=True)
-                for path, one in found.items()
-                if (until := needed_until(in_present_era(one.record, moment))) is not None
-                and until < moment.low - CLEANING
-            ]
-            if useless and self._era:
-                # Its version becomes another one: see above.
-                self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
-                moment = self.read([])[0]
+    def _clean(self) -> None:
+        """Delete what is useless of one page, and no more, because requests of this process wait meanwhile."""
+        moment, _ = self.read([])
+        found, self._cleaned = self._page(self.folders(*KINDS), self._cleaned)
+        if self._cleaned:
+            self._clean_at = steady() + 1.0
+        useless = [
+            Change(path, None, one.version, delete=True)
+            for path, one in found.items()
+            if (until := needed_until(in_present_era(one.record, moment))) is not None and until < moment.low - CLEANING
+        ]
+        if useless and self._era:
+            # Its version becomes another one: see above.
+            self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
 
 
 def root_of(place: Place, prefix: str) -> str:
@@ -277,9 +267,5 @@ def dump(content: Mapping[str, Any]) -> bytes:
 
 
 def record(stored: Stored) -> Record:
-    """Return the record in a znode; what is not a record of ours is empty."""
-    try:
-        found = json.loads(stored.data)
-    except ValueError:
-        found = {}
-    return Record(stored.version, found if isinstance(found, dict) else {})
+    """Return the record in a znode."""
+    return Record(stored.version, parsed(stored.data))

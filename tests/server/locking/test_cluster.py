@@ -1,7 +1,9 @@
 """A Redis or Valkey Cluster as one node: failovers, slots that move, and what is refused."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -10,9 +12,20 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.redis.inspect import inspect
+from django_redlock.testing import Servers
 from tests.clusters import PASSWORD, Cluster, cluster, until
 from tests.endurance.test_acl import RIGHTS
-from tests.managers import Asyncio, Blocking, Flavour, eventually, holders, real_manager
+from tests.managers import (
+    Asyncio,
+    Blocking,
+    Flavour,
+    eventually,
+    fork_and_lock,
+    holders,
+    patient_manager,
+    real_manager,
+    run_greenlets,
+)
 
 KEY = "{t}:served"  # one of the keys of the tests' managers
 BRIEF = {"ttl": 3.0, "max_ttl": 4.0, "node_timeout": 0.7}
@@ -116,6 +129,41 @@ async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flav
         each.close()
 
 
+async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
+    """L65, P23, P27: the queue moves with the slot, so a waiter gets the lock that is released at the new shard."""
+    manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
+    lease = await held(flavour, manager)
+    waiter = asyncio.create_task(asyncio.to_thread(other.lock("a", wait=60).acquire))
+    await eventually(lambda: any(row.waiting for row in manager.survey(slugs=("{a}",), waiters=0)[0].rows))
+
+    for _ in three.migrate(KEY, (three.owner(KEY) + 1) % 3):
+        await asyncio.sleep(0.1)
+    assert not waiter.done()
+    assert lease.valid()
+    await flavour.release(lease)
+
+    later = await waiter
+    assert later.fencing_token > lease.fencing_token
+    assert later.release() == "released"
+    for each in (manager, other):
+        await flavour.close(each)
+        each.close()
+
+
+def test_failover_keeps_a_lock_that_was_replicated():
+    """P16, L65: the promoted replica has the lock, so the holder goes on and no other caller gets it."""
+    with cluster(3, replicas=True) as running, closing(real_manager([running.url], ttl=60.0)) as manager:
+        lease = manager.lock("a", wait=30).acquire()
+        place = running.owner(KEY)
+        until(lambda: lease.token in str(running.copy(place, "{t}:{a}:h")))
+        running.fail_over(place)
+
+        until(lease.extend)
+        with closing(real_manager([running.url], ttl=60.0)) as other, pytest.raises(LockTakenError):
+            other.lock("a", wait=5).acquire()
+        assert lease.release() == "released"
+
+
 async def test_failover_after_replication_was_cut_makes_newcomers_wait():
     """
     P20, P22, L63: a replica that missed a lock takes the place of its master. With the restart guard, also a process
@@ -145,6 +193,23 @@ async def test_failover_after_replication_was_cut_makes_newcomers_wait():
             await flavour.close(manager)
             manager.close()
         knew.close()
+
+
+@pytest.fixture(params=[0, 2], ids=["alone", "with two Redis servers"])
+def urls(request: pytest.FixtureRequest, three: Cluster, nodes: Servers) -> list[str]:
+    """The nodes of an alias: a cluster alone, or in a majority."""
+    return [*nodes.urls[: request.param], three.url]
+
+
+def test_child_has_connections_of_its_own(urls: list[str]):
+    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    with closing(patient_manager(urls)) as one:
+        fork_and_lock(one)
+
+
+def test_greenlets_wait_and_are_renewed(urls: list[str]):
+    """P33, L45: under gevent, waiters are notified by the shard, and the watchdog renews."""
+    run_greenlets(urls)
 
 
 def test_doctor_examines_the_shard_that_decides(three: Cluster):

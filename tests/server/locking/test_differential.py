@@ -88,10 +88,17 @@ def run(manager: LockManager, request: Request) -> Reply:
     return round.replies[0]
 
 
-@pytest.fixture
-def real_node(nodes: Servers):
-    manager = real_manager(nodes.urls[:1])
-    yield manager, nodes[0]
+@pytest.fixture(params=["server", "cluster"])
+def real_node(request: pytest.FixtureRequest, nodes: Servers):
+    """A manager over one server or one cluster, the server that decides, and what its keys begin with."""
+    if request.param == "server":
+        url, server, prefix = nodes.urls[0], nodes[0], "t:"
+    else:
+        one = request.getfixturevalue("five_clusters")[0]
+        one.clear()
+        url, server, prefix = one.url, one.servers[0], "{t}:"
+    manager = real_manager([url])
+    yield manager, server, prefix
     manager.close()
 
 
@@ -118,21 +125,21 @@ def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]
     Send a request to both; compare replies, contents and notifications; return the node in memory and the waiters
     notified.
     """
-    manager, server = real_node
+    manager, server, prefix = real_node
     store, told = NodeState(time.time), []
     store.listeners = dict.fromkeys("pq", told.append)
 
     with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as notifications:
         client.flushall()
-        notifications.subscribe("t:w:p", "t:w:q")
-        while len(client.pubsub_channels("t:w:*")) < 2:
+        notifications.subscribe(f"{prefix}w:p", f"{prefix}w:q")
+        while len(client.pubsub_channels(f"{prefix}w:*")) < 2:
             pass
         for request in sequence:
             expected = store.execute(request)
             assert comparable(run(manager, request)) == comparable(believable(expected)), request
         for slug in ("{x}", "{y}", "{z}", "{queue}"):
-            assert client.zrange(f"t:{slug}:q", 0, -1) == store.waiters(slug)
-        client.publish("t:w:p", "the last")
+            assert client.zrange(f"{prefix}{slug}:q", 0, -1) == store.waiters(slug)
+        client.publish(f"{prefix}w:p", "the last")
         heard = list(iter(lambda: next_notification(notifications), "the last"))
         assert heard == told
     return store, told
@@ -200,25 +207,25 @@ def next_notification(notifications: Any) -> str:
 
 def test_index_forgets_locks_that_expired(real_node: Any):
     """L47: names whose holder died leave the index with later acquisitions; a key without expiry stays listed."""
-    manager, server = real_node
+    manager, server, prefix = real_node
     with server.client() as client:
-        client.zadd("t:index", {"{dead}": 1, "{forever}": 2})
-        client.set("t:{forever}:h", "x" * 40)
+        client.zadd(f"{prefix}index", {"{dead}": 1, "{forever}": 2})
+        client.set(f"{prefix}{{forever}}:h", "x" * 40)
 
         manager.lock("a").acquire()
 
-        assert client.zscore("t:index", "{dead}") is None
-        assert client.zscore("t:index", "{forever}") == float("inf")
+        assert client.zscore(f"{prefix}index", "{dead}") is None
+        assert client.zscore(f"{prefix}index", "{forever}") == float("inf")
 
 
 def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
     """L77: something else wrote the key, and it would block the name for ever, so a refusal adds it to the index."""
-    manager, server = real_node
+    manager, server, prefix = real_node
     store = NodeState(time.time)
     store.put("{x}", "foreign", None)
     store.records.index.clear()
     with server.client() as client:
-        client.set("t:{x}:h", "foreign")
+        client.set(f"{prefix}{{x}}:h", "foreign")
     request = Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, None, 1e9)
 
     assert comparable(run(manager, request)) == comparable(store.execute(request))
@@ -232,7 +239,7 @@ def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
     """
     P8: a number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote.
     """
-    manager, _ = real_node
+    manager, *_ = real_node
     for number, kind, fence in ((2**52 + 1, Kind.ACCEPTED, 2**52 + 1), (2**53 - 1, Kind.EXCLUDED, 0)):
         reply = run(manager, Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, number, None, 1e10))
 

@@ -24,6 +24,7 @@ from django_redlock.nodes.cas.replicated import ReplicatedNode
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.memory import MemoryNode
+from django_redlock.nodes.redis.cluster import ClusterNode
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
@@ -45,7 +46,7 @@ def in_line(node: Node, slug: str) -> int:
             return len(load(Names({slug}, set()), table.key, table.read).store.waiters(slug))
     assert isinstance(node, RedisNode)
     connection = node.connector.new(1.0)
-    connection.send_command("ZCARD", f"t:{slug}:q")
+    connection.send_command("ZCARD", f"{'{t}:' if isinstance(node, ClusterNode) else 't:'}{slug}:q")
     count = connection.read_response()
     connection.disconnect()
     return int(count)

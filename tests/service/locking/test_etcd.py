@@ -17,6 +17,7 @@ from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
+from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.findings import Level
@@ -137,13 +138,51 @@ def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: py
         [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), NONCE, 0.01)]
     )
     table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), NONCE)])
-    assert "t:w/p" in table._page("", "", 100)[0]
+    assert list(table._page("w/", "", 100).records) == ["t:w/p"]
     for _ in range(10):
         table._clean_at = 0.0
         table.clean()
 
-    left, _ = table._page("", "", 100)
-    assert sorted(left) == ["t:clock", "t:h/{ever}"]
+    assert sorted(table._page("", "", 100).records) == ["t:clock", "t:h/{ever}", "t:id"]
+
+
+def test_records_of_another_alias_are_left_alone(etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P16, P29: one KEY_PREFIX may begin with another one; each alias has a clock of its own."""
+    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that every record seems to be over
+    with closing(EtcdTable(node(etcd.url).place, "t:staging:", 30.0)) as staging:
+        staging.open()
+        staging.execute([acquire(ttl=60.0, keep=60.0)])
+        for _ in range(10):
+            table._clean_at = 0.0
+            table.clean()
+
+        assert staging.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+        assert sorted(staging._page("", "", 100).records) == ["t:staging:clock", "t:staging:h/{x}", "t:staging:id"]
+        assert not table.execute([Survey(size=10)])[0].rows
+
+
+def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P25, P29: the requests of the process wait while it cleans up, so that takes a handful of round trips."""
+    table.execute([acquire(f"n{number:03}", f"{number:032}", ttl=0.01, keep=0.01) for number in range(150)])
+    monkeypatch.setattr(tables, "CLEANING", -100.0)
+    call, calls = table.call, []
+    monkeypatch.setattr(table, "call", lambda path, body: calls.append(path) or call(path, body))
+    table._clean_at = 0.0
+    table.clean()
+
+    assert len(calls) <= 4
+    assert table._clean_at <= table.now() + 1.0  # the rest follows soon
+    assert len(table._page("h/", "", 500).records) == 150 - tables.LARGEST_WRITE
+
+
+def test_requests_that_are_too_large_together_are_carried_out_alone(table: EtcdTable):
+    """L56: etcd refuses a request with more than 1,500 kB."""
+    large = [acquire(f"n{number}", f"{number:032}", value=f"{number:032}" + "x" * 60_000) for number in range(40)]
+    table.patience = 1.0
+
+    assert {reply.kind for reply in table.execute(large)} == {Kind.ACCEPTED}
+    (alone,) = table.execute([acquire("big", value=NONCE + "x" * 2_000_000)])
+    assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
 
 
 def test_doctor_examines_members_and_alarms(etcd: Member):
@@ -193,6 +232,20 @@ def test_restarted_etcd_keeps_locks(table: EtcdTable, etcd: Member):
 
     assert table.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
     assert load(Names({"{x}"}, set()), table.key, table.read).moment.era != era
+
+
+def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
+    """P20: it has the same addresses, and so the same id, but another random one: a lock may have been lost."""
+    with closing(
+        LockManager([node(etcd.url)], Rules(1, ttl=5.0, max_ttl=5.0, node_timeout=1.0, restart_guard=True))
+    ) as one:
+        lease = one.lock("a", wait=10, renew=False).acquire()
+        etcd.wipe()
+        etcd.start()
+        later = one.lock("a", wait=60).acquire()
+
+        assert not lease.valid()
+        assert later.release() == "released"
 
 
 def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Three real members of etcd whose leader dies, freezes or is replaced."""
 
+import select
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.testing import FaultProxy
 from django_redlock.testing.proxy import Direction
 from tests import etcd
@@ -151,3 +153,21 @@ def test_member_that_is_cut_off_is_left_for_the_next(
                 with pytest.raises(LockTakenError):
                     other.lock("d", wait=0).acquire()
             assert lease.release() == "released"
+
+
+def test_watch_at_a_member_without_a_leader_ends(cluster: Cluster):
+    """P27: such a member is silent for as long as it is alone; another one may still notify."""
+    alone, *others = cluster.members
+    cluster.leader()
+    node = open_node(NodeSpec(alone.url), "t:")
+    with closing(node.listen("p", 30.0, print)) as link:
+        for member in others:
+            member.freeze()
+        poll = select.poll()
+        poll.register(link.fileno(), select.POLLIN)
+        ended = poll.poll(30_000)
+        for member in others:
+            member.thaw()
+        assert ended
+        with pytest.raises(LinkError):
+            link.read()

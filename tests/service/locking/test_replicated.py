@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.replies import ABSENT, Kind, Reply
-from django_redlock.core.requests import Release, Request
+from django_redlock.core.requests import Release, Request, Survey
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Servers
-from tests.conftest import needs
 from tests.etcd import Member
-from tests.managers import Flavour, eventually, fork_and_lock, patient_manager
+from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets
 from tests.server.locking.test_database import NONCE, acquire
 from tests.zookeeper import Zoo
 
@@ -104,6 +102,24 @@ def test_operators_see_and_end_what_it_holds(store: Store):
     assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
 
 
+def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
+    """L70, P25: requests of the process wait for it, so a page may have few locks; the next one goes on behind it."""
+    monkeypatch.setattr(sys.modules[type(table).__module__], "PAGE", 5)
+    table.execute([acquire(f"n{number:02}", f"{number:032}", ttl=-5.0) for number in range(30)])
+    table.execute([acquire("held")])
+    table.patience = 0.0
+    pages, cursor = [], ""
+    while cursor or not pages:
+        (reply,) = table.execute([Survey(after=cursor, size=10)])
+        cursor = reply.cursor
+        pages.append([row.slug for row in reply.rows])
+
+    assert len(pages) > 3
+    assert [slug for page in pages for slug in page] == ["{held}"]
+    table.patience = 30.0
+    assert [row.slug for row in table.execute([Survey(size=1)])[0].rows] == ["{held}"]
+
+
 async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
     """P27, P39: the same for asyncio."""
     link = await node(store.url).alisten("p", 30.0, print)
@@ -120,6 +136,18 @@ async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
     with pytest.raises(LinkError):
         node(store.url).listen("p", 30.0, print)
     await asyncio.to_thread(store.start)
+
+
+def test_members_of_one_store_are_not_several_nodes(store: Store):
+    """P22, L65: a store that is listed once for each member has one vote, and the error says why."""
+    again = store.url.replace("127.0.0.1", "localhost")
+    with (
+        closing(patient_manager([store.url, again])) as manager,
+        pytest.raises(QuorumUnavailableError, match="is the same server as") as refused,
+    ):
+        manager.lock("a", wait=30).acquire()
+
+    assert refused.value.misconfigured
 
 
 # Processes
@@ -160,44 +188,9 @@ def test_child_has_connections_of_its_own(urls: list[str]):
         fork_and_lock(one)
 
 
-GREENLETS = """
-from gevent import monkey
-monkey.patch_all()
-import sys
-import gevent
-from tests.managers import patient_manager
-from django_redlock.engine import renewal
-
-manager = patient_manager(sys.argv[1:])
-order = []
-
-def work(number):
-    with manager.lock("a", wait=60):
-        order.append(number)
-
-lease = manager.lock("a").acquire()
-lease.hold._renew_at = 0.0  # due at once
-renewal.watchdog.watch(lease)
-jobs = [gevent.spawn(work, number) for number in range(3)]
-with gevent.Timeout(60):
-    while not lease.extensions:
-        gevent.sleep(0.01)
-lease.release()
-gevent.joinall(jobs, timeout=60, raise_error=True)
-print(sorted(order))
-manager.close()
-"""
-
-
 def test_greenlets_wait_and_are_renewed(urls: list[str]):
     """P33, L45: under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
-    needs("gevent", find_spec("gevent"), "pip install gevent")
-
-    ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, *urls], capture_output=True, text=True, timeout=180, check=False
-    )
-
-    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
+    run_greenlets(urls)
 
 
 async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):

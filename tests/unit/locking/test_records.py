@@ -12,7 +12,7 @@ from django_redlock.core.requests import Acquire, Extend, Release, Request, Surv
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas import records, table
 from django_redlock.nodes.cas.clock import RATE, Era, EraClock, Moment
-from django_redlock.nodes.cas.records import Decision, Stored, in_present_era, needed_until
+from django_redlock.nodes.cas.records import Decision, Stored, in_present_era, needed_until, parsed
 from django_redlock.nodes.cas.table import RecordTable, UntouchedError, batches, chunked, joined
 
 NOW = 1_700_000_000_000_000
@@ -415,3 +415,40 @@ def test_store_that_breaks_between_two_groups_leaves_an_unknown_outcome():
         client.execute([acquire("a", *(f"n{number}" for number in range(25)))])
 
     assert not isinstance(unclear.value, UntouchedError)
+
+
+# Records that another program changed
+
+FOREIGN: list[Any] = [
+    5,
+    [],
+    {"holder": 5},
+    {"holder": ["x"]},
+    {"holder": ["x", "y"]},
+    {"holder": ["x", 10**400]},
+    {"holder": ["x", float("nan")]},
+    {"sharers": 3},
+    {"holder": ["0" * 32, 5.0], "sharers": {"a": "b"}},
+    {"queue": 5},
+    {"queue": {"a": 3}},
+    {"queue": {"a": ["x", "y"]}},
+    {"fence": ["a", 1]},
+    {"fence": [1]},
+    {"fence": [1, "z"], "era": "old", "written": 10**400},
+    {"until": "x", "era": "old", "written": 3.0},
+    {"holder": ["x", "y"], "era": "old", "written": 3.0},
+]
+
+
+@pytest.mark.parametrize("text", [*map(json.dumps, FOREIGN), "[" * 100_000, "{", ""], ids=lambda text: text[:40])
+def test_record_that_another_program_changed_is_read(text: str):
+    """P23: whatever is stored under a key, requests for it are decided, and it is listed and cleaned up."""
+    moment = Moment(100.0, 101.0, "new", 50.0)
+    stored = Stored(1, parsed(text))
+    known = records.load(
+        records.names_of([acquire("a")]), lambda kind, name: f"{kind}{name}", lambda keys: (moment, {"h{x}": stored})
+    )
+
+    assert known.execute(acquire("a")).kind in (*POSITIVE, Kind.BUSY, Kind.QUEUED)
+    needed_until(in_present_era(stored.record, moment))
+    records.is_held(stored.record, moment)
