@@ -1,6 +1,7 @@
 """An etcd cluster as a node (internal)."""
 
 from contextlib import suppress
+from urllib.parse import quote
 
 from ..base import NodeSpec
 from ..cas.place import Store
@@ -74,4 +75,5 @@ def add_facts(client: Client, facts: dict[str, str]) -> None:
 
 def open_node(spec: NodeSpec, prefix: str) -> EtcdNode:
     """Return the node of an ``etcd`` or ``etcds`` URL."""
-    return EtcdNode(spec, prefix)
+    # Slashes separate the kinds of records: "app:x/y:" would begin with a kind of the alias "app:".
+    return EtcdNode(spec, quote(prefix, safe=":"))

@@ -146,10 +146,13 @@ def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: py
     assert sorted(table._page("", "", 100).records) == ["t:clock", "t:h/{ever}", "t:id"]
 
 
-def test_records_of_another_alias_are_left_alone(etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("prefix", "root"), [("t:staging:", "t:staging:"), ("t:x/y:", "t:x%2Fy:")])
+def test_records_of_another_alias_are_left_alone(
+    etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch, prefix: str, root: str
+):
     """P16, P29: one KEY_PREFIX may begin with another one; each alias has a clock of its own."""
     monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that every record seems to be over
-    with closing(EtcdTable(node(etcd.url).place, "t:staging:", 30.0)) as staging:
+    with closing(open_node(NodeSpec(etcd.url), prefix).table(30.0)) as staging:
         staging.open()
         staging.execute([acquire(ttl=60.0, keep=60.0)])
         for _ in range(10):
@@ -157,7 +160,7 @@ def test_records_of_another_alias_are_left_alone(etcd: Member, table: EtcdTable,
             table.clean()
 
         assert staging.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
-        assert sorted(staging._page("", "", 100).records) == ["t:staging:clock", "t:staging:h/{x}", "t:staging:id"]
+        assert sorted(staging._page("", "", 100).records) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
         assert not table.execute([Survey(size=10)])[0].rows
 
 
