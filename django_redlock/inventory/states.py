@@ -30,7 +30,7 @@ class State(TextChoices):
 
     @property
     def severity(self) -> int:
-        """The rank of the state: the higher, the sooner somebody must look. Ranks 0 and 1 are no trouble."""
+        """The rank of the state. A higher rank needs attention sooner; ranks 0 and 1 are no trouble."""
         return RANKS[self]
 
     @property
