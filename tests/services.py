@@ -479,7 +479,7 @@ class RabbitMQ(Service):
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
             # Its script then turns into the server, instead of starting it as a child that outlives it.
             "RABBITMQ_ALLOW_INPUT": "1",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput +S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none",
         }
 
     def ping(self) -> None:
