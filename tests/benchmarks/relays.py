@@ -1,10 +1,11 @@
 """
 Put a distance between a client and the servers: relays that hold every byte back for the same time.
 
-One process of its own relays to all servers: their replies arrive together, and on a machine with few cores five processes
-would wait for each other. The relay waits with ``select``, whose timeout is counted in microseconds; that of ``poll`` is
-counted in milliseconds, as are those of asyncio. (``select`` takes no more than a thousand descriptors, so the relay is
-started anew for each measurement.) What it costs is measured with no delay, and shown beside the other figures.
+One process of its own relays to all servers: their replies arrive together, and on a machine with few cores five
+processes would wait for each other. The relay waits with ``select``, whose timeout is counted in microseconds; that of
+``poll`` is counted in milliseconds, as are those of asyncio. (``select`` takes no more than a thousand descriptors, so
+the relay is started anew for each measurement.) What it costs is measured with no delay, and shown beside the other
+figures.
 """
 
 import select
