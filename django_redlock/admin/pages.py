@@ -164,7 +164,15 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
     held = f"{count}{'+' if snapshot.cut_short else ''}" if snapshot.has_quorum else DASH
     if not said.info:
         remedy = remedy_of(said.failure).replace("`", "") if detail and not status.answered else ""
-        return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH, remedy=remedy)
+        return NodeRow(
+            status.name,
+            status.votes,
+            answers,
+            round_trip=f"{said.round_trip * 1000:.2f} ms" if said.store else DASH,
+            version=said.store or DASH,
+            locks=held if status.answered else DASH,
+            remedy=remedy,
+        )
     limited = said.number("maxmemory")
     policy = said.info.get("maxmemory_policy", DASH)
     server = "Valkey" if "valkey_version" in said.info else "Redis"

@@ -28,19 +28,27 @@ OTHERWISE = "See that the address in NODES is that of the server, and what its l
 REMEDIES = {
     Failure.REFUSED: "Start the server; see that its port and `bind` are those of NODES, and that no "
     "firewall is between.",
-    Failure.TIMEOUT: "See whether the host is up, whether a firewall drops packets, and whether something blocks the "
-    "server; on Redis, `redis-cli --latency` and `SLOWLOG GET` show that.",
+    Failure.TIMEOUT: "See whether the host is up, whether a firewall drops packets, whether the scheme in NODES is "
+    "that of the server (with or without TLS), and whether something blocks the server; on Redis, `redis-cli "
+    "--latency` and `SLOWLOG GET` show that.",
+    **dict.fromkeys(
+        (Failure.RESET, Failure.CLOSED),
+        "See that the address and the scheme in NODES are those of the server: it ends connections that do not speak "
+        "its protocol, or speak it without TLS. If they are, see what its log says.",
+    ),
     Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS.",
     Failure.NOAUTH: "Put the password into the URL or the node's OPTIONS.",
     Failure.WRONGPASS: "Correct the user and the password in the URL or the node's OPTIONS.",
-    Failure.NO_PASSWORD: "Take the password out of the URL, or set `requirepass` on the server.",
+    Failure.NO_PASSWORD: "Take the password out of the URL, or set one on the server: `requirepass` on Redis, `etcdctl "
+    "auth enable` on etcd.",
     Failure.NOPERM: "Give the user the rights that the documentation lists under Security.",
     Failure.CERTIFICATE_EXPIRED: "Renew the server's certificate.",
     Failure.CERTIFICATE_REFUSED: "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs'; "
     "if it is there, see the reason, and this machine's clock.",
     Failure.WRONG_CERTIFICATE: "Use the name in the certificate as the host in NODES.",
     Failure.NO_CLIENT_CERTIFICATE: "Put 'ssl_certfile' and 'ssl_keyfile' into the node's OPTIONS.",
-    Failure.TLS_FAILED: "See that the server speaks TLS on this port, or write redis:// instead of rediss://.",
+    Failure.TLS_FAILED: "See that the server speaks TLS on this port, or write the scheme without TLS, such as "
+    "redis:// or etcd://.",
     Failure.LOADING: "Wait: it loads its data.",
     Failure.MAX_CLIENTS: "Raise `maxclients`, or find the clients that keep connections open (`CLIENT LIST`).",
     Failure.NO_SUCH_DATABASE: "Use a database number that the server has (`databases`).",
@@ -72,7 +80,7 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "List its master in NODES, or make it one: REPLICAOF NO ONE.",
         )
     mode = node.info.get("redis_mode", node.info.get("server_mode", "standalone"))
-    if mode != node.mode:
+    if node.info and mode != node.mode:
         yield Finding(
             "mode",
             Level.ERROR,

@@ -115,10 +115,12 @@ class Command(OperatorCommand):
 
 def summary(node: Any) -> str:
     """Describe a node in one line."""
-    if not node.known:
-        return f"{node.name}: not a server; its lock is tried all the same."
     if node.detail:
         return f"{node.name}: {node.detail}"
+    if node.store:
+        return f"{node.name}: {node.store}, round trip {node.round_trip * 1000:.1f} ms"
+    if not node.known:
+        return f"{node.name}: not a server; its lock is tried all the same."
     version = node.info.get("valkey_version") or node.info.get("redis_version") or "of unknown version"
     server = "Valkey" if "valkey_version" in node.info else "Redis"
     role = node.info.get("role", "unknown role")
@@ -145,7 +147,9 @@ def document(found: list[Diagnosis]) -> str:
                             "detail": node.detail,
                             "round_trip": round(node.round_trip, 6),
                             "clock": round(node.ahead, 6),
-                            "version": node.info.get("valkey_version") or node.info.get("redis_version"),
+                            "version": node.info.get("valkey_version")
+                            or node.info.get("redis_version")
+                            or node.facts.get("version"),
                             "role": node.info.get("role"),
                             "uptime": node.number("uptime_in_seconds"),
                             "age": None if node.age is None else round(node.age, 3),

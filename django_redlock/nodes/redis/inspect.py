@@ -75,6 +75,11 @@ class Inspection:
     age: float | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def store(self) -> str:
+        """The kind of a replicated store and its oldest version, such as "etcd 3.4.23"; empty for other nodes."""
+        return " ".join(filter(None, (self.facts.get("kind"), self.facts.get("version"))))
+
     def number(self, what: str) -> int:
         """Return a number that the server reports; 0 if it does not report it."""
         try:

@@ -1,20 +1,25 @@
 """What etcd and ZooKeeper have in common as nodes: notifications, processes, operators and majorities."""
 
 import asyncio
+import json
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock.admin.pages import NodeRow, panels
 from django_redlock.core.replies import ABSENT, Kind, Reply
 from django_redlock.core.requests import Release, Request, Survey
 from django_redlock.nodes import NodeSpec, open_node
@@ -100,6 +105,37 @@ def test_operators_see_and_end_what_it_holds(store: Store):
         locks.reset()
 
     assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+
+
+def test_doctor_and_panel_describe_it(store: Store):
+    """L66, L70: both show what the members are; when none of them answers, both show why."""
+    entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"ttl": 30.0, "node_timeout": 5.0}}
+
+    def described() -> tuple[str, NodeRow]:
+        out = StringIO()
+        with suppress(CommandError):
+            call_command("redlock_doctor", stdout=out, timeout=30.0)
+        (panel,) = panels()
+        return out.getvalue(), panel.rows[0]
+
+    with override_settings(REDLOCK={"default": entry}):
+        said, row = described()
+        call_command("redlock_doctor", stdout=(listed := StringIO()), timeout=30.0, format="json", fail_level="never")
+        store.kill()
+        locks.reset()
+        gone, none = described()
+        locks.reset()
+        store.start()
+
+    name = {"etcd": "etcd", "zookeeper": "ZooKeeper"}[store.scheme]
+    assert re.search(rf"{store.port}: {name} \d+\.\d+\.\d+, round trip \d+\.\d ms", said)
+    assert row.votes
+    assert row.version == f"{name} {json.loads(listed.getvalue())['aliases'][0]['nodes'][0]['version']}"
+    assert row.round_trip.endswith(" ms")
+    assert f"{store.port}: refused\n" in gone
+    assert not none.votes
+    assert none.answers == "refused"
+    assert "its port" in none.remedy
 
 
 def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
