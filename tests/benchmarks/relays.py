@@ -1,11 +1,11 @@
 """
 Put a distance between a client and the servers: relays that hold every byte back for the same time.
 
-One process of its own relays to all servers: their replies arrive together, and on a machine with few cores five
-processes would wait for each other. The relay waits with ``select``, whose timeout is counted in microseconds; that of
-``poll`` is counted in milliseconds, as are those of asyncio. (``select`` takes no more than a thousand descriptors, so
-the relay is started anew for each measurement.) What it costs is measured with no delay, and shown beside the other
-figures.
+The relays are processes of their own, so that their work takes no time from the measurement. They are few, because on a
+machine with few cores five processes would wait for each other. A relay waits with ``select``, whose timeout is counted
+in microseconds; that of ``poll`` is counted in milliseconds, as are those of asyncio. (``select`` takes no more than a
+thousand descriptors, so a relay serves at most three servers, and is started anew for each measurement.) What a relay
+itself costs is measured with no delay, and shown beside the other figures.
 """
 
 import select
@@ -20,25 +20,29 @@ from .bench import children
 from .floors import address
 
 CHUNK = 65_536  # bytes
+SERVERS = 3  # of a relay, each with the connections of a hundred tasks
 
 
 @contextmanager
 def relays(urls: list[str], round_trip: float) -> Iterator[list[str]]:
     """
-    Start a relay in front of these servers and return its address for each of them.
+    Start relays in front of these servers and return an address for each of them.
 
     Args:
         urls: The servers.
         round_trip: Seconds by which a round trip takes longer; each direction takes half of it.
     """
     context = children()
-    here, there = context.Pipe()
-    context.Process(target=_serve, args=(there, urls, round_trip / 2), daemon=True).start()
+    groups = [urls[first : first + SERVERS] for first in range(0, len(urls), SERVERS)]
+    ends = [context.Pipe() for _ in groups]
+    for (_, there), group in zip(ends, groups, strict=True):
+        context.Process(target=_serve, args=(there, group, round_trip / 2), daemon=True).start()
     try:
-        yield here.recv()
+        yield [url for here, _ in ends for url in here.recv()]
     finally:
-        here.send("end")
-        here.recv()
+        for here, _ in ends:
+            here.send("end")
+            here.recv()
 
 
 def _serve(pipe: Connection, urls: list[str], delay: float) -> None:
