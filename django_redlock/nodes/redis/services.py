@@ -17,8 +17,8 @@ def refuse_service(host: str, *, clustered: bool) -> None:
     """
     if ELASTICACHE_SERVERLESS.fullmatch(host):
         raise ValueError(
-            "ElastiCache Serverless hides several servers behind one endpoint, and reportedly refuses commands that the "
-            "scripts use, such as TIME: create a cache of your own design, with nodes"
+            "ElastiCache Serverless hides several servers behind one endpoint, and reportedly refuses commands that "
+            "the scripts use, such as TIME: create a cache of your own design, with nodes"
         )
     if clustered and OCI.fullmatch(host):
         raise ValueError(
