@@ -115,6 +115,21 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,,b"]}}, "redlock.E003", "without a host: write, for example"),
     ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,:1"]}}, "redlock.E003", "without a host: write, for example"),
     ({"default": {"NODES": ["redis+cluster://a?ssl_ca_certs=/x"]}}, "redlock.E003", "write rediss instead of redis"),
+    (
+        {"default": {"NODES": [f"rediss://:{SECRET}@shop-a1.serverless.use1.cache.amazonaws.com:6379"]}},
+        "redlock.E003",
+        "ElastiCache Serverless hides several servers .*: create a cache",
+    ),
+    (
+        {"default": {"NODES": ["rediss+cluster://a,shop-a1.serverless.use1.cache.amazonaws.com"]}},
+        "redlock.E003",
+        "ElastiCache Serverless hides",
+    ),
+    (
+        {"default": {"NODES": ["rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com"]}},
+        "redlock.E003",
+        "a sharded cluster of OCI Cache does not run scripts",
+    ),
     ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
     (
         {"default": {"NODES": [f"etcd://:{SECRET}@a,b/2"]}},
@@ -254,6 +269,11 @@ def test_missing_setting_is_reported():
         (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
         ("redis+cluster://a,b:7001, redis://c", ["a:6379", "c:6379"]),
+        (
+            ["rediss://shop.redis.eu-frankfurt-1.oci.oraclecloud.com"],
+            ["shop.redis.eu-frankfurt-1.oci.oraclecloud.com:6379"],
+        ),
+        (["rediss://serverless.use1.cache.amazonaws.com"], ["serverless.use1.cache.amazonaws.com:6379"]),
         (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
         ("etcd://b,a:7001, redis://c", ["a:7001, b:2379", "c:6379"]),
         (["etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem"], ["[::1]:2379, b:2379"]),
