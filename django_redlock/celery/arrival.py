@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from celery import states
 from celery.exceptions import Ignore, Retry, WorkerShutdown, WorkerTerminate
 
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .execution import EXECUTION, Execution, leave_queue
@@ -23,7 +23,7 @@ from .pauses import LONGEST_PAUSE, pause_without_nodes
 from .pending import began_name, begin, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
-from .slots import RUN_HEADER, RUNNING, Holder, free, is_token, take_running
+from .slots import RUN_HEADER, RUNNING, Holder, free, is_secret, take_running
 
 log = logging.getLogger("django_redlock")
 
@@ -62,7 +62,7 @@ class Arrival:
             return self._start()
         except Exception:  # a process that is stopped keeps the place for its message
             if not message.put_back:
-                free(message.ticket.using, message.ticket.waiting, message.ticket.token)
+                free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
                 self.redelivery.stop_watching()
             raise
 
@@ -107,7 +107,7 @@ class Arrival:
         message, ticket = self.message, self.message.ticket
         if not ticket.running:
             retry = bool(message.request.retries)  # work that has begun goes on beside a call that only waits
-            if not ticket.token and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
+            if not ticket.secret and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
                 self._give_way(waiting.holder)
             return None
         try:
@@ -152,9 +152,9 @@ class Arrival:
 
     @property
     def _token(self) -> str:
-        """The token that the worker drew for the run; empty if it drew none."""
-        token = self.message.request.get(RUN_HEADER)
-        return token if is_token(token) else ""
+        """The secret that the worker drew for the run; empty if it drew none."""
+        secret = self.message.request.get(RUN_HEADER)
+        return secret if is_secret(secret) else ""
 
     def _take_begun(self) -> Lease | None:
         """Take the slot of the run of a pending call, if runs have one."""
@@ -186,12 +186,12 @@ class Arrival:
             return True
 
     def _take_own(self) -> Lease | None:
-        """Take the slot that waits for this message, if only the token for it has been lost."""
+        """Take the slot that waits for this message, if only the secret for it has been lost."""
         message = self.message
         seen = peek(message.ticket.using, message.ticket.begun.waiting)
         if not seen.holder.queues_as(message.request.id):
             return None
-        message.ticket = replace(message.ticket, token=seen.token)
+        message.ticket = replace(message.ticket, secret=seen.secret)
         with suppress(LockTakenError):
             return take_running(message.ticket, message.rules.lease, message.task.name, self._token)
         return None
@@ -199,7 +199,7 @@ class Arrival:
     def _leave_queue(self) -> None:
         """Free the lock that the message had while it waited, if that is not the one it has now."""
         message, ticket = self.message, self.message.ticket
-        if ticket.waiting != ticket.running and ticket.token:
+        if ticket.waiting != ticket.running and ticket.secret:
             leave_queue(ticket, 0.0 if ticket.running else message.rules.hold_for, message.task.name)
 
     def _give_way(self, holder: Holder) -> NoReturn:
@@ -237,7 +237,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` does not say to run anyway.
     """
     rules: SingletonOptions = task.singleton_options
-    ticket = replace(task.singleton_ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs), scope=RUNNING)
+    ticket = replace(task.singleton_ticket(f"direct-{fresh_secret()[:8]}", args, kwargs), scope=RUNNING)
     lease = None
     try:
         lease = take_running(ticket, rules.lease, task.name, "", inline=True)
@@ -270,4 +270,4 @@ def stays_with_its_message(error: BaseException | None, execution: Execution, re
         isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
     )
     late = execution.task.acks_late and execution.options.redelivery != "drop" and not request.is_eager
-    return bool(stopped and late and execution.ticket.token)
+    return bool(stopped and late and execution.ticket.secret)

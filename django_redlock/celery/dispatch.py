@@ -61,28 +61,28 @@ class Call:
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` says to raise.
         """
         if self.ticket.scope == RUNNING:
-            return self.publish(replace(self.ticket, token=""))
+            return self.publish(replace(self.ticket, secret=""))
         try:
             return self.take_and_send()
         except QuorumUnavailableError as error:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
             _warn_once(self.ticket.using, error)
-            # Some nodes may have made the record of a first message. So it keeps its token, and begins under that.
-            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, token=""))
+            # Some nodes may have made the record of a first message. So it keeps its secret, and begins under that.
+            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, secret=""))
 
     def send_owned(self) -> SingletonResult[Any]:
         """Send a call whose id somebody has: with the slot of the run that it goes on with, if there is one."""
         mine = self._own_run()
         if mine and not mine.ticket.name:
-            return self.publish(replace(self.ticket, name="", token=""))
+            return self.publish(replace(self.ticket, name="", secret=""))
         if not mine and not self.options.get("retries"):
-            return self.publish(replace(self.ticket, token=""))
+            return self.publish(replace(self.ticket, secret=""))
         try:
             passed = self._pass_on(mine)
         except (LockTakenError, QuorumUnavailableError):
             passed = False
-        return self.publish(self.ticket if passed else replace(self.ticket, token=""))
+        return self.publish(self.ticket if passed else replace(self.ticket, secret=""))
 
     def _own_run(self) -> Execution | None:
         """Return the run in this thread if the message goes on with its work, and it still has its slot."""
@@ -111,9 +111,9 @@ class Call:
         return bool(ticket.waiting)
 
     def _kept(self) -> str:
-        """Return the token of the slot if it has been kept for this very message, as a worker does for a dead child."""
+        """Return the secret of the slot if it was kept for this very message, as a worker does for a dead child."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        return seen.token if seen.holder.queues_as(self.ticket.task_id) else ""
+        return seen.secret if seen.holder.queues_as(self.ticket.task_id) else ""
 
     def publish(self, ticket: Ticket) -> SingletonResult[Any]:
         """Send the message with its ticket; if it could not be sent, free its slot."""
@@ -124,7 +124,7 @@ class Call:
                 self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
             )
         except BaseException:
-            free(ticket.using, ticket.waiting, ticket.token)
+            free(ticket.using, ticket.waiting, ticket.secret)
             raise
         return sent
 
@@ -225,7 +225,7 @@ class Call:
         if not seen.holder.queues_as(holder.task_id):
             return False
         try:
-            take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.token)
+            take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.secret)
         except LockTakenError:
             return False
         return True

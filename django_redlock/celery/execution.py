@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.outcome import EndReason
 from ..core.owner import Owner
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
@@ -77,7 +77,7 @@ class Execution:
         assert self.lease
         stop_renewal(self.lease)  # or an extension under way would report the slot as lost
         try:
-            take_waiting(ticket, ttl, self.task.name, adopt=self.lease.token)
+            take_waiting(ticket, ttl, self.task.name, adopt=self.lease.secret)
         except BaseException:
             resume_renewal(self.lease)
             raise
@@ -125,7 +125,7 @@ class Execution:
         elif self.lease:
             self.lease.release()
         elif self._in_queue:
-            free(self.ticket.using, self.ticket.waiting, self.ticket.token)
+            free(self.ticket.using, self.ticket.waiting, self.ticket.secret)
 
     def note_done(self, stored: bool, goes_on: bool = False) -> None:
         """
@@ -139,7 +139,7 @@ class Execution:
         name = done_name(ticket.task_id, self.task.request.retries or 0)
         try:
             label = self._label + (GOES_ON if goes_on else NOTE)
-            take_note(ticket.using, name, ttl, fresh_nonce(), ticket.task_id, label)
+            take_note(ticket.using, name, ttl, fresh_secret(), ticket.task_id, label)
         except LockTakenError:  # it has been done before
             pass
         except QuorumUnavailableError as error:
@@ -156,9 +156,9 @@ class Execution:
         request = self.task.request
         inline = request.is_eager or request.called_directly  # nobody gets a result by its id
         ref = "" if inline else self.ticket.task_id
-        about = (self.ticket.using, self.ticket.running, self.hold, fresh_nonce(), ref)
+        about = (self.ticket.using, self.ticket.running, self.hold, fresh_secret(), ref)
         try:
-            take_note(*about, self._label + HELD, adopt=self.lease.token)
+            take_note(*about, self._label + HELD, adopt=self.lease.secret)
         except (LockTakenError, QuorumUnavailableError):
             return False
         passed_on(self.lease)
@@ -183,10 +183,10 @@ def leave_queue(ticket: Ticket, hold: float, label: str) -> None:
     """Free the lock that a message had while it waited, or leave it held for *hold* seconds."""
     if hold > 0 and ticket.waiting == ticket.queue:
         with suppress(LockTakenError, QuorumUnavailableError):
-            about = (fresh_nonce(), ticket.task_id, label[:LABEL] + HELD, ticket.token)
+            about = (fresh_secret(), ticket.task_id, label[:LABEL] + HELD, ticket.secret)
             take_note(ticket.using, ticket.waiting, hold, *about)
     else:
-        free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.waiting, ticket.secret)
 
 
 def done_name(task_id: str, retries: int) -> str:

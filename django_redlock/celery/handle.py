@@ -177,7 +177,7 @@ class Singleton:
             released = execution.lease.reason is EndReason.RELEASED
             return Outcome.RELEASED if released else execution.lease.release()
         outcomes = {
-            free(self._task.singleton_options.using, name, found.token)
+            free(self._task.singleton_options.using, name, found.secret)
             if force or (found.holder.state is not SlotState.RUNNING and found.holder.task_id)
             else Outcome.TAKEN
             for name, seen in self._slots(args, kwargs)
@@ -203,7 +203,7 @@ class Singleton:
         for name, seen in slots:
             holder: Holder = seen.holder
             if seen.value and holder.task_id and holder.state is SlotState.QUEUED:
-                free(self._task.singleton_options.using, name, seen.token)  # first: what follows may fail
+                free(self._task.singleton_options.using, name, seen.secret)  # first: what follows may fail
                 self._task.app.control.revoke(holder.task_id)
                 store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
                 return holder.task_id

@@ -3,20 +3,20 @@ The pending call of a key: the one that runs next, and that later calls take ove
 
 ``on_duplicate="rerun"`` and ``"replace"`` promise that all calls made during a run share one later run, under one id
 and with the arguments of the last of them. Arguments travel in messages only, so each such call sends a message. All
-messages of a pending call have one task id, and each has a token and a number of its own. A record on the lock nodes
+messages of a pending call have one task id, and each has a secret and a number of its own. A record on the lock nodes
 says which message counts::
 
-    next:<name>  or  queued:<name>      task id of the pending call; token and number of the message that counts
+    next:<name>  or  queued:<name>      task id of the pending call; secret and number of the message that counts
 
 There are three changes of this record. Each is made in the *turn* of the key: the lock ``turn:<name>``, for which all
 others queue. So a change is a compare-and-set that cannot be split between contenders, because nobody contends, and
 nobody takes a record that is only on its way to the nodes for the remains of one.
 
 create
-    The record is free. The caller takes the record for an id and a token of its own, and sends the message.
+    The record is free. The caller takes the record for an id and a secret of its own, and sends the message.
 take over
-    The record is there. The caller sends a message with the record's id, the next number and a fresh token, and then
-    replaces the record's token by its own. Workers look at the record in the turn, so none can come in between.
+    The record is there. The caller sends a message with the record's id, the next number and a fresh secret, and then
+    replaces the record's secret by its own. Workers look at the record in the turn, so none can come in between.
 begin
     A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
     under this id (``began:<id>``).
@@ -31,14 +31,14 @@ A worker drops a message only on evidence that another one is at least as new: t
 number, or the note says so of a message that has begun. A message without such evidence runs, whatever has become of
 the record: it expired, an operator freed it, a node lost it. So every call ends, wherever a process dies:
 
-* A caller that dies before it has replaced the token leaves a message with the highest number, which runs.
+* A caller that dies before it has replaced the secret leaves a message with the highest number, which runs.
 * A worker that dies before it has freed the record leaves it to its own message, which comes again, or to the next
   call, which sends a new one under the same id.
 * A process that dies in its turn delays the others until the turn's lease ends, after :data:`TURN` seconds.
 
-A process that stands still for longer than that loses its turn and changes nothing: the compare-and-set names the token
-that it has seen. One case remains: a call whose message was sent and may not count. It is sent once more, without a
-slot.
+A process that stands still for longer than that loses its turn and changes nothing: the compare-and-set names the
+secret that it has seen. One case remains: a call whose message was sent and may not count. It is sent once more,
+without a slot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ from typing import Any
 from django.utils.crypto import salted_hmac
 
 from ..core.rules import Rules
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
@@ -104,7 +104,7 @@ def digest_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     try:
         text = canonical(task.singleton_parameters, args, kwargs)
     except (TypeError, ValueError):  # it has no key, so it may be new
-        text = fresh_nonce()
+        text = fresh_secret()
     return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]
 
 
@@ -117,8 +117,8 @@ def take_over(ticket: Ticket, ttl: float, label: str, seen: Seen) -> None:
         QuorumUnavailableError: Too few nodes answered.
     """
     # A message that is put off may come after the one that counts; the record lasts as long as the longest of them.
-    about = (max(ttl, seen.left), ticket.token, ticket.task_id, label)
-    take_note(ticket.using, ticket.following, *about, adopt=seen.token)
+    about = (max(ttl, seen.left), ticket.secret, ticket.task_id, label)
+    take_note(ticket.using, ticket.following, *about, adopt=seen.secret)
 
 
 def settle(ticket: Ticket, seen: Seen) -> Seen:
@@ -136,9 +136,9 @@ def settle(ticket: Ticket, seen: Seen) -> Seen:
             return seen
         newest, *older = seen.split
         for value in older:
-            free(ticket.using, ticket.following, value.token)
+            free(ticket.using, ticket.following, value.secret)
         if _has_run(ticket.using, newest) or not write_back(ticket.using, ticket.following, newest):
-            free(ticket.using, ticket.following, newest.token)
+            free(ticket.using, ticket.following, newest.secret)
         seen = peek(ticket.using, ticket.following)
     raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
 
@@ -159,30 +159,30 @@ def is_superseded(ticket: Ticket, seen: Seen, began: Seen) -> bool:
     What a single node has is evidence enough: a message is sent before its number is written anywhere. So a
     number that was written to a quorum is never missed, whichever nodes are away.
     """
-    known = bool(seen.value) or any(sighting.token == ticket.token for sighting in seen.split)
+    known = bool(seen.value) or any(sighting.secret == ticket.secret for sighting in seen.split)
     for sighting in seen.sightings:
-        if sighting.token == ticket.token:
+        if sighting.secret == ticket.secret:
             break  # the note counts all the same: a node that was away keeps the record of a message that has begun
         record = sighting.record
         # Of two messages with one number, a split record tells the older one only if it has both.
         if record and record.task_id == ticket.task_id and record.number + known > ticket.number:
             return True
-    own = began_token(ticket.token)
-    return any(note.record and note.record.number >= ticket.number and note.token != own for note in began.sightings)
+    own = began_secret(ticket.secret)
+    return any(note.record and note.record.number >= ticket.number and note.secret != own for note in began.sightings)
 
 
 def has_begun(ticket: Ticket, began: Seen) -> bool:
     """Return whether this very message, or a copy of it, has begun a run before."""
-    return bool(began.value) and began.token == began_token(ticket.token)
+    return bool(began.value) and began.secret == began_secret(ticket.secret)
 
 
 def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
     """Keep the record of a message that counts and is put back, until it is delivered again; in the worker's turn."""
     # A record that is gone is not created again: an older message would do so with a lower number.
-    if seen.token != ticket.token or seen.owner is None or seen.left > ttl / 2:
+    if seen.secret != ticket.secret or seen.owner is None or seen.left > ttl / 2:
         return
     with suppress(LockTakenError):
-        take_note(ticket.using, ticket.following, ttl, ticket.token, ticket.task_id, seen.owner.label, strict=True)
+        take_note(ticket.using, ticket.following, ttl, ticket.secret, ticket.task_id, seen.owner.label, strict=True)
 
 
 def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> None:
@@ -201,20 +201,20 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
-    # Nodes that are away may hide the record. Then the one with this message's token is freed unseen.
-    tokens = _tokens(ticket, seen) or [ticket.token]
-    outcomes = [free(ticket.using, ticket.following, token) for token in tokens]
-    if "unknown" in outcomes and _tokens(ticket, peek(ticket.using, ticket.following)):
+    # Nodes that are away may hide the record. Then the one with this message's secret is freed unseen.
+    secrets = _secrets(ticket, seen) or [ticket.secret]
+    outcomes = [free(ticket.using, ticket.following, secret) for secret in secrets]
+    if "unknown" in outcomes and _secrets(ticket, peek(ticket.using, ticket.following)):
         raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
     label = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}"
     left, older = max((one.left for one in seen.sightings), default=0.0), began.sightings
-    about = (max(ttl, left), began_token(ticket.token), ticket.task_id, label)
-    take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].token if older else "")
+    about = (max(ttl, left), began_secret(ticket.secret), ticket.task_id, label)
+    take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].secret if older else "")
 
 
-def _tokens(ticket: Ticket, seen: Seen) -> list[str]:
-    """Return the tokens of all records of a message's call that any node has."""
-    return [one.token for one in seen.sightings if one.record and one.record.task_id == ticket.task_id]
+def _secrets(ticket: Ticket, seen: Seen) -> list[str]:
+    """Return the secrets of all records of a message's call that any node has."""
+    return [one.secret for one in seen.sightings if one.record and one.record.task_id == ticket.task_id]
 
 
 def began_name(task_id: str) -> str:
@@ -222,6 +222,6 @@ def began_name(task_id: str) -> str:
     return f"began:{task_id}"
 
 
-def began_token(token: str) -> str:
-    """Return the token of the note. A node that has cancelled an attempt with the message's own would refuse that."""
-    return blake2b(token.encode(), digest_size=16, person=b"redlock began").hexdigest()
+def began_secret(secret: str) -> str:
+    """Return the secret of the note. A node that has cancelled an attempt with the message's own would refuse that."""
+    return blake2b(secret.encode(), digest_size=16, person=b"redlock began").hexdigest()

@@ -10,7 +10,7 @@ from typing import NoReturn
 from celery import states
 from celery.exceptions import Ignore, Reject
 
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, printable
 from .execution import Execution, begun_name, done_name, moved_on
 from .message import Message
@@ -61,7 +61,7 @@ class Redelivery:
         if owner and (moved_on(owner) or not message.stores_results):
             return True
         # The backend goes by the id. A message that is no copy is judged by it alone only if the id was drawn for it.
-        if not (owner or copy or (kept and ticket.token)):
+        if not (owner or copy or (kept and ticket.secret)):
             return False
         try:
             done = message.task.backend.get_state(message.request.id) in DONE
@@ -111,7 +111,7 @@ class Redelivery:
         if message.rules.redelivery != "drop" or message.request.is_eager:
             return
         try:
-            about = (fresh_nonce(), ticket.task_id, message.task.name[:LABEL] + NOTE)
+            about = (fresh_secret(), ticket.task_id, message.task.name[:LABEL] + NOTE)
             take_note(ticket.using, self._begun_name, max(LONGEST_PAUSE, message.rules.queue_ttl), *about)
         except LockTakenError:
             self.drop()
@@ -153,19 +153,19 @@ class Redelivery:
             Ignore: This copy was put back, or another copy waits already.
             Reject: The broker did not accept the copy, and is to deliver the message again.
         """
-        message, ticket, token = self.message, self.message.ticket, fresh_nonce()
+        message, ticket, secret = self.message, self.message.ticket, fresh_secret()
         lease = message.rules.lease
         pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
-        about = (ticket.using, self._watch_name, pause + message.rules.queue_ttl, token, ticket.task_id)
+        about = (ticket.using, self._watch_name, pause + message.rules.queue_ttl, secret, ticket.task_id)
         try:
             take_note(*about, message.task.name[:LABEL] + NOTE, adopt=ticket.watch)
         except LockTakenError:
             raise Ignore(f"{ticket.task_id} came once more; another copy of it waits already.") from None
         try:
-            message.send_again(replace(ticket, watch=token), pause)
+            message.send_again(replace(ticket, watch=secret), pause)
         except Exception as error:
             # No failure, which would be stored for the run that is alive.
-            free(ticket.using, self._watch_name, token)
+            free(ticket.using, self._watch_name, secret)
             log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
             if message.task.acks_late:
                 raise Reject(error, requeue=True) from error

@@ -18,7 +18,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
 from .sightings import peek
@@ -33,14 +33,14 @@ class SingletonRequest(Request):
     """
     Mixed into the request class of a singleton task.
 
-    It draws the token of the run for each delivery. A redelivered message has the same id and headers as the copy
+    It draws the secret of the run for each delivery. A redelivered message has the same id and headers as the copy
     that may still run, so only this tells the two apart; and because the parent drew it, the parent can free the
     slot of a child that died.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.request_dict[RUN_HEADER] = fresh_nonce()
+        self.request_dict[RUN_HEADER] = fresh_secret()
         self.request_dict[RECEIVED_HEADER] = steady()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
@@ -64,7 +64,7 @@ class SingletonRequest(Request):
         if not terminated:
             ticket = self._ticket()
             if ticket:
-                free(ticket.using, ticket.waiting, ticket.token)
+                free(ticket.using, ticket.waiting, ticket.secret)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
     def _comes_back(self, error: BaseException) -> bool:
@@ -86,19 +86,19 @@ class SingletonRequest(Request):
             return
         run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
         if ticket.trailing:  # it may have died before it freed that
-            free(ticket.using, ticket.waiting, ticket.token)
+            free(ticket.using, ticket.waiting, ticket.secret)
             ticket = ticket.begun
         if requeued and ticket.waiting == ticket.running:
-            kept = replace(ticket, token=ticket.token or fresh_nonce())
-            if any(self._give_back(kept, token) for token in (run, unsent) if token):
+            kept = replace(ticket, secret=ticket.secret or fresh_secret())
+            if any(self._give_back(kept, secret) for secret in (run, unsent) if secret):
                 return
         free(ticket.using, ticket.running, run)
-        free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.waiting, ticket.secret)
         free(ticket.using, ticket.queue, unsent)
 
     def _unsent(self, ticket: Ticket) -> str:
         """
-        Return the token under which the child has left the slot to a retry; empty for none.
+        Return the secret under which the child has left the slot to a retry; empty for none.
 
         Nobody knows whether that was sent. If so, it takes the slot anew when it runs.
         """
@@ -106,15 +106,15 @@ class SingletonRequest(Request):
             with suppress(QuorumUnavailableError):
                 seen = peek(ticket.using, ticket.queue)
                 if seen.holder.queues_as(self.id):
-                    return seen.token
+                    return seen.secret
         return ""
 
-    def _give_back(self, ticket: Ticket, token: str) -> bool:
-        """Turn the slot that *token* has into that of the message, for one lease; returns whether it was there."""
+    def _give_back(self, ticket: Ticket, secret: str) -> bool:
+        """Turn the slot that *secret* has into that of the message, for one lease; returns whether it was there."""
         task = cast(Any, self.task)
-        about = (task.singleton_options.lease, ticket.token, ticket.task_id, task.name[:LABEL] + QUEUED)
+        about = (task.singleton_options.lease, ticket.secret, ticket.task_id, task.name[:LABEL] + QUEUED)
         try:
-            take_note(ticket.using, ticket.waiting, *about, adopt=token, strict=True)
+            take_note(ticket.using, ticket.waiting, *about, adopt=secret, strict=True)
         except (LockTakenError, QuorumUnavailableError):
             return False
         return True
@@ -130,10 +130,10 @@ class SingletonRequest(Request):
         if not ticket or not ticket.running:
             return
         with suppress(LockTakenError, QuorumUnavailableError):
-            if peek(ticket.using, ticket.running).token == run:
+            if peek(ticket.using, ticket.running).secret == run:
                 left = min(KILL_TIME, task.singleton_options.lease)
-                # Under a token that the child does not have: it can neither renew it nor give it to its message.
-                about = (fresh_nonce(), ticket.task_id, task.name[:LABEL], run)
+                # Under a secret that the child does not have: it can neither renew it nor give it to its message.
+                about = (fresh_secret(), ticket.task_id, task.name[:LABEL], run)
                 take_note(ticket.using, ticket.running, left, *about)
 
     def _ticket(self) -> Ticket | None:
@@ -183,7 +183,7 @@ def _free_refused(message: Any = None, **about: Any) -> None:
     headers = getattr(message, "headers", None) or {}
     ticket = Ticket.unpack(headers.get(HEADER), headers.get("id"))
     if ticket:
-        free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.waiting, ticket.secret)
 
 
 signals.task_unknown.connect(_free_refused, weak=False, dispatch_uid="django_redlock.unknown")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..core.names import slug
-from ..core.owner import Owner, decode, nonce_of
+from ..core.owner import Owner, decode, secret_of
 from ..core.replies import Kind, Reply, Row
 from ..core.requests import Extend, Term
 from ..core.rules import MIN_TTL
@@ -69,9 +69,9 @@ class Seen(NamedTuple):
         return (self,) if self.value else self.split
 
     @property
-    def token(self) -> str:
-        """The holder's token; empty if there is none."""
-        return nonce_of(self.value) if self.value else ""
+    def secret(self) -> str:
+        """The holder's secret; empty if there is none."""
+        return secret_of(self.value) if self.value else ""
 
     @property
     def owner(self) -> Owner | None:
@@ -156,13 +156,13 @@ def write_back(using: str, name: str, seen: Seen) -> bool:
     """
     Have a quorum of nodes keep a value that fewer are known to have; returns whether a quorum does now.
 
-    A node that knows of a later holder, or that this one was released, refuses. The value keeps its token.
+    A node that knows of a later holder, or that this one was released, refuses. The value keeps its secret.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
     manager = locks[using]
-    term = Term((slug(name),), seen.token, seen.value, max(MIN_TTL, seen.left), seen.fence)
+    term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
     request = Extend((term,), manager.rules.fence_keep)
     replies = everywhere(manager, request).replies
     kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]

@@ -1,10 +1,10 @@
 """
 The slot of one call: a lock, in one of three states.
 
-QUEUED: a message is on its way. The lock's token travels with the message, and nobody renews it. RUNNING: a worker
-runs the task and renews a short lease under a token of its own. HELD: the run has ended, and ``hold_for`` has not. Each
-step takes the lock over from the previous one if that one still has it, in one atomic round, so a slot is never free
-in between. When a queued slot expires, one more message is let into the queue, and nothing worse happens.
+QUEUED: a message is on its way. The lock's secret travels with the message, and nobody renews it. RUNNING: a worker
+runs the task and renews a short lease under a secret of its own. HELD: the run has ended, and ``hold_for`` has not.
+Each step takes the lock over from the previous one if that one still has it, in one atomic round, so a slot is never
+free in between. When a queued slot expires, one more message is let into the queue, and nothing worse happens.
 
 A task with ``on_duplicate="rerun"`` or ``"replace"`` has a pending call as well; see :mod:`.pending`.
 
@@ -59,19 +59,19 @@ class Ticket:
             is made differently since a deploy.
         using: Alias in ``REDLOCK``.
         task_id: Id of the message's task.
-        token: Token of the queued slot; empty if the message was sent without one.
+        secret: Secret of the queued slot; empty if the message was sent without one.
         tries: How often a worker has put the message back into the queue.
         scope: Which slots there are: while it waits, while it runs, or one for both.
         number: How many messages of a pending call there have been, this one included; 0 if it is no pending call's.
         waited: For how many seconds it has been put back to wait for its slot.
-        watch: Token of the note of the only copy that watches another; empty for all other messages.
+        watch: Secret of the note of the only copy that watches another; empty for all other messages.
         joined: Id of the task whose result it waits for; empty for none.
     """
 
     name: str
     using: str
     task_id: str
-    token: str = ""
+    secret: str = ""
     tries: int = 0
     scope: str = LIFETIME
     number: int = 0
@@ -126,20 +126,20 @@ class Ticket:
     def pack(self) -> str:
         """Return the header's value."""
         # By hand: dataclasses.astuple() copies deeply, and this is done for every message.
-        mine = (self.name, self.using, self.task_id, self.token, self.tries, self.scope)
+        mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
         return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined])
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return what a header says, or None if there is none or it is not this task's own."""
         with suppress(TypeError, ValueError):
-            version, name, using, owner, token, tries, scope, number, waited, watch, joined = json.loads(
+            version, name, using, owner, secret, tries, scope, number, waited, watch, joined = json.loads(
                 header  # type: ignore[arg-type]
             )
-            tokens = is_token(token, or_empty=True) and is_token(watch, or_empty=True)
-            if version == FORMAT and owner == task_id and tokens and scope in SCOPES:
+            secrets = is_secret(secret, or_empty=True) and is_secret(watch, or_empty=True)
+            if version == FORMAT and owner == task_id and secrets and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined))
-                return cls(str(name), str(using), owner, token, *done)
+                return cls(str(name), str(using), owner, secret, *done)
         return None
 
 
@@ -198,7 +198,7 @@ def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Non
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED, adopt)
+    take_note(ticket.using, ticket.waiting, ttl, ticket.secret, ticket.task_id, label[:LABEL] + QUEUED, adopt)
 
 
 def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
@@ -209,7 +209,7 @@ def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
         QuorumUnavailableError: Too few nodes answered.
     """
     label = label if label.endswith(QUEUED) else label[:LABEL] + QUEUED
-    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label)
+    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.secret, ticket.task_id, label)
     outcome = locks[ticket.using].acquirer.run(wanted)
     # Duplicates are frequent, and only receivers of the signal would see the error. So no error is made without them.
     if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
@@ -222,27 +222,27 @@ def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
 
 
 def take_note(
-    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+    using: str, name: str, ttl: float, secret: str, ref: str, label: str, adopt: str = "", strict: bool = False
 ) -> None:
     """
     Take a lock that nobody renews; it ends with its ttl.
 
     Args:
-        adopt: Token of a holder that it may be taken over from.
-        strict: Whether it must be taken over, from *adopt* or from *token* itself, so that a free one is refused.
+        adopt: Secret of a holder that it may be taken over from.
+        strict: Whether it must be taken over, from *adopt* or from *secret* itself, so that a free one is refused.
 
     Raises:
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    wanted = _left_alone(using, name, ttl, token, ref, label, adopt, strict)
+    wanted = _left_alone(using, name, ttl, secret, ref, label, adopt, strict)
     _tell(using, wanted, locks[using].acquirer.run(wanted))
 
 
 def _left_alone(
-    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+    using: str, name: str, ttl: float, secret: str, ref: str, label: str, adopt: str = "", strict: bool = False
 ) -> Wanted:
-    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "secret": token}
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "secret": secret}
     return locks[using].acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
 
 
@@ -253,7 +253,7 @@ def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
         locks[using].acquirer.held(wanted, outcome, renew=False)
 
 
-def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: bool = False) -> Lease:
+def take_running(ticket: Ticket, lease: float, label: str, secret: str, inline: bool = False) -> Lease:
     """
     Take the slot for a run: from the message's ticket, or anew if it is free.
 
@@ -261,30 +261,30 @@ def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: b
         ticket: The message's.
         lease: How long it lasts without renewal, in seconds.
         label: The task's name.
-        token: The secret of the hold; empty draws a fresh one.
+        secret: The secret of the hold; empty draws a fresh one.
         inline: Whether it runs in the process of its caller.
 
     Raises:
         LockTakenError: Another task has it, or another run of this one.
         QuorumUnavailableError: Too few nodes answered.
     """
-    adopt = ticket.token if ticket.waiting == ticket.running else ""
+    adopt = ticket.secret if ticket.waiting == ticket.running else ""
     label = label[:LABEL] + (INLINE if inline else "")
     about: dict[str, Any] = {"kind": "task", "label": label, "ref": ticket.task_id}
-    lock = locks[ticket.using].claim(ticket.running, ttl=lease, wait=0, renew=True, secret=token, adopt=adopt, **about)
+    lock = locks[ticket.using].claim(ticket.running, ttl=lease, wait=0, renew=True, secret=secret, adopt=adopt, **about)
     return lock.acquire()
 
 
-def free(using: str, name: str, token: str) -> Outcome:
+def free(using: str, name: str, secret: str) -> Outcome:
     """
-    Free a lock if *token* has it; returns what :meth:`LockManager.release` returns, ``unknown`` without either.
+    Free a lock if *secret* has it; returns what :meth:`LockManager.release` returns, ``unknown`` without either.
 
     Never raises: it is called on the way out of something worse.
     """
-    if not token or not name:
+    if not secret or not name:
         return Outcome.UNKNOWN
     try:
-        return Outcome(locks[using].release(name, token))
+        return Outcome(locks[using].release(name, secret))
     except Exception:
         log.exception("the slot %s could not be freed; it ends with its time", printable(name))
         return Outcome.UNKNOWN
@@ -297,6 +297,6 @@ def state_of(label: str) -> SlotState:
     return SlotState.HELD if label.endswith((HELD, NOTE)) else SlotState.RUNNING
 
 
-def is_token(value: Any, or_empty: bool = False) -> bool:
-    """Return whether *value* can be a lock's token."""
+def is_secret(value: Any, or_empty: bool = False) -> bool:
+    """Return whether *value* can be a lock's secret."""
     return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{32}", value) or (or_empty and not value))

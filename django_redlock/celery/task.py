@@ -16,7 +16,7 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..handler import locks
 from ._compat import BaseTask, P, R
 from .arrival import Arrival, stays_with_its_message, under_direct_call
@@ -80,7 +80,9 @@ class SingletonTask(BaseTask[P, R]):
         check_key(self.singleton_options.key, signature)
         return Parameters(signature)
 
-    def singleton_ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
+    def singleton_ticket(
+        self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], secret: str = ""
+    ) -> Ticket:
         """
         Return what the message of a call says of its slot.
 
@@ -89,7 +91,7 @@ class SingletonTask(BaseTask[P, R]):
         """
         options = self.singleton_options
         name = lock_name(self.name, options, self.singleton_parameters, args, kwargs)
-        return Ticket(name, options.using, task_id, token, scope=options.scope)
+        return Ticket(name, options.using, task_id, secret, scope=options.scope)
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
         """Return the result of one of this task's messages."""
@@ -145,7 +147,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
-        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_nonce())
+        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_secret())
         kind = TrailingCall if self.singleton_options.trails else Call
         call = kind(self, args, kwargs, options, rules, ticket)
         return call.send() if task_id is None else call.send_owned()
@@ -211,7 +213,7 @@ class SingletonTask(BaseTask[P, R]):
             super().before_start(task_id, args, kwargs)
         except Exception:
             ticket, _ = ticket_of(self, self.request, args, kwargs)
-            free(ticket.using, ticket.waiting, ticket.token)
+            free(ticket.using, ticket.waiting, ticket.secret)
             raise
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -52,7 +52,9 @@ class TrailingCall(Call):
                 return self._joined(run, record)
             return self._take_over_pending(run, record, record.record)
         if record.value:  # what waits cannot be taken over, or is no task: this one comes after it
-            return self.noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
+            return (
+                self.noted(record.holder).publish(replace(self.ticket, secret="")).about(record.holder, accepted=True)
+            )
         # The attempt to take the slot decides whether there is a run, because a value on single nodes decides nothing.
         holder = run.holder if run.value else self.claim()
         if holder is None:

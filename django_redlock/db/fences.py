@@ -52,17 +52,17 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
 
 
 def _claim(lease: Lease, using: str, keys: list[str]) -> list[str]:
-    token, owner = lease.fencing_token, lease.hold.owner()
+    number, owner = lease.fencing_token, lease.hold.owner()
     rows = Fence.objects.using(using).filter(pk__in=keys)
-    mine = Q(token=token, owner=owner)
-    if rows.filter(Q(token__lt=token) | mine).update(token=token, owner=owner, updated=Now()) == len(keys):
+    mine = Q(token=number, owner=owner)
+    if rows.filter(Q(token__lt=number) | mine).update(token=number, owner=owner, updated=Now()) == len(keys):
         return []
     overtaken = [
-        seen for seen, by in rows.values_list("token", "owner") if (seen, by) != (token, owner) and seen >= token
+        seen for seen, by in rows.values_list("token", "owner") if (seen, by) != (number, owner) and seen >= number
     ]
     if overtaken:
         fence_out(lease, max(overtaken))
-        raise StaleTokenError(lease.name, token)
+        raise StaleTokenError(lease.name, number)
     # A fence that this query finds but the update did not may be unclaimed, or claimed by this lease in another
     # thread. Either way, this transaction does not hold it.
     found = set(rows.values_list("key", flat=True))

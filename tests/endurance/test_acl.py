@@ -78,7 +78,7 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
 
     await passed_on(manager, flavour, lease)
     lease = await flavour.acquire(manager.lock("a", wait=0))
-    assert manager.survey(slugs=("{a}",))[0].rows[0].value.startswith(lease.token)
+    assert manager.survey(slugs=("{a}",))[0].rows[0].value.startswith(lease.secret)
     assert [row.slug for row in manager.survey(count=10)[0].rows] == ["{a}"]
     assert await flavour.release(lease) == "released"
     assert manager.survey(count=10)[0].kind is Kind.LISTED

@@ -98,7 +98,7 @@ def test_inspect_shows_each_node(five):
     assert "Waiting: nobody" in out
     assert "lock-5 (" in err
     assert code == 0
-    assert lease.token[:8] not in out
+    assert lease.secret[:8] not in out
 
 
 def test_inspect_shows_the_waiters(five):
@@ -180,7 +180,7 @@ def test_release_asks_and_is_logged(five, monkeypatch, caplog):
     assert done[0].endswith("orders:7: released.\n")
     assert done[2] == 0
     assert "lock released by force: orders:7 (released: worker was killed)" in caplog.text
-    assert lease.token[:8] not in caplog.text + done[0]
+    assert lease.secret[:8] not in caplog.text + done[0]
     assert lease.extend() is False
 
 

@@ -74,10 +74,10 @@ class Decision(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The slugs that requests concern, and the nonces that may have been released before they were granted."""
+    """The slugs that requests concern, and the secrets that may have been released before they were granted."""
 
     slugs: set[str]
-    nonces: set[str]
+    secrets: set[str]
 
 
 def names_of(requests: Iterable[Request]) -> Names:
@@ -88,11 +88,11 @@ def names_of(requests: Iterable[Request]) -> Names:
             case Extend(terms):
                 for term in terms:
                     names.slugs.update(term.slugs)
-                    names.nonces.add(term.nonce)
+                    names.secrets.add(term.secret)
             case Acquire() | Release():
                 names.slugs.update(request.slugs)
                 names.slugs.update({request.queue} - {""})
-                names.nonces.add(request.nonce)
+                names.secrets.add(request.secret)
             case Raise() | Survey():
                 names.slugs.update(request.slugs)
             case Repair():
@@ -112,7 +112,7 @@ class Known:
     Args:
         moment: When they were read.
         slugs: The names, by the keys of their records.
-        tombstones: The nonces that may have tombstones, by the keys of their records.
+        tombstones: The secrets that may have tombstones, by the keys of their records.
         stored: The records that exist, by key.
         wall: Returns seconds since the epoch.
     """
@@ -135,9 +135,9 @@ class Known:
         for key, slug in slugs.items():
             if key in stored:
                 self.store.load(slug, in_present_era(stored[key].record, moment))
-        for key, nonce in tombstones.items():
+        for key, secret in tombstones.items():
             if key in stored:
-                self.store.load_tombstone(nonce, in_present_era(stored[key].record, moment))
+                self.store.load_tombstone(secret, in_present_era(stored[key].record, moment))
 
     def execute(self, request: Request) -> Reply:
         """Carry out a request, and note which waiters it notifies."""
@@ -148,7 +148,7 @@ class Known:
     def dump(self) -> dict[str, dict[str, Any]]:
         """Return the new content of the records, by their keys."""
         records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
-        return records | {key: self.store.dump_tombstone(nonce) for key, nonce in self._tombstones.items()}
+        return records | {key: self.store.dump_tombstone(secret) for key, secret in self._tombstones.items()}
 
     def decide(self, requests: Sequence[Request], key: Callable[[str, str], str]) -> Decision:
         """
@@ -183,19 +183,19 @@ def load(
     Read the records of names.
 
     Args:
-        names: The names and nonces.
+        names: The names and secrets.
         key: Returns the key of a record, by its kind and its name.
         read: Returns the moment, and the records that exist under some keys.
         wall: Returns seconds since the epoch.
     """
     slugs = {key("h", slug): slug for slug in names.slugs}
-    tombstones = {key("x", nonce): nonce for nonce in names.nonces}
+    tombstones = {key("x", secret): secret for secret in names.secrets}
     moment, stored = read([*slugs, *tombstones])
     known = Known(moment, slugs, tombstones, stored, wall)
-    # A release that ends the holds of all that share a lock has to know their nonces.
-    sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
-    if SHARED in names.nonces and sharers:
-        return load(Names(names.slugs, names.nonces | sharers), key, read, wall)
+    # A release that ends the holds of all that share a lock has to know their secrets.
+    sharers = {secret for slug in names.slugs for secret in known.store.sharers(slug)} - names.secrets
+    if SHARED in names.secrets and sharers:
+        return load(Names(names.slugs, names.secrets | sharers), key, read, wall)
     return known
 
 
@@ -232,7 +232,7 @@ def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
         if part in record:
             moved[part] = [record[part][0], moved_by(record[part][1], later)]
     if "sharers" in record:
-        moved["sharers"] = {nonce: moved_by(until, later) for nonce, until in record["sharers"].items()}
+        moved["sharers"] = {secret: moved_by(until, later) for secret, until in record["sharers"].items()}
     if "queue" in record:
         moved["queue"] = {waiter: [stamp, moved_by(until, later)] for waiter, (stamp, until) in record["queue"].items()}
     if "until" in record:

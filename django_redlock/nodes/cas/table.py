@@ -158,7 +158,7 @@ class RecordTable:
         raise NotImplementedError
 
     def key(self, kind: str, name: str) -> str:
-        """Return the key of a record; *kind* is ``h`` for a name and ``x`` for a nonce that was released."""
+        """Return the key of a record; *kind* is ``h`` for a name and ``x`` for a secret that was released."""
         raise NotImplementedError
 
     def read(self, keys: Sequence[str]) -> tuple[Moment, Mapping[str, Stored]]:

@@ -20,7 +20,7 @@ from ...core.failure import Failure
 from ...core.replies import is_absurd
 from ..base import LinkError, Node
 from ..token_search import TokenSearch, search_each
-from .decode import BROKEN, link_error, parse_age, parse_error, token, whole
+from .decode import BROKEN, fencing_token, link_error, parse_age, parse_error, whole
 from .discovery import DiscoveredNode
 from .encode import resp
 from .handshake import exchange, unchanged
@@ -232,7 +232,7 @@ def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
                 raise LinkError(Failure.REFUSED)
             micros = whole(now[0].decode()) * 10**6
             for key, value in zip(keys, values, strict=True):
-                if value is not None and is_absurd(token(value.decode("utf-8", "replace")), micros):
+                if value is not None and is_absurd(fencing_token(value.decode("utf-8", "replace")), micros):
                     yield key[len(prefix) : -len(":f")]
             cursor = page[0].decode()
             if cursor == "0":
