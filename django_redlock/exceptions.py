@@ -41,7 +41,7 @@ class _AttemptError(_OneLineError):
 
     def _effort(self) -> str:
         attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
-        outcome = ", ".join(f"{node}: {said}" for node, said in self.nodes.items())
+        outcome = ", ".join(f"{node}: {reported}" for node, reported in self.nodes.items())
         return f"{attempts} in {self.waited:.2f} s" + (f"; {outcome}" if outcome else "")
 
 

@@ -35,7 +35,7 @@ from .actions import (
     can_revoke,
     carry_out,
     look_again,
-    refusal,
+    problem_with,
     revoke_task,
     seconds_wanted,
 )
@@ -185,9 +185,9 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
 
     def _act(self, request: HttpRequest, action: str) -> HttpResponse | None:
         keys = list(dict.fromkeys(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))
-        problem = refusal(request, keys)
+        problem = problem_with(request, keys)
         if problem:
-            self._say(request, messages.ERROR, problem)
+            self._show(request, messages.ERROR, problem)
             return None
         seen = list(look_again(keys))
         if request.POST.get("confirmed") != "yes":
@@ -196,7 +196,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         if action == "extend":
             seconds, problem = seconds_wanted(request.POST.get("seconds", ""), seen)
         if problem:
-            self._say(request, messages.ERROR, problem)
+            self._show(request, messages.ERROR, problem)
             return None
         done = [choice for choice in seen if self._act_on(request, action, choice, seconds)]
         if request.POST.get("revoke") == "yes" and action != "extend":
@@ -229,7 +229,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]
-        self._say(request, level, text % {"lock": choice.name})
+        self._show(request, level, text % {"lock": choice.name})
         done = outcome in DONE
         if done:
             audit(request, action, choice, outcome, reason)
@@ -243,11 +243,11 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         values = {"lock": choice.name, "why": problem}
         if problem:
             text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.") % values
-            self._say(request, messages.WARNING, text)
+            self._show(request, messages.WARNING, text)
         outcome = f"not revoked: {problem}" if problem else "revoked"
         audit(request, "revoke", choice, outcome, f"task {printable(choice.task)}")
 
-    def _say(self, request: HttpRequest, level: int, text: str) -> None:
+    def _show(self, request: HttpRequest, level: int, text: str) -> None:
         self.message_user(request, text, level)
 
 

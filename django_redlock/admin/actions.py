@@ -165,7 +165,7 @@ def seconds_wanted(text: str, choices: Iterable[Choice]) -> tuple[float, str]:
     return seconds, ""
 
 
-def refusal(request: HttpRequest, keys: list[str]) -> str:
+def problem_with(request: HttpRequest, keys: list[str]) -> str:
     """Return why nothing can be done about so much at once, or nothing."""
     if request.POST.get("select_across", "0") not in ("", "0"):
         return gettext("Nothing was done: “select all” includes locks that you have not seen. Tick them.")

@@ -111,9 +111,9 @@ class Arrival:
                 self._give_way(waiting.holder)
             return None
         try:
-            return take_running(ticket, message.rules.lease, message.task.name, self._token, message.request.is_eager)
-        except LockTakenError as refusal:
-            holder, self._refused = Holder.of(refusal), True
+            return take_running(ticket, message.rules.lease, message.task.name, self._secret, message.request.is_eager)
+        except LockTakenError as taken:
+            holder, self._refused = Holder.of(taken), True
         if (message.ticket_lost or self._left_behind(holder)) and (lease := self._take_own()):
             return lease
         self._give_way(holder)
@@ -131,8 +131,8 @@ class Arrival:
                     self.redelivery.drop()
             try:
                 lease = self._take_begun()
-            except LockTakenError as refusal:
-                holder, self._refused = Holder.of(refusal), True
+            except LockTakenError as taken:
+                holder, self._refused = Holder.of(taken), True
                 if not came_before:
                     keep(ticket, message.rules.queue_ttl, record)
             else:
@@ -151,7 +151,7 @@ class Arrival:
         return record, began
 
     @property
-    def _token(self) -> str:
+    def _secret(self) -> str:
         """The secret that the worker drew for the run; empty if it drew none."""
         secret = self.message.request.get(RUN_HEADER)
         return secret if is_secret(secret) else ""
@@ -159,7 +159,7 @@ class Arrival:
     def _take_begun(self) -> Lease | None:
         """Take the slot of the run of a pending call, if runs have one."""
         message, ticket = self.message, self.message.ticket.begun
-        return take_running(ticket, message.rules.lease, message.task.name, self._token) if ticket.running else None
+        return take_running(ticket, message.rules.lease, message.task.name, self._secret) if ticket.running else None
 
     def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
         message = self.message
@@ -193,7 +193,7 @@ class Arrival:
             return None
         message.ticket = replace(message.ticket, secret=seen.secret)
         with suppress(LockTakenError):
-            return take_running(message.ticket, message.rules.lease, message.task.name, self._token)
+            return take_running(message.ticket, message.rules.lease, message.task.name, self._secret)
         return None
 
     def _leave_queue(self) -> None:
@@ -245,8 +245,8 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         if rules.without_nodes("run") != "run":
             raise
         log.warning("%s runs without a slot: %s", printable(ticket.name), unanswered)
-    except LockTakenError as refusal:
-        raise Holder.of(refusal).error(task.singleton_error, ticket.name) from None
+    except LockTakenError as taken:
+        raise Holder.of(taken).error(task.singleton_error, ticket.name) from None
     execution = Execution(task, ticket, rules, lease)
     task.push_request(**{EXECUTION: execution})
     try:

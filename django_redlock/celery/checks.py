@@ -118,9 +118,9 @@ def _late_ack(app: Any, task: Any) -> Iterator[CheckMessage]:
     visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
     limit = task.time_limit or app.conf.task_time_limit
     if not limit or limit >= visibility:
-        said = "no time limit" if not limit else f"a time limit of {limit:g} s"
+        limited = "no time limit" if not limit else f"a time limit of {limit:g} s"
         yield Warning(
-            f"The singleton task {task.name} is acknowledged late and has {said}; after visibility_timeout, "
+            f"The singleton task {task.name} is acknowledged late and has {limited}; after visibility_timeout, "
             f"{visibility:g} s, the broker delivers its message again while it runs.",
             hint="Set a time_limit below it. Until then " + _copy(task.singleton_options),
             id="redlock.W021",

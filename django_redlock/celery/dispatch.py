@@ -17,7 +17,7 @@ from .execution import Execution
 from .options import SingletonOptions
 from .result import SingletonResult, is_gone, is_over, store_revoked
 from .sightings import peek
-from .signals import DUPLICATE, tell
+from .signals import DUPLICATE, report
 from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
 from .state import SlotState
 
@@ -179,7 +179,7 @@ class Call:
         """Report that the call is a duplicate; returns the call."""
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
         about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
-        tell(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
+        report(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
         return self
 
     # A duplicate

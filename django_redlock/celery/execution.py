@@ -12,7 +12,7 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from .interrupt import Interrupt
 from .options import SingletonOptions
-from .signals import LOST, STOLEN, tell
+from .signals import LOST, STOLEN, report
 from .slots import HELD, LABEL, NOTE, Ticket, free, take_note, take_waiting
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
@@ -59,7 +59,7 @@ class Execution:
         self._clock = locks[ticket.using].runtime.clock
         self._since = self._clock() if since is None else since
         if lease:
-            lease.on_lost(self._tell_loss)
+            lease.on_lost(self._report_loss)
 
     @property
     def hold(self) -> float:
@@ -168,12 +168,12 @@ class Execution:
         if self.interrupt:
             self.interrupt.disarm()
 
-    def _tell_loss(self, lease: Lease) -> None:
+    def _report_loss(self, lease: Lease) -> None:
         reason = lease.reason or EndReason.EXPIRED
         event = STOLEN if reason in (EndReason.SUPERSEDED, EndReason.REVOKED) else LOST
         about = {"task_id": self.ticket.task_id, "name": lease.name, "lease": lease, "reason": reason}
         try:
-            tell(self.task, event, "%s was lost by task %s (%s)", lease.name, self.ticket.task_id, reason, **about)
+            report(self.task, event, "%s was lost by task %s (%s)", lease.name, self.ticket.task_id, reason, **about)
         finally:  # a broker that is away must not keep the body going
             if self.interrupt:
                 self.interrupt.strike()

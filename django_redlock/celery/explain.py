@@ -112,8 +112,8 @@ def _nodes(using: str, name: str) -> list[str]:
     manager = locks[using]
     replies = manager.survey(slugs=(slug(name),))
     lines = []
-    for place, node in enumerate(manager.nodes):
-        reply = replies.get(place)
+    for index, node in enumerate(manager.nodes):
+        reply = replies.get(index)
         row = reply.rows[0] if reply and reply.rows else None
         if row is None:
             lines.append(f"  {node.name}  no answer ({reply})")

@@ -116,7 +116,7 @@ class Message:
         """Put the message back into the queue for *pause* seconds, with *ticket*."""
         request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
         # The sender chose what logs show of the arguments; Celery would show them anew.
-        shown = {name: said for name in ("argsrepr", "kwargsrepr") if (said := request.get(name)) is not None}
+        shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
         message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
         Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
         self.put_back = True

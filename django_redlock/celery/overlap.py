@@ -12,7 +12,7 @@ from ..exceptions import printable
 from .message import Answered, Message
 from .options import Return
 from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff
-from .signals import OVERLAP, tell
+from .signals import OVERLAP, report
 from .slots import Holder
 
 
@@ -39,7 +39,7 @@ def give_way(message: Message, holder: Holder) -> NoReturn:
 
 def _report(message: Message, holder: Holder) -> None:
     ticket, how = message.ticket, message.rules.overlap
-    tell(
+    report(
         message.task,
         OVERLAP,
         "%s is %s",

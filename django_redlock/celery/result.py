@@ -15,7 +15,7 @@ log = logging.getLogger("django_redlock")
 
 STORED = 10.0  # seconds after the end of a run by which its result is stored; clocks of machines differ by less
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
-SAID = ("duplicate", "reason", "holder_id", "accepted")
+ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 
 
 class SingletonResult(BaseResult[R]):
@@ -37,18 +37,18 @@ class SingletonResult(BaseResult[R]):
 
     def __copy__(self) -> Self:
         copy = cast(Self, super().__copy__())
-        copy.__dict__.update(self._said)
+        copy.__dict__.update(self._answer_fields)
         return copy
 
     def __reduce__(self) -> Any:
-        return *super().__reduce__(), self._said
+        return *super().__reduce__(), self._answer_fields
 
-    def __setstate__(self, said: dict[str, Any]) -> None:
-        self.__dict__.update(said)  # and nothing else: Celery makes the rest anew
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        self.__dict__.update(given)  # and nothing else: Celery makes the rest anew
 
     @property
-    def _said(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SAID}
+    def _answer_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ANSWER_FIELDS}
 
     def about(self, holder: Holder, *, accepted: bool) -> Self:
         """Note that the call was a duplicate, and of whom."""
@@ -61,7 +61,7 @@ def eager_result(result: Any) -> Any:
     """Add to a result of Celery's eager mode, in which nothing waits or runs beside it, what ours knows."""
     if isinstance(result, SingletonResult):
         return result
-    for name in SAID:
+    for name in ANSWER_FIELDS:
         setattr(result, name, getattr(SingletonResult, name))
     return result
 

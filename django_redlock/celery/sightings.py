@@ -48,7 +48,7 @@ class Seen(NamedTuple):
         fence: The fencing token under which it was written.
         split: The values that fewer nodes than a quorum have, newest first, if no quorum agrees on one value or on
             a free key. The nodes that did not answer may decide either way, so the lock is neither held nor free.
-        said: The report of each node if it is split, by the node's display name.
+        reported: The report of each node if it is split, by the node's display name.
     """
 
     value: str
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
     nodes: int
     fence: int = 0
     split: tuple["Seen", ...] = ()
-    said: tuple[tuple[str, str], ...] = ()
+    reported: tuple[tuple[str, str], ...] = ()
 
     @property
     def free(self) -> bool:
@@ -89,7 +89,7 @@ class Seen(NamedTuple):
 
     @property
     def holder(self) -> Holder:
-        """The same as a refusal would tell it."""
+        """The holder as an error about a taken lock would name it."""
         return Holder.described(self.owner, self.left)
 
 
@@ -123,7 +123,7 @@ def look(using: str, *names: str) -> tuple[Seen, ...]:
 
 def undecided(using: str, name: str, seen: Seen) -> QuorumUnavailableError:
     """Return the error about a lock that is split."""
-    return QuorumUnavailableError(name, nodes=dict(seen.said), needed=locks[using].rules.needed)
+    return QuorumUnavailableError(name, nodes=dict(seen.reported), needed=locks[using].rules.needed)
 
 
 def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen:
@@ -134,18 +134,18 @@ def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen
         return _agreed([row for row in rows if row.value == value]) if value else FREE
     found = [_agreed([row for row in rows if row.value == value]) for value in votes if value]
     split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
-    return FREE._replace(split=split, said=tuple(_reported(manager, replies, slug).items()))
+    return FREE._replace(split=split, reported=tuple(_reported(manager, replies, slug).items()))
 
 
 def _reported(manager: LockManager, replies: Mapping[int, Reply], slug: str = "") -> dict[str, str]:
     """Return what each node reports of the lock with this slug, by the node's display name."""
-    said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
+    reported = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
     for node, reply in replies.items():
         for row in reply.rows:
             if row.slug == slug:
                 about = str(Holder.described(decode(row.value), row.left)) if row.value else str(SlotState.FREE)
-                said[manager.nodes[node].name] = about
-    return said
+                reported[manager.nodes[node].name] = about
+    return reported
 
 
 def _agreed(rows: list[Row]) -> Seen:

@@ -50,7 +50,7 @@ EVENTS = (DUPLICATE, OVERLAP, LOST, STOLEN)
 log = logging.getLogger("django_redlock")
 
 
-def tell(task: Any, event: Event, text: str, *values: object, **about: Any) -> None:
+def report(task: Any, event: Event, text: str, *values: object, **about: Any) -> None:
     """
     Report an event: by a log line, to the receivers of its signal, and to Celery if its events are switched on.
 

@@ -146,7 +146,7 @@ class Ticket:
 @dataclass(frozen=True, slots=True)
 class Holder:
     """
-    Who has a slot, as far as a refusal says.
+    Who has a slot, as far as the error about a taken lock reports.
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
@@ -161,9 +161,9 @@ class Holder:
     since: float = 0.0
 
     @classmethod
-    def of(cls, refusal: LockTakenError) -> "Holder":
-        """Return whom a refusal tells of."""
-        return cls.described(Owner(**refusal.holder) if refusal.holder else None, refusal.retry_after)
+    def of(cls, taken: LockTakenError) -> "Holder":
+        """Return the holder that the error names."""
+        return cls.described(Owner(**taken.holder) if taken.holder else None, taken.retry_after)
 
     @classmethod
     def described(cls, owner: Owner | None, left: float | None) -> "Holder":
@@ -215,9 +215,9 @@ def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
     if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
         return Holder.described(decode(outcome.holder), outcome.retry_after)
     try:
-        _tell(ticket.using, wanted, outcome)
-    except LockTakenError as refusal:
-        return Holder.of(refusal)
+        _report(ticket.using, wanted, outcome)
+    except LockTakenError as taken:
+        return Holder.of(taken)
     return None
 
 
@@ -236,7 +236,7 @@ def take_note(
         QuorumUnavailableError: Too few nodes answered.
     """
     wanted = _left_alone(using, name, ttl, secret, ref, label, adopt, strict)
-    _tell(using, wanted, locks[using].acquirer.run(wanted))
+    _report(using, wanted, locks[using].acquirer.run(wanted))
 
 
 def _left_alone(
@@ -246,7 +246,7 @@ def _left_alone(
     return locks[using].acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
 
 
-def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
+def _report(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
     """Send the signal about an attempt, and raise why it failed if it did."""
     # Of a lock that is left to itself, a lease is nothing but the signal's argument.
     if isinstance(outcome, GaveUp) or lock_acquired.receivers:

@@ -28,27 +28,27 @@ class TrailingCall(Call):
         self.ticket = replace(self.ticket, number=int(self.task.singleton_options.pends and not self.linked))
         takes_part = self.rules.trails and not self.linked
         run, record = self._look()
-        if takes_part and self._says_the_same(record):
+        if takes_part and self._has_these_arguments(record):
             return self._joined(run, record)
         free, holder = not run.value and record.free, run.holder if run.value else record.holder
         if free and not self.ticket.number:  # the slot of a run is no record, so nobody has to wait for a turn
-            refusal = self.claim()
-            if not refusal:
+            taken_by = self.claim()
+            if not taken_by:
                 return self.publish(self.ticket)
-            free, holder = False, refusal
+            free, holder = False, taken_by
         if not free and not takes_part:
             return self.answer(holder)
         with turn(self.ticket):
-            refusal = self.claim() if free else holder
-            if refusal and takes_part:
+            taken_by = self.claim() if free else holder
+            if taken_by and takes_part:
                 run, record = self._look()
                 return self._take_part(run, settle(self.ticket, record))
-        return self.answer(refusal) if refusal else self.publish(self.ticket)
+        return self.answer(taken_by) if taken_by else self.publish(self.ticket)
 
     def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Create the pending call, or take it over; in this call's turn."""
         if record.record:
-            if self._says_the_same(record):
+            if self._has_these_arguments(record):
                 return self._joined(run, record)
             return self._take_over_pending(run, record, record.record)
         if record.value:  # what waits cannot be taken over, or is no task: this one comes after it
@@ -93,7 +93,7 @@ class TrailingCall(Call):
         run, record = look(ticket.using, ticket.running, ticket.following)
         return run, record
 
-    def _says_the_same(self, record: Seen) -> bool:
+    def _has_these_arguments(self, record: Seen) -> bool:
         """Return whether the pending call has these arguments. One that is put off is moved all the same."""
         found = record.record
         moved = self.rules.on_duplicate == "replace"

@@ -204,22 +204,22 @@ class Hold(Validity):
         ttl = terms[number].ttl
         # A request to shorten the lease may still be on its way; a node may execute it after this extension.
         unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
-        said = [
+        reported = [
             reply.terms[number]
             for node, reply in round.replies.items()
             if len(reply.terms) == len(terms) and node not in unsure
         ]
-        self._highest.lift(self._slugs, max((fence for _, fence in said), default=0))
+        self._highest.lift(self._slugs, max((fence for _, fence in reported), default=0))
         if not self.check(now):
             return False
-        if sum(kind is Kind.HELD for kind, _ in said) >= self._rules.needed:
+        if sum(kind is Kind.HELD for kind, _ in reported) >= self._rules.needed:
             if ttl != self.ttl:
                 return False
             self.extensions += 1
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
-        refused = [(kind, fence) for kind, fence in said if kind in REFUSALS]
+        refused = [(kind, fence) for kind, fence in reported if kind in REFUSALS]
         if len(refused) > self._rules.spare:
             self.end(self._reason_of_refusal(refused), now)
         return False
@@ -263,8 +263,8 @@ class Hold(Validity):
 
     def _fence_on(self, node: int) -> int:
         """Return the fence that a node had when it granted the hold; 0 if it has not answered."""
-        said = [round.late.get(node) or round.replies.get(node) for round in self._granting]
-        return max([reply.fence for reply in said if reply], default=0)
+        reported = [round.late.get(node) or round.replies.get(node) for round in self._granting]
+        return max([reply.fence for reply in reported if reply], default=0)
 
     def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
         """
@@ -298,8 +298,8 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
             for lease in leases
         )
 
-    def settled(said: list[Kind]) -> bool:
-        return said.count(Kind.HELD) >= rules.needed or sum(kind in REFUSALS for kind in said) > rules.spare
+    def settled(reported: list[Kind]) -> bool:
+        return reported.count(Kind.HELD) >= rules.needed or sum(kind in REFUSALS for kind in reported) > rules.spare
 
     leases = range(len(terms))
     request = Extend(tuple(terms), rules.fence_keep)

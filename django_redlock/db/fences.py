@@ -42,7 +42,7 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
     Raises:
         StaleTokenError: The database has seen a later holder; the lease is lost now.
     """
-    fences = {fence_key(name, place): shown(name, place) for name, place in lease.hold.slots()}
+    fences = {fence_key(name, permit): shown(name, permit) for name, permit in lease.hold.slots()}
     keys = sorted(fences)
     missing: dict[str, str] = {}
     for first in range(0, len(keys), BATCH):
@@ -75,9 +75,9 @@ def create(using: str, rows: Mapping[str, str]) -> None:
     Fence.objects.using(using).bulk_create(fences, batch_size=BATCH // 5, ignore_conflicts=True)
 
 
-def shown(name: str, place: str) -> str:
+def shown(name: str, permit: str) -> str:
     """Return a lock's name in a form that people can read in the table."""
-    text = f"{name} #{place}" if place else name
+    text = f"{name} #{permit}" if permit else name
     text = text.replace("\0", "�")  # PostgreSQL cannot store NUL
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 

@@ -188,7 +188,7 @@ class Acquirer:
                 elif acquisition.waiter.name:
                     explain_waiting(self._nodes, acquisition, step)
                     waiting()
-                    notifications.wait(acquisition.waiter, step.seconds, step.told)
+                    notifications.wait(acquisition.waiter, step.seconds, step.notified)
                 else:
                     self._manager.runtime.sleep(step.seconds)
                 step = steps.send(instant())
@@ -226,7 +226,7 @@ class Acquirer:
                 elif acquisition.waiter.name:
                     explain_waiting(self._nodes, acquisition, step)
                     waiting()
-                    await notifications.wait(acquisition.waiter, step.seconds, step.told)
+                    await notifications.wait(acquisition.waiter, step.seconds, step.notified)
                 else:
                     await self._manager.runtime.asleep(step.seconds)
                 step = steps.send(instant())

@@ -100,15 +100,15 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
 
 def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
     field = "valkey_version" if "valkey_version" in node.info else "redis_version"
-    said = node.info.get(field, "")
-    version = tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
+    written = node.info.get(field, "")
+    version = tuple(int(part) for part in written.split(".")[:2] if part.isdigit())
     if len(version) == 2 and version < OLDEST[field]:
         oldest = ".".join(map(str, OLDEST[field]))
         yield Finding(
             "version",
             Level.WARNING,
             node.name,
-            f"It is version {said}; the oldest that is supported is {oldest}.",
+            f"It is version {written}; the oldest that is supported is {oldest}.",
             f"Upgrade it to {oldest} or later.",
         )
 

@@ -58,7 +58,7 @@ def force_release(
     if round is None:
         return _absence(poll, slug)
     outcome = _outcome(round, manager.rules, last(poll, slug) > 0)
-    _tell(manager, "released by force", FORCED, slug, outcome, reason)
+    _report(manager, "released by force", FORCED, slug, outcome, reason)
     return outcome
 
 
@@ -93,7 +93,7 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
         return ActionResult.SHARED
     round = everywhere(manager, Release((), secret, manager.rules.guard, revoke=True))
     outcome = ActionResult.ASKED if round.count(Kind.GONE) >= manager.rules.needed else ActionResult.UNKNOWN
-    _tell(manager, "revoked, so that its holder stops", FORCED, slug, outcome)
+    _report(manager, "revoked, so that its holder stops", FORCED, slug, outcome)
     return outcome
 
 
@@ -131,14 +131,14 @@ def extend_lock(
         return ActionResult.LONGER
     request = Extend((Term((slug,), secret, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
     round = everywhere(manager, request)
-    said = [reply.terms[0][0] for reply in round.replies.values() if reply.terms]
-    if said.count(Kind.REVOKED) > manager.rules.spare:
+    results = [reply.terms[0][0] for reply in round.replies.values() if reply.terms]
+    if results.count(Kind.REVOKED) > manager.rules.spare:
         return ActionResult.STOPPING
-    if said.count(Kind.REFUSED) + said.count(Kind.REVOKED) > manager.rules.spare:
+    if results.count(Kind.REFUSED) + results.count(Kind.REVOKED) > manager.rules.spare:
         poll = ask_for([slug], manager)
         return ActionResult.UNKNOWN if secret_with(poll, slug, fingerprint) else _absence(poll, slug)
     outcome = ActionResult.EXTENDED if round.count(Kind.HELD) >= manager.rules.needed else ActionResult.UNKNOWN
-    _tell(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
+    _report(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
     return outcome
 
 
@@ -220,7 +220,7 @@ def _outcome(round: Round, rules: Rules, shared: bool) -> ActionResult:
     return ActionResult.CHANGED if round.count(Kind.BUSY) else ActionResult.GONE
 
 
-def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: ActionResult, reason: str = "") -> None:
+def _report(manager: LockManager, what: str, event: str, slug: str, outcome: ActionResult, reason: str = "") -> None:
     name = name_of(slug)
     why = f"{outcome}: {printable(reason)}" if reason else outcome
     log.warning(

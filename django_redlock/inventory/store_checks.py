@@ -27,8 +27,8 @@ def _id(node: Inspection, what: str) -> str:
 
 
 def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
-    said = node.facts.get("version", "")
-    version = tuple(int(part) for part in said.split(".") if part.isdigit())
+    written = node.facts.get("version", "")
+    version = tuple(int(part) for part in written.split(".") if part.isdigit())
     corrupting = version in CORRUPTING.get(_kind(node), ())
     why = "may lose what it has written" if corrupting else "is not supported"
     if version and (version < OLDEST[_kind(node)] or corrupting):
@@ -36,7 +36,7 @@ def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
             _id(node, "version"),
             Level.ERROR if corrupting else Level.WARNING,
             node.name,
-            f"A member is version {said}, which {why}.",
+            f"A member is version {written}, which {why}.",
             f"Upgrade all members to {NEWEST[_kind(node)]}.",
         )
 

@@ -78,7 +78,7 @@ class OperatorCommand(BaseCommand):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
         try:
-            said = super().execute(*args, **options)
+            printed = super().execute(*args, **options)
             stream.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python writes to it once more at exit
@@ -87,7 +87,7 @@ class OperatorCommand(BaseCommand):
             if error.errno not in UNWRITABLE:
                 raise
             raise CommandError(f"The output could not be written: {error.strerror}.") from None
-        return said
+        return printed
 
     def width(self, wide: bool) -> int | None:
         """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""
@@ -196,19 +196,19 @@ def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
 
 
 def _without(lines: list[tuple[str, ...]], title: str) -> list[tuple[str, ...]]:
-    place = lines[0].index(title)
-    return [(*line[:place], *line[place + 1 :]) for line in lines]
+    column = lines[0].index(title)
+    return [(*line[:column], *line[column + 1 :]) for line in lines]
 
 
 def _shortened(lines: list[tuple[str, ...]], width: int, least: int) -> list[tuple[str, ...]]:
     """Return the lines with holders and names cut as far as *width* demands; the longest first, to *least* at most."""
-    places = [lines[0].index(title) for title in CUT]
-    room = {place: max(columns_of(line[place]) for line in lines) for place in places}
+    columns = [lines[0].index(title) for title in CUT]
+    room = {column: max(columns_of(line[column]) for line in lines) for column in columns}
     excess = _width(lines) - width
     while excess > 0 and max(room.values()) > least:
-        room[max(places, key=room.__getitem__)] -= 1
+        room[max(columns, key=room.__getitem__)] -= 1
         excess -= 1
-    return [tuple(_cut(cell, room.get(place, columns_of(cell))) for place, cell in enumerate(line)) for line in lines]
+    return [tuple(_cut(cell, room.get(column, columns_of(cell))) for column, cell in enumerate(line)) for line in lines]
 
 
 def columns_of(text: str) -> int:

@@ -53,7 +53,7 @@ class KeyOnNodes(NamedTuple):
         manager = self.manager
         replies = await self.flavour.call(manager.survey, manager.asurvey, slugs=(slug(self.name),))
         rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
-        return rows, {node.name: str(replies.get(place, "timeout")) for place, node in enumerate(manager.nodes)}
+        return rows, {node.name: str(replies.get(index, "timeout")) for index, node in enumerate(manager.nodes)}
 
     async def look(self) -> list[Found]:
         """
@@ -62,11 +62,11 @@ class KeyOnNodes(NamedTuple):
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
-        rows, said = await self.survey()
+        rows, reported = await self.survey()
         rules = self.manager.rules
         silent = rules.nodes - len(rows)
         if silent > rules.spare:
-            raise QuorumUnavailableError(self.name, nodes=said, needed=rules.needed)
+            raise QuorumUnavailableError(self.name, nodes=reported, needed=rules.needed)
         return find(rows, rules.needed - silent)
 
     async def find(self, token: bytes) -> Found | None:

@@ -116,10 +116,10 @@ class ViewKey:
         if not isinstance(key, list | tuple) or not key:
             raise self._error(f"it must be a str, a callable or a list of these, not {key!r}")
         parts: list[str | _Field] = []
-        for place, item in enumerate(key):
+        for index, item in enumerate(key):
             if not isinstance(item, str) and not callable(item):
-                raise self._error(f"its part {place} must be a str or a callable, not {item!r}")
-            parts += [":"] if place else []
+                raise self._error(f"its part {index} must be a str or a callable, not {item!r}")
+            parts += [":"] if index else []
             parts += self._read(item)
         return parts
 

@@ -115,7 +115,7 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
     waiting = asyncio.ensure_future(asyncio.to_thread(lock.acquire) if blocking else lock.aacquire())
     notifications = other.driver.notifications if blocking else other.driver.loop_side().notifications
     try:
-        await eventually(lambda: notifications.waiters.told or waiting.done())
+        await eventually(lambda: notifications.waiters.notified or waiting.done())
         assert await flavour.release(lease) == "released"
     finally:
         try:

@@ -292,7 +292,7 @@ class Process(Computer):
         if not bell.rung:
             bell.task = self.current
             try:
-                yield Wait(pause.told if self._waiters.told else pause.seconds)
+                yield Wait(pause.notified if self._waiters.notified else pause.seconds)
             finally:
                 bell.task = None
 

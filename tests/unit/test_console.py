@@ -249,14 +249,14 @@ def test_those_who_left_a_shared_lock_are_not_counted(five):
     assert counted == [1, 1]
 
 
-def test_places_are_named(five):
+def test_permits_are_named(five):
     """
     L71: of a lock with places, the command says which are held.
     """
     with lock("pool", limit=3), lock("pool", limit=3):
         text = run("redlock_inspect", "pool")[0]
 
-    assert re.match(r"pool: 2 places are held \(#[12], #[23]\). The nodes do not record how many there are.\n", text)
+    assert re.match(r"pool: 2 permits are held \(#[12], #[23]\). The nodes do not record how many there are.\n", text)
 
 
 # What another program wrote

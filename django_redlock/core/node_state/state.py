@@ -60,8 +60,8 @@ class NodeState:
                 case Release():
                     return decisions.release(request)
                 case Survey():
-                    said = survey(self.records, request, now)
-                    return said._replace(time=0) if self._wall else said
+                    reported = survey(self.records, request, now)
+                    return reported._replace(time=0) if self._wall else reported
                 case Repair():
                     return decisions.repair(request)
 

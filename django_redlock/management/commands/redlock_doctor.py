@@ -100,12 +100,12 @@ class Command(OperatorCommand):
         for node in diagnosis.nodes:
             self.stdout.write(f"  {printable(summary(node))}")
         for finding in diagnosis.findings:
-            self._tell(finding)
+            self._write_finding(finding)
         if not diagnosis.findings:
             text = "  All is well: a lock was taken, extended and released on each node."
             self.stdout.write(self.style.SUCCESS(text))
 
-    def _tell(self, finding: Finding) -> None:
+    def _write_finding(self, finding: Finding) -> None:
         style = {Level.ERROR: self.style.ERROR, Level.WARNING: self.style.WARNING}.get(finding.level, self.style.NOTICE)
         where = f"{finding.node}: " if finding.node else ""
         self.stdout.write("")

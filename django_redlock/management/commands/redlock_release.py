@@ -81,16 +81,16 @@ class Command(OperatorCommand):
         if seen and self._may_release(len(seen), dry_run, interactive, options.get("stdin", sys.stdin)):
             reason = printable(reason[:200])
             asked, left = self._ask(seen, polite) if polite else (set[str](), set[str]())
-            told = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
+            revoked = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
             outcomes = set()
             for lock in seen:
                 outcome = RELEASED if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
-                if (outcome is GONE and told) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
+                if (outcome is GONE and revoked) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
                     outcome = RELEASED  # the holder released it
                 style = self.style.SUCCESS if outcome is RELEASED else self.style.ERROR
-                self.stdout.write(style(f"{printable(lock.name)}: {SAID[outcome]}"))
+                self.stdout.write(style(f"{printable(lock.name)}: {OUTCOME_TEXTS[outcome]}"))
                 outcomes.add(outcome)
-            _conclude(outcomes, all(told))
+            _conclude(outcomes, all(revoked))
         elif locks and not seen and not dry_run:
             raise CommandError("Nothing was released: the holder is another one now.", returncode=CHANGED)
 
@@ -124,7 +124,7 @@ class Command(OperatorCommand):
             outcome = ask_to_stop(lock, lock.fingerprint)
             if outcome is ActionResult.ASKED:
                 asked.add(lock.slug)
-            self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or SAID[outcome]}")
+            self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or OUTCOME_TEXTS[outcome]}")
         waiting = {lock.slug: lock for lock in locks if lock.slug in asked}
         until = time.monotonic() + grace
         while waiting and time.monotonic() < until:
@@ -158,7 +158,7 @@ ASKED = {
     ActionResult.ASKED: "its holder was asked to stop.",
     ActionResult.SHARED: "several hold it; they cannot be asked.",
 }
-SAID = {
+OUTCOME_TEXTS = {
     ActionResult.RELEASED: "released.",
     ActionResult.CHANGED: "not released: it changed hands.",
     ActionResult.GONE: "nobody holds it any more.",
@@ -166,12 +166,12 @@ SAID = {
 }
 
 
-def _conclude(outcomes: set[ActionResult], told: bool) -> None:
+def _conclude(outcomes: set[ActionResult], revoked: bool) -> None:
     if ActionResult.UNKNOWN in outcomes:
         raise CommandError("Too few nodes answered.", returncode=NO_QUORUM)
     if ActionResult.CHANGED in outcomes:
         raise CommandError("Not all were released.", returncode=CHANGED)
-    if not told:
+    if not revoked:
         raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
 
 

@@ -65,11 +65,11 @@ class RecordNode:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
         worker, loop, opened = self._hire(timeout), asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
+        def set_opened() -> None:
             with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(opened.set)
 
-        worker.when_open(tell)
+        worker.when_open(set_opened)
         with suppress(TimeoutError):
             await asyncio.wait_for(opened.wait(), timeout)
         return AsyncWorkerLink(worker, worker.greeting(0.0))
@@ -118,7 +118,7 @@ class RecordNode:
 
 _nodes: WeakSet[RecordNode] = WeakSet()
 _paused: list[RecordNode] = []
-# Workers of a parent whose fork Python was not told of: a driver would end their connections with them.
+# Workers of a parent whose fork Python did not report: a driver would end their connections with them.
 _left_alone: list[Worker] = []
 
 

@@ -74,7 +74,7 @@ class ReplicatedNode(RecordNode):
 
     # For the doctor
 
-    def examine(self, timeout: float) -> tuple[float, dict[str, str]]:
+    def inspect(self, timeout: float) -> tuple[float, dict[str, str]]:
         """
         Ask each member; returns the seconds that the shortest round trip took, and facts for the doctor.
 

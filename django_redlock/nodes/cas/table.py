@@ -76,12 +76,12 @@ class RecordTable:
         replies: list[list[Reply]] = [[] for _ in requests]
         for batch in batches(requests, self.part, self.most):
             try:
-                said = self._together([part for _, part in batch])
+                merged = self._together([part for _, part in batch])
             except UntouchedError as error:
                 if any(replies):
                     raise LinkError(error.failure, error.detail) from None
                 raise
-            for (number, _), reply in zip(batch, said, strict=True):
+            for (number, _), reply in zip(batch, merged, strict=True):
                 replies[number].append(reply)
         return [merge(parts) for parts in replies]
 

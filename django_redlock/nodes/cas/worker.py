@@ -105,13 +105,13 @@ class Worker:
             raise LinkError(self._greeting.failure, self._greeting.detail)
         return self._greeting
 
-    def when_open(self, tell: Callable[[], object]) -> None:
-        """Call *tell*, in any thread, when the store has answered or failed for the first time."""
-        self._on_open.append(tell)
+    def when_open(self, callback: Callable[[], object]) -> None:
+        """Call *callback*, in any thread, when the store has answered or failed for the first time."""
+        self._on_open.append(callback)
         if self._opened.is_set():
-            self._tell_open()
+            self._report_open()
 
-    def _tell_open(self) -> None:
+    def _report_open(self) -> None:
         with suppress(IndexError):
             while True:
                 self._on_open.popleft()()
@@ -185,7 +185,7 @@ class Worker:
         self.ended = isinstance(outcome, LinkError)
         self._greeting = outcome
         self._opened.set()
-        self._tell_open()
+        self._report_open()
         reason = LinkError(Failure.CLOSED)
         try:
             while not isinstance(outcome, LinkError) and (jobs := self._take()):

@@ -113,8 +113,8 @@ def parse_reply(raw: Any) -> Reply:
 # The errors of reading a malformed reply; JSON may be nested too deeply, or contain an infinite number.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 # The kinds that a node itself can reply; the client assigns the others.
-SAID = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
-KINDS = {kind.name: kind for kind in SAID}
+REPLIED = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
+KINDS = {kind.name: kind for kind in REPLIED}
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 LONGEST_NUMBER = 16  # digits of 2^53
 EXPECTED: dict[type[Request], frozenset[Kind]] = {
@@ -137,15 +137,15 @@ def checked(request: Request, reply: Reply) -> Reply:
     return reply if sound else failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
-def parse_term(said: str) -> tuple[Kind, int]:
+def parse_term(result: str) -> tuple[Kind, int]:
     """Return the result for one lease of an extension, and the lease's fencing token."""
-    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], fencing_token(said[1:])
+    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[result[0]], fencing_token(result[1:])
 
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, said, lines, refused, cursor = parts
-    cells, queues = json.loads(said, strict=False), json.loads(lines, strict=False)
+    kind, fence, time, total, rows, queued, refused, cursor = parts
+    cells, queues = json.loads(rows, strict=False), json.loads(queued, strict=False)
     parsed = tuple(
         [
             Row(text(slug), text(value), seconds_left(pttl), fencing_token(number))

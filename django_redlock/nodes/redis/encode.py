@@ -24,8 +24,8 @@ def word(text: str) -> str:
 
 def words(*texts: str) -> str:
     """Return several words of a command as RESP."""
-    said = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
-    return said if said.isascii() else "".join(map(word, texts))
+    joined = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+    return joined if joined.isascii() else "".join(map(word, texts))
 
 
 def key_start(slug: str) -> str:

@@ -201,9 +201,9 @@ class Client:
             raise LinkError(Failure.NO_LEADER, NOT_SERVING)
         raise error or TimeoutError
 
-    def when_lost(self, tell: Callable[[], object]) -> None:
-        """Call *tell*, in any thread, when the connection is gone."""
-        self._kazoo.add_listener(lambda state: state != KazooState.CONNECTED and tell())
+    def when_lost(self, callback: Callable[[], object]) -> None:
+        """Call *callback*, in any thread, when the connection is gone."""
+        self._kazoo.add_listener(lambda state: state != KazooState.CONNECTED and callback())
 
     # Requests
 

@@ -75,13 +75,13 @@ class ZookeeperNode(ReplicatedNode):
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """Add what a member says to the facts; returns the seconds of the shortest round trip."""
-        said: list[str] = []
+        outputs: list[str] = []
         try:
-            trip = shortest(lambda: said.append(self._command(number, timeout)))
+            trip = shortest(lambda: outputs.append(self._command(number, timeout)))
         except OSError as error:
             raise link_error(error, known=False) from None
-        values = dict(line.partition(": ")[::2] for line in said[-1].splitlines())
-        if "Mode" not in values and "srvr" not in said[-1]:  # otherwise it does not take this command
+        values = dict(line.partition(": ")[::2] for line in outputs[-1].splitlines())
+        if "Mode" not in values and "srvr" not in outputs[-1]:  # otherwise it does not take this command
             raise LinkError(Failure.NO_LEADER)
         if version := values.get("Zookeeper version", "").partition("-")[0][:20]:
             facts["version"] = oldest(version, facts.get("version", ""))
@@ -91,12 +91,12 @@ class ZookeeperNode(ReplicatedNode):
 
     def _command(self, number: int, timeout: float) -> str:
         """Return what a member says of itself."""
-        said, member = b"", self.place.members[number]
+        data, member = b"", self.place.members[number]
         with closing(connected(member, member[0], self.place, timeout)) as connection:
             connection.sendall(b"srvr")
-            while len(said) < LONGEST and (more := connection.recv(LONGEST)):
-                said += more
-        return said.decode("utf-8", "replace")
+            while len(data) < LONGEST and (more := connection.recv(LONGEST)):
+                data += more
+        return data.decode("utf-8", "replace")
 
 
 def open_node(spec: NodeSpec, prefix: str) -> ZookeeperNode:

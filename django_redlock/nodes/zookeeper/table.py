@@ -200,11 +200,11 @@ class ZookeeperTable(MemberTable[Client]):
         for (path, names), known in zip(by_path.items(), self.connection.get(by_path) if by_path else [], strict=True):
             if known:
                 earlier = record(known).record.get("to", [])
-                told = [
+                notified = [
                     *(earlier if isinstance(earlier, list) else []),
                     *([secrets.token_hex(4), one] for one in names),
                 ]
-                changes.append(Change(path, dump({"to": told[-max(KEPT, len(names)) :]}), -1))
+                changes.append(Change(path, dump({"to": notified[-max(KEPT, len(names)) :]}), -1))
         return changes
 
     # Listings

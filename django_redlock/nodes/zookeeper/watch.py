@@ -26,7 +26,7 @@ class ZookeeperWatch(Watch):
     def begin(self, number: int) -> None:
         """Begin to watch at a member."""
         self._events: SimpleQueue[Any] = SimpleQueue()
-        self._told: list[Any] = []
+        self._notified: list[Any] = []
         self._client = Client(self.place, number, self.timeout)
         self._client.open()
         if self._client.get([self.key])[0]:  # of an earlier session of this process
@@ -41,16 +41,16 @@ class ZookeeperWatch(Watch):
         (found,) = self._client.get([self.key], watch=self._events.put)
         if found is None:
             raise LinkError(Failure.CLOSED)
-        told = json.loads(found.data or b"{}").get("to", [])
-        return told if isinstance(told, list) else []
+        notified = json.loads(found.data or b"{}").get("to", [])
+        return notified if isinstance(notified, list) else []
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
         event = self._events.get()
         if event is None or event.type == EventType.DELETED:  # the connection is gone, or a later one has taken over
             raise LinkError(Failure.CLOSED)
-        told = self._look()
-        new, self._told = [one for one in told if one not in self._told], told
+        notified = self._look()
+        new, self._notified = [one for one in notified if one not in self._notified], notified
         return [str(name) for _, name in new]
 
     def end(self) -> None:

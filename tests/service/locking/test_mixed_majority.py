@@ -159,7 +159,7 @@ async def test_waiters_of_a_mixed_majority_are_notified_by_the_redis_servers(
     notifications = (
         manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
     )
-    await eventually(lambda: notifications.waiters.told)
+    await eventually(lambda: notifications.waiters.notified)
 
     await flavour.release(holder)
     await asyncio.gather(*tasks)

@@ -355,7 +355,7 @@ def test_client_certificate(guarded: Zoo, certificates: Certificates):
     found = node(url, **ours)
     with closing(LockManager([found], patient_manager(["memory://x"]).rules)) as manager:
         assert manager.lock("a", wait=0).acquire().release() == "released"
-        assert found.examine(30.0)[1]["version"]
+        assert found.inspect(30.0)[1]["version"]
     for wrong, failures in (
         (files, (Failure.NO_CLIENT_CERTIFICATE, Failure.RESET, Failure.NO_LEADER, Failure.TLS_FAILED)),
         ({}, (Failure.CERTIFICATE_REFUSED,)),

@@ -307,8 +307,8 @@ def test_late_reply_still_teaches_the_floor():
     assert attempt.highest.of(["{a}"]) == NOW * 2
 
 
-@pytest.mark.parametrize(("left", "told"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
-def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float):
+@pytest.mark.parametrize(("left", "notified"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
+def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, notified: float):
     """L45, P27: a waiter asks again when expiry can free a quorum; with notifications, once a second is enough."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, left=left)
@@ -316,7 +316,7 @@ def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float
     pause = attempt.proceed()
 
     assert isinstance(pause, Pause)
-    assert 0.01 < pause.seconds <= pause.told <= told + 1e-9
+    assert 0.01 < pause.seconds <= pause.notified <= notified + 1e-9
 
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
@@ -433,7 +433,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
     pause = attempt.proceed(0.001)
 
     assert isinstance(pause, Pause)
-    assert pause.seconds == pause.told <= 0.5
+    assert pause.seconds == pause.notified <= 0.5
 
 
 def test_waiter_that_may_have_missed_notifications_asks_once_more():

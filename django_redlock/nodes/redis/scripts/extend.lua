@@ -54,14 +54,14 @@ local function extend(at, names, shared, shorten, secret, ttl, fencing_token, va
   return 'H' .. high
 end
 
-local said, held, key, top = {}, 0, 2, '0'
+local outcomes, held, key, top = {}, 0, 2, '0'
 for i = 3, #ARGV, 7 do
   local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
   local outcome = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
   if string.sub(outcome, 1, 1) == 'H' then held = held + 1 end
   if tonumber(string.sub(outcome, 2)) > tonumber(top) then top = string.sub(outcome, 2) end
-  said[#said + 1] = outcome
+  outcomes[#outcomes + 1] = outcome
   key = key + 1 + names * (shared and 3 or 2)
 end
-local kind = held == #said and 'HELD ' or (held == 0 and 'REFUSED ' or 'MIXED ')
-return kind .. top .. ' ' .. stamp .. ' 0 -1 ' .. table.concat(said, ' ')
+local kind = held == #outcomes and 'HELD ' or (held == 0 and 'REFUSED ' or 'MIXED ')
+return kind .. top .. ' ' .. stamp .. ' 0 -1 ' .. table.concat(outcomes, ' ')
