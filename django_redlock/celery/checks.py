@@ -1,9 +1,9 @@
 """
-System checks: settings of Celery with which singletons are not what one expects of them.
+System checks: Celery settings with which singleton tasks do not behave as expected.
 
-They look at the tasks of the default app, and import its modules as a worker does; without an app of the project's
-there is nothing to look at. The app's ``ready()`` registers them; a worker runs them again when it starts, because
-Celery runs Django's checks there without showing what they find.
+The checks inspect the tasks of the default app, and import its modules as a worker does. If the project has no app,
+there is nothing to inspect. The app's ``ready()`` registers the checks. A worker runs them again when it starts,
+because Celery runs Django's checks there without showing their results.
 """
 
 import logging
@@ -50,7 +50,7 @@ def check_worker(**kwargs: Any) -> None:
 
 
 def check_singletons(**kwargs: Any) -> list[CheckMessage]:
-    """Report singleton tasks that cannot work as they are declared, or that will surprise."""
+    """Report singleton tasks that cannot work as declared, or whose behaviour will be a surprise."""
     if _state.default_app is None and _state._tls.current_app is None:  # type: ignore[attr-defined]
         return []
     app: Any = _state.get_current_app()
@@ -103,7 +103,7 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
 
 def _alias(task: Any) -> Iterator[CheckMessage]:
     alias = task.singleton_options.using
-    with suppress(InvalidRedlockError):  # of all else that is wrong, check_settings tells
+    with suppress(InvalidRedlockError):  # check_settings reports everything else that is wrong
         if alias not in aliases():
             known = ", ".join(map(repr, aliases()))
             yield Error(
@@ -164,7 +164,7 @@ def _results(task: Any) -> Iterator[CheckMessage]:
 
 
 def _reach(task: Any) -> Iterator[CheckMessage]:
-    """Report that the results of ``rpc://`` reach only the process that sent the message."""
+    """Report that with ``rpc://``, results reach only the process that sent the message."""
     options = task.singleton_options
     if not isinstance(task.backend, RPCBackend) or task.ignore_result:
         return
@@ -184,7 +184,7 @@ def _needing_results(options: Any) -> dict[str, bool]:
 
 
 def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
-    """Report entries whose task beat would send by name, because it cannot import it."""
+    """Report schedule entries whose task beat cannot import, and would therefore send by name."""
     if not tasks:
         return
     for name, entry in (app.conf.beat_schedule or {}).items():

@@ -1,5 +1,5 @@
 """
-Earlier deliveries of a message, which the broker may deliver more than once: has it begun, is it done (internal).
+Recognize earlier deliveries of a message, because the broker may deliver it more than once (internal).
 """
 
 import logging
@@ -19,7 +19,7 @@ from .sightings import peek
 from .slots import LABEL, NOTE, Holder, free, take_note
 from .state import SlotState
 
-DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
+DONE = frozenset({states.SUCCESS, states.REVOKED})  # the redelivery of a failed task is left to Celery's rules
 
 log = logging.getLogger("django_redlock")
 
@@ -40,19 +40,19 @@ class Redelivery:
 
     def leave_if_done(self, kept: bool = False) -> None:
         """
-        Leave a message whose work is done.
+        End a message whose work is done.
 
         Args:
             kept: Whether another worker may have received a copy of it while this one kept it.
 
         Raises:
-            Ignore: It is done; or a result is expected, and it was put back.
+            Ignore: It is done, or it was put back to wait for a result.
         """
         if self._is_done(kept):
             raise Ignore(f"{self.message.request.id} came a second time, and had been done.")
 
     def _is_done(self, kept: bool) -> bool:
-        """Return whether this is a copy of a message whose work is done; one that was *kept* may have become one."""
+        """Return whether this is a copy of a message whose work is done; a message that was *kept* may be one, too."""
         message, ticket = self.message, self.message.ticket
         copy = message.redelivered or bool(ticket.watch)
         if not (copy or ticket.tries or kept) or message.request.is_eager:
@@ -60,7 +60,7 @@ class Redelivery:
         owner = peek(ticket.using, done_name(ticket.task_id, message.request.retries or 0)).owner
         if owner and (moved_on(owner) or not message.stores_results):
             return True
-        # The backend goes by the id. A message that is no copy is judged by it alone only if the id was drawn for it.
+        # The backend knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
         if not (owner or copy or (kept and ticket.secret)):
             return False
         try:
@@ -73,10 +73,10 @@ class Redelivery:
 
     def _await_result(self) -> NoReturn:
         """
-        Look again later: the work is done, and its result has not been stored.
+        Put the message back, because the work is done but its result is not stored yet.
 
-        The worker is about to store it, or died before it could. In that case the note has expired when the message
-        comes back, and the work is repeated.
+        The worker is about to store the result, or died first. If it died, the note has expired when the message comes
+        back, and the work is repeated.
         """
         pause = self.message.rules.lease
         self.message.send_again(self.message.ticket, pause)
@@ -85,16 +85,18 @@ class Redelivery:
 
     def note_done(self, execution: Execution, goes_on: bool = False) -> None:
         """
-        Leave a note for later copies of a message that the broker may deliver again though it is done.
+        Leave a note for later copies of a message that the broker may deliver again although it is done.
 
         Args:
             execution: The run.
-            goes_on: Whether another message goes on with the work, and the result is not that of this run.
+            goes_on: Whether another message continues the work and will have the result.
         """
         message, ticket = self.message, self.message.ticket
         if message.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
             return
-        delayed = message.request.eta and not ticket.tries  # it may have waited for longer than the broker does
+        delayed = (
+            message.request.eta and not ticket.tries
+        )  # it may have waited for longer than the broker's visibility timeout
         if message.task.acks_late or delayed or message.redelivered or ticket.watch:
             execution.note_done(message.stores_results, goes_on)
 
@@ -102,7 +104,7 @@ class Redelivery:
 
     def leave_if_begun(self) -> None:
         """
-        Note that the run begins, for ``redelivery="drop"``; leave the message if it had begun before.
+        Note that the run begins, for ``redelivery="drop"``; end the message if it had begun before.
 
         Raises:
             Ignore: It had begun before.
@@ -126,7 +128,7 @@ class Redelivery:
 
     def drop(self) -> NoReturn:
         """
-        Leave a message that has come a second time. Revoke the task if no run will store a result.
+        End a message that was delivered a second time. Revoke the task if no run will store a result.
 
         Raises:
             Ignore: Always.
@@ -144,14 +146,15 @@ class Redelivery:
 
     def watch(self, holder: Holder) -> NoReturn:
         """
-        Look again later: the holder is a run of this very message, which the broker has delivered twice.
+        Put the message back, because the holder is a run of this same message, which the broker has delivered twice.
 
-        The run may be alive or dead, and only the end of its lease will tell. A copy that was dropped now would be
-        missing if the run dies: on Redis, the broker takes both copies for one. One waiting copy is enough, however.
+        The run may be alive or dead; only the end of its lease will show that. If this copy were dropped and the run
+        died, the message would be lost, because on Redis the broker takes both copies for one. One waiting copy is
+        enough.
 
         Raises:
-            Ignore: This copy was put back, or another copy waits already.
-            Reject: The broker did not accept the copy, and is to deliver the message again.
+            Ignore: This copy was put back, or another copy is already waiting.
+            Reject: The broker did not accept the copy, and must deliver the message again.
         """
         message, ticket, secret = self.message, self.message.ticket, fresh_secret()
         lease = message.rules.lease
@@ -164,7 +167,7 @@ class Redelivery:
         try:
             message.send_again(replace(ticket, watch=secret), pause)
         except Exception as error:
-            # No failure, which would be stored for the run that is alive.
+            # Not a failure, which would be stored as the result of the live run.
             free(ticket.using, self._watch_name, secret)
             log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
             if message.task.acks_late:

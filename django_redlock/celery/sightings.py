@@ -1,5 +1,5 @@
 """
-Ask the lock nodes who has a slot, and repair a slot about which they disagree (internal).
+Ask the lock nodes for the holder of a slot, and repair a slot about which they disagree (internal).
 """
 
 import re
@@ -27,8 +27,8 @@ class Record(NamedTuple):
     A pending call.
 
     Args:
-        task_id: Its id.
-        digest: Tells the arguments of the message that counts from others.
+        task_id: The id of its task.
+        digest: A digest of the arguments of the message that counts.
         number: The number of that message.
     """
 
@@ -39,11 +39,11 @@ class Record(NamedTuple):
 
 class Seen(NamedTuple):
     """
-    What the nodes have under a lock's key.
+    The state of a lock's key on the nodes.
 
     Args:
         value: The value that a quorum has; empty if the key is free, or if no quorum has one value.
-        left: Seconds until it expires, on the node that says least.
+        left: Seconds until it expires, on the node where it expires first.
         nodes: How many nodes agree.
         fence: The fencing token under which it was written.
         split: The values that fewer nodes than a quorum have, newest first, if no quorum agrees on one value or on
@@ -60,12 +60,12 @@ class Seen(NamedTuple):
 
     @property
     def free(self) -> bool:
-        """Whether a quorum of nodes has nothing under the key."""
+        """Whether a quorum of nodes has no value under the key."""
         return not self.value and not self.split
 
     @property
     def sightings(self) -> "tuple[Seen, ...]":
-        """Values of any node, as evidence that they were once written; newest first."""
+        """The values on single nodes, which prove that they were once written; newest first."""
         return (self,) if self.value else self.split
 
     @property
@@ -75,12 +75,12 @@ class Seen(NamedTuple):
 
     @property
     def owner(self) -> Owner | None:
-        """Who has it; None if nobody, or nobody of ours."""
+        """The holder; None if there is none, or if another program wrote the value."""
         return decode(self.value) if self.value else None
 
     @property
     def record(self) -> "Record | None":
-        """What it says of a pending call; None if it is none."""
+        """The pending call that the value describes; None if it describes none."""
         owner = self.owner
         if owner is None or owner.kind != "task" or not owner.ref:
             return None
@@ -98,7 +98,7 @@ FREE = Seen("", 0.0, 0)
 
 def peek(using: str, name: str) -> Seen:
     """
-    Ask the nodes who has a lock, in one round trip.
+    Ask the nodes for the holder of a lock, in one round trip.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
@@ -108,7 +108,7 @@ def peek(using: str, name: str) -> Seen:
 
 def look(using: str, *names: str) -> tuple[Seen, ...]:
     """
-    Ask the nodes who has each of some locks, in one round trip for all of them.
+    Ask the nodes for the holders of several locks, in one round trip.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
@@ -138,7 +138,7 @@ def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen
 
 
 def _reported(manager: LockManager, replies: Mapping[int, Reply], slug: str = "") -> dict[str, str]:
-    """Return what each node reports of the lock with this slug, by the node's display name."""
+    """Return what each node reports about the lock with this slug, by the node's display name."""
     reported = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
     for node, reply in replies.items():
         for row in reply.rows:
@@ -154,9 +154,9 @@ def _agreed(rows: list[Row]) -> Seen:
 
 def write_back(using: str, name: str, seen: Seen) -> bool:
     """
-    Have a quorum of nodes keep a value that fewer are known to have; returns whether a quorum does now.
+    Write a value that too few nodes are known to have to a quorum; return whether a quorum has it now.
 
-    A node that knows of a later holder, or that this one was released, refuses. The value keeps its secret.
+    A node refuses if it knows of a later holder or of a release. The value keeps its secret.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
