@@ -29,6 +29,6 @@ def check_tasks(**kwargs: Any) -> list[CheckMessage]:
     """Report singleton tasks that cannot work, if the project has imported Celery by the time the checks run."""
     if "celery" not in sys.modules:
         return []
-    from .celery.checks import check_singletons  # only here: Celery is an extra, and slow to import
+    from .celery.checks import check_singletons  # only here, because Celery is an extra and slow to import
 
     return check_singletons(**kwargs)

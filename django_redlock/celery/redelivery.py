@@ -94,9 +94,8 @@ class Redelivery:
         message, ticket = self.message, self.message.ticket
         if message.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
             return
-        delayed = (
-            message.request.eta and not ticket.tries
-        )  # it may have waited for longer than the broker's visibility timeout
+        # A delayed message may have waited for longer than the broker's visibility timeout.
+        delayed = message.request.eta and not ticket.tries
         if message.task.acks_late or delayed or message.redelivered or ticket.watch:
             execution.note_done(message.stores_results, goes_on)
 

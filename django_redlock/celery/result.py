@@ -13,9 +13,7 @@ from .state import SlotState
 
 log = logging.getLogger("django_redlock")
 
-STORED = (
-    10.0  # seconds after the end of a run within which its result is stored, including the difference between clocks
-)
+STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 

@@ -342,7 +342,7 @@ def test_a_lock_with_a_limit_is_found_by_its_name(five):
     one = run("redlock_inspect", names[0])
     released = run("redlock_release", names[0], "--no-input")
 
-    assert out.startswith("sem: 2 places are held (#")
+    assert out.startswith("sem: 2 permits are held (#")
     assert code == 0
     assert sorted(place["name"] for place in data["places"]) == names
     assert data["lock"] in data["places"]

@@ -251,7 +251,7 @@ def test_those_who_left_a_shared_lock_are_not_counted(five):
 
 def test_permits_are_named(five):
     """
-    L71: of a lock with places, the command says which are held.
+    L71: of a lock with permits, the command says which are held.
     """
     with lock("pool", limit=3), lock("pool", limit=3):
         text = run("redlock_inspect", "pool")[0]

@@ -127,7 +127,7 @@ def summary(node: Any) -> str:
     serving = "" if node.age is None else f"serving for {node.age:.0f} s, "
     return (
         f"{node.name}: {server} {version}, {role}, up {node.number('uptime_in_seconds')} s, {serving}"
-        f"round trip {node.round_trip * 1000:.1f} ms, clock {round(node.ahead, 3) + 0.0:+.3f} s"  # no minus before zero
+        f"round trip {node.round_trip * 1000:.1f} ms, clock {round(node.ahead, 3) + 0.0:+.3f} s"  # no -0.000
     )
 
 

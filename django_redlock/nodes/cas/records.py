@@ -1,8 +1,8 @@
 """
 Decide how requests change the records of a store (internal).
 
-A request is decided by the node in memory (:mod:`~django_redlock.core.node_state`), which is given the records as they
-were read. Nothing here reads or writes: see :mod:`.table`.
+The node in memory (:mod:`~django_redlock.core.node_state`) decides a request, from the records as they were read.
+Nothing here reads or writes; :mod:`.table` does.
 """
 
 import json
@@ -40,7 +40,7 @@ def parsed(text: str | bytes) -> dict[str, Any]:
 
 
 def has_form(record: Mapping[str, Any]) -> bool:
-    """Return whether the parts of a record are what they should be, whatever their numbers are."""
+    """Return whether the parts of a record have the right types, whatever their numbers are."""
     queue, sharers = record.get("queue", {}), record.get("sharers", {})
     if not isinstance(queue, dict) or not isinstance(sharers, dict):
         return False
@@ -58,13 +58,13 @@ class Change(NamedTuple):
 
 class Decision(NamedTuple):
     """
-    What some requests come to.
+    The decision on some requests.
 
     Args:
         replies: The reply to each request, valid once the changes are written.
         changes: The records to write, all or none, in the order of their keys.
         notified: The waiters to notify, as ``process|number``.
-        moment: When it was decided.
+        moment: The moment of the decision.
     """
 
     replies: list[Reply]
@@ -110,7 +110,7 @@ class Known:
     The records of some names, read at one moment, and the node in memory that decides on them.
 
     Args:
-        moment: When they were read.
+        moment: The moment at which they were read.
         slugs: The names, by the keys of their records.
         tombstones: The secrets that may have tombstones, by the keys of their records.
         stored: The records that exist, by key.
@@ -169,7 +169,7 @@ class Known:
         return Decision(replies, changes, self.notified, self.moment)
 
     def _stamped(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return a record with the era by whose clock its times are, and the moment at which it was written."""
+        """Return a record with the era to whose clock its times refer, and the moment at which it was written."""
         return record | ({"era": self.moment.era, "written": self.moment.low} if self.moment.era else {})
 
 
@@ -192,7 +192,7 @@ def load(
     tombstones = {key("x", secret): secret for secret in names.secrets}
     moment, stored = read([*slugs, *tombstones])
     known = Known(moment, slugs, tombstones, stored, wall)
-    # A release that ends the holds of all that share a lock has to know their secrets.
+    # A release that ends the holds of all sharers of a lock needs their secrets.
     sharers = {secret for slug in names.slugs for secret in known.store.sharers(slug)} - names.secrets
     if SHARED in names.secrets and sharers:
         return load(Names(names.slugs, names.secrets | sharers), key, read, wall)
@@ -200,7 +200,7 @@ def load(
 
 
 def lengthened(request: Request, margin: float) -> Request:
-    """Return a request with durations that are longer by *margin* seconds; see :mod:`.clock`."""
+    """Return a request whose durations are longer by *margin* seconds; see :mod:`.clock`."""
     if not margin:
         return request
     match request:
@@ -222,7 +222,7 @@ def longer(seconds: float | None, margin: float) -> float | None:
 
 
 def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
-    """Return a record with times on the present leader's clock; all that was left when it was written is left anew."""
+    """Return a record on the present leader's clock; the time that was left when it was written counts anew."""
     written = moment_of(record.get("written"))
     if record.get("era", "") == moment.era or written is None:
         return record
@@ -241,13 +241,13 @@ def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
 
 
 def moved_by(until: Any, later: float) -> Any:
-    """Return a time of a record on another clock; what is not a time stays as it is."""
+    """Return a time of a record on another clock; any other value stays as it is."""
     ends = moment_of(until)
     return until if ends is None else ends + later
 
 
 def needed_until(record: Mapping[str, Any]) -> float | None:
-    """Return until when a record is needed, in seconds on its own clock: 0 if it is not, None if for ever."""
+    """Return until when a record is needed, in seconds on its own clock; 0 if it is not needed, None if for ever."""
     times = [moment_of(record[part][1]) for part in ("holder", "fence") if part in record]
     times += [moment_of(until) for _, until in record.get("queue", {}).values()]
     times += [moment_of(record["until"])] if "until" in record else []
@@ -255,7 +255,7 @@ def needed_until(record: Mapping[str, Any]) -> float | None:
 
 
 def is_held(record: dict[str, Any], moment: Moment) -> bool:
-    """Return whether a record has a holder, who may not have ended yet."""
+    """Return whether a record has a holder whose hold may not have ended yet."""
     holder = in_present_era(record, moment).get("holder")
     until = holder and moment_of(holder[1])
     return holder is not None and (until is None or until > moment.low)

@@ -1,7 +1,7 @@
 """
 The thread of a process that talks to one store of records (internal).
 
-It has a connection of its own; that of a database is not Django's, and so is outside every transaction of the project.
+It has a connection of its own. For a database, this is not Django's, so it is outside every transaction of the project.
 Requests that several threads make at once are decided and written together.
 """
 
@@ -26,7 +26,7 @@ from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
-LAST_REQUEST = 1.0  # seconds for which closing a connection waits for the request under way
+LAST_REQUEST = 1.0  # seconds for which closing a connection waits for the current request
 
 log = logging.getLogger("django_redlock")
 
@@ -42,7 +42,7 @@ class Worker:
     """
     Carries out the requests of a process at one store, in the order in which they come, in a thread of its own.
 
-    It ends when its last link is closed, or when its connection broke while a request was under way.
+    It ends when its last link is closed, or when its connection breaks during a request.
 
     Args:
         table: The store's records.

@@ -28,7 +28,7 @@ class EtcdNode(ReplicatedNode):
 
     Args:
         spec: An ``etcd`` or ``etcds`` URL with some members, and the options for all of them.
-        prefix: What every key begins with.
+        prefix: The beginning of every key.
 
     Raises:
         ValueError: The URL or the options cannot be used.

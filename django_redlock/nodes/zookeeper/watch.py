@@ -1,7 +1,7 @@
 """
 Notifications from a ZooKeeper ensemble (internal).
 
-Each process that waits has a znode, which ends with its session. A release adds the names of waiters to its content. If
+Each process that waits has a znode, which ends with its session. A release adds the names of waiters to that znode. If
 two releases do so at the same instant, only one of them is noticed; the other waiter asks again by itself.
 """
 
@@ -29,14 +29,14 @@ class ZookeeperWatch(Watch):
         self._notified: list[Any] = []
         self._client = Client(self.place, number, self.timeout)
         self._client.open()
-        if self._client.get([self.key])[0]:  # of an earlier session of this process
+        if self._client.get([self.key])[0]:  # left from an earlier session of this process
             self._client.write([Change(self.key, None, -1, delete=True)])
         self._client.write([Change(self.key, b"", None)], fleeting=True)
         self._client.when_lost(lambda: self._events.put(None))
         self._look()
 
     def _look(self) -> list[Any]:
-        """Return the notifications that are there, and watch for the next one."""
+        """Return the present notifications, and watch for the next one."""
         assert self._client is not None
         (found,) = self._client.get([self.key], watch=self._events.put)
         if found is None:
@@ -64,5 +64,5 @@ class ZookeeperWatch(Watch):
             self._client.abort()
 
     def explain(self, error: Exception) -> LinkError:
-        """Return what to report of an exception."""
+        """Return what to report about an exception."""
         return link_error(error, known=bool(self.place.options.get("password")))
