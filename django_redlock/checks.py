@@ -72,14 +72,14 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
     for node in nodes:
         if not node.encrypted:
             yield Warning(
-                f"REDLOCK[{alias!r}] talks to {node.name!r} without TLS: who can listen can forge and end locks.",
+                f"REDLOCK[{alias!r}] has no TLS to {node.name!r}: anyone who can listen can forge and end locks.",
                 hint="Write rediss://, etcds:// or zookeepers:// and give the server a certificate, or silence this "
                 "check on a trusted network.",
                 id="redlock.W101",
             )
         if not node.authenticated:
             yield Warning(
-                f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: who can reach it can end locks.",
+                f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: anyone who can reach it can end locks.",
                 hint="Give the locks a user of their own (ACL SETUSER, etcdctl user add, or a user in the URL of a "
                 "ZooKeeper; see the documentation).",
                 id="redlock.W102",
@@ -262,7 +262,7 @@ def _shared_servers(config: AliasConfig) -> Iterator[CheckMessage]:
             yield Warning(
                 f"REDLOCK[{config.alias!r}] has the node {ours[address]!r}, which is also Celery's broker ({setting}): "
                 "a long queue slows locks down, and one that fills the memory stops them.",
-                hint="Use a server of its own, or silence this check if the other nodes are others.",
+                hint="Use a server of its own, or silence this check if the other nodes are on other servers.",
                 id="redlock.W006",
             )
 

@@ -87,7 +87,7 @@ class BaseLock:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} {self._key!r} cannot be pickled or copied: make another where it is needed, "
+            f"{type(self).__name__} {self._key!r} cannot be pickled or copied: create another one where it is needed, "
             "and hand the lock over by its local.token."
         )
 

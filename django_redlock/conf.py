@@ -221,7 +221,7 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     if url.startswith("cache:"):
         if entry.get("OPTIONS"):
             raise InvalidRedlockError(
-                f"{where} names a cache, which takes no OPTIONS here: they are those of its entry in CACHES.",
+                f"{where} names a cache, which takes no OPTIONS here: set them in its entry in CACHES.",
                 "redlock.E003",
             )
         return _cache_spec(where, url.removeprefix("cache:"), entry.get("NAME", ""))

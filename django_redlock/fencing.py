@@ -199,7 +199,8 @@ class Fenced(Block[None]):
             for alias, rows in missing.items():
                 create(alias, rows)
         raise RuntimeError(
-            f"The fence of {self!r} disappears as soon as it is created; who deletes rows of {Fence._meta.db_table}?"
+            f"The fence of {self!r} disappears as soon as it is created: something deletes rows of "
+            f"{Fence._meta.db_table}."
         )
 
     def _begin(self, opened: ExitStack) -> dict[str, dict[str, str]]:

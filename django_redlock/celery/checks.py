@@ -46,7 +46,7 @@ def check_worker(**kwargs: Any) -> None:
     for message in messages:
         log.log(message.level, "%s", message, extra={"event": "system_check"})
     if any(message.is_serious() for message in messages):
-        raise SystemExit("The worker does not start, because of the errors of system checks above.")
+        raise SystemExit("The worker does not start, because of the system check errors above.")
 
 
 def check_singletons(**kwargs: Any) -> list[CheckMessage]:
@@ -94,8 +94,8 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
     shortest = BEATS * 2 * rules.timeout(options.lease)
     if options.lease < shortest:
         yield Warning(
-            f"lease={options.lease:g} of the singleton task {task.name} has no time for {BEATS} heartbeats, if nodes "
-            "are slow.",
+            f"lease={options.lease:g} of the singleton task {task.name} leaves no time for {BEATS} heartbeats if "
+            "nodes are slow.",
             hint=f"Make it {shortest:g} s or longer, or OPTIONS['node_timeout'] shorter.",
             id="redlock.W020",
         )

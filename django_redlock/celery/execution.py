@@ -143,7 +143,7 @@ class Execution:
         except LockTakenError:  # it has been done before
             pass
         except QuorumUnavailableError as error:
-            log.warning("it is not noted that %s is done, a copy of it may run: %s", printable(ticket.task_id), error)
+            log.warning("could not note that %s is done; a copy of it may run: %s", printable(ticket.task_id), error)
 
     @property
     def _label(self) -> str:

@@ -80,14 +80,16 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
     app.loader.import_default_modules()
     known = {task.name: task for task in app.tasks.values() if hasattr(task, "singleton_options")}
     if name not in known and name in app.tasks:
-        raise ValueError(f"{name!r} is no singleton task: its calls share no slot. Decorate it with @singleton_task.")
+        raise ValueError(
+            f"{name!r} is not a singleton task: its calls share no slot. Decorate it with @singleton_task."
+        )
     if name not in known:
         raise ValueError(f"There is no singleton task {name!r}{nearest(name, known)}")
     try:
         positional, named = json.loads(args), json.loads(kwargs)
     except ValueError as error:
         raise ValueError(
-            f"The arguments are no JSON ({error}); write --args '[7]' --kwargs '{{\"day\": 1}}'."
+            f"The arguments are not JSON ({error}); write --args '[7]' --kwargs '{{\"day\": 1}}'."
         ) from None
     if not isinstance(positional, list) or not isinstance(named, dict):
         raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")

@@ -187,7 +187,7 @@ def _percent(character: str) -> str:
 
 def _from_function(text: object) -> str:
     if not isinstance(text, str) or not text:
-        raise TypeError(f"The function in key= must return a str that is not empty, not {text!r}.")
+        raise TypeError(f"The function in key= must return a non-empty str, not {text!r}.")
     return text
 
 
@@ -271,7 +271,7 @@ def _check_template(template: str, signature: Signature) -> None:
         raise ValueError(f"key={template!r} is not a template: {error}.") from None
     fields = [field for _, field, _, _ in parts if field is not None]
     if not template:
-        raise ValueError("key='' makes all calls equal; leave key out, or name the work: key='nightly'.")
+        raise ValueError("key='' gives all calls the same key; leave key out, or name the work: key='nightly'.")
     if template in signature.parameters:
         raise ValueError(f"key={template!r} is a text, not a parameter; write key=({template!r},).")
     for field in fields:

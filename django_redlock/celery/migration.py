@@ -162,7 +162,7 @@ class QueueOnce(MigratedTask):
         """Warn about ``unlock_before_run``."""
         if cls.once.get("unlock_before_run"):
             warnings.warn(
-                f"{cls.__name__}: unlock_before_run lets two runs of equal calls overlap, as it always did. If they "
+                f"{cls.__name__}: unlock_before_run lets two runs of equal calls overlap, as in celery-once. If they "
                 'must not, write @singleton_task(scope="until_and_while_executing").',
                 stacklevel=4,
             )

@@ -55,7 +55,7 @@ REDELIVERY = get_args(Redelivery)
 RETIRED_OPTIONS = {
     "on_redis_error": "on_unavailable={...}",
     "overlap_value": "on_overlap=Return(value)",
-    "challenge": "nothing: a call that meets one with a countdown looks by itself whether that was revoked",
+    "challenge": "nothing: a call that finds one with a countdown checks by itself whether that was revoked",
 }
 RETIRED_VALUES = {
     ("scope", "lifetime"): 'scope="until_executed"',
@@ -228,7 +228,7 @@ class SingletonOptions:
         if self.scope == RUNNING and "enqueue" in self.on_unavailable:
             raise ValueError(
                 "on_unavailable={'enqueue': ...} has no meaning with scope='while_executing', "
-                "whose calls are sent without a look."
+                "whose calls are sent without a check."
             )
         if self.scope == RUNNING and self.on_duplicate != "join":
             raise ValueError(

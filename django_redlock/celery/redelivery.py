@@ -49,7 +49,7 @@ class Redelivery:
             Ignore: It is done, or it was put back to wait for a result.
         """
         if self._is_done(kept):
-            raise Ignore(f"{self.message.request.id} came a second time, and had been done.")
+            raise Ignore(f"{self.message.request.id} was delivered a second time, and is already done.")
 
     def _is_done(self, kept: bool) -> bool:
         """Return whether this is a copy of a message whose work is done; a message that was *kept* may be one, too."""
@@ -81,7 +81,7 @@ class Redelivery:
         pause = self.message.rules.lease
         self.message.send_again(self.message.ticket, pause)
         task_id = self.message.request.id
-        raise Ignore(f"{task_id} has been done, without a result; it is looked at again in {pause:.1f} s.")
+        raise Ignore(f"{task_id} is done, but its result is not stored; it is checked again in {pause:.1f} s.")
 
     def note_done(self, execution: Execution, goes_on: bool = False) -> None:
         """
@@ -162,7 +162,7 @@ class Redelivery:
         try:
             take_note(*about, message.task.name[:LABEL] + NOTE, adopt=ticket.watch)
         except LockTakenError:
-            raise Ignore(f"{ticket.task_id} came once more; another copy of it waits already.") from None
+            raise Ignore(f"{ticket.task_id} was delivered again; another copy is already waiting.") from None
         try:
             message.send_again(replace(ticket, watch=secret), pause)
         except Exception as error:
@@ -172,7 +172,7 @@ class Redelivery:
             if message.task.acks_late:
                 raise Reject(error, requeue=True) from error
             raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
-        raise Ignore(f"{ticket.task_id} came a second time; it is looked at again in {pause:.1f} s.") from None
+        raise Ignore(f"{ticket.task_id} was delivered a second time; it is checked again in {pause:.1f} s.") from None
 
     def stop_watching(self) -> None:
         """Let other copies watch a run of this message."""

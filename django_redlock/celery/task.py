@@ -59,7 +59,7 @@ class SingletonTask(BaseTask[P, R]):
         super().__init_subclass__(**options)
         for name in LOST_OPTIONS.intersection(vars(cls)):
             raise TypeError(
-                f"{cls.__name__} has {name}={vars(cls)[name]!r}, which says nothing to Celery; write "
+                f"{cls.__name__} has {name}={vars(cls)[name]!r}, which Celery ignores; write "
                 f"singleton_options=SingletonOptions({name}=...), or use @singleton_task({name}=...)."
             )
 

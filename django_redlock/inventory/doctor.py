@@ -102,7 +102,7 @@ def _quorum(inspected: list[Inspection], rules: Rules) -> Iterator[Finding]:
             Level.ERROR,
             "",
             f"{reached} of {rules.nodes} nodes can be reached, and {rules.needed} are needed: no lock can be taken.",
-            "Bring nodes back; what each of them lacks is below.",
+            "Restore nodes; the findings below show what each of them lacks.",
         )
 
 
@@ -160,7 +160,7 @@ def _tokens(alias: str, inspected: list[Inspection], timeout: float) -> Iterator
                 name,
                 "Not all fencing tokens on it were read: it was too slow, or has very many. "
                 "Absurd tokens of locks that nobody holds may be among the others.",
-                f"A longer --timeout; for one lock, manage.py redlock_clear --using {alias} --name NAME.",
+                f"Use a longer --timeout; for one lock, manage.py redlock_clear --using {alias} --name NAME.",
             )
     absurd = {**held_locks(alias).absurd, **searched.absurd}
     for slug, nodes in sorted(absurd.items()):
@@ -187,7 +187,8 @@ def _trials(manager: LockManager, inspected: list[Inspection], timeout: float) -
                 Level.ERROR,
                 node.name,
                 f"A lock of the doctor's own could not be taken, extended and released on it: {problem}",
-                "See the other findings about it, its log, and what the documentation of settings says of these words.",
+                "See the other findings about it, its log, and the explanation of these words in the documentation of "
+                "settings.",
             )
 
 

@@ -85,7 +85,7 @@ def _members(node: Inspection, rules: Rules) -> Iterator[Finding]:
             Level.WARNING,
             node.name,
             f"Not every member answers: {silent}. If one more fails, locks may stop.",
-            f"See that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
+            f"Check that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
         )
 
 

@@ -110,7 +110,7 @@ def positive(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
+        raise ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return number
 
 

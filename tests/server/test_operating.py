@@ -196,7 +196,7 @@ def test_release_of_the_holder_that_was_seen_only(five):
     out, err, code = run("redlock_release", "orders:7", f"--fingerprint={old}", "--no-input")
 
     assert "Left alone: it has another holder." in out
-    assert (err, code) == ("Nothing was released: the holder is another one now.", 4)
+    assert (err, code) == ("Nothing was released: the holder has changed.", 4)
     assert lease.extend()
 
 

@@ -175,7 +175,7 @@ def test_list_refuses_limits_that_are_none(five, limit):
     """
     A limit is a whole number from 1.
     """
-    with pytest.raises(CommandError, match="must be a whole number from 1"):
+    with pytest.raises(CommandError, match="must be a whole number of at least 1"):
         call_command("redlock_list", f"--limit={limit}")
 
 
@@ -320,7 +320,7 @@ def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
 
     out, _err, code = run("redlock_clear", stdin=Terminal())
 
-    assert "orders:7: left alone, it changed meanwhile." in out
+    assert "orders:7: left alone, because it changed meanwhile." in out
     assert code == 0
     assert find_lock("orders:7") is not None
 

@@ -654,7 +654,7 @@ def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
 
     _out, err, code = run("redlock_inspect", "--task", "shop.plain")
 
-    assert "'shop.plain' is no singleton task" in err
+    assert "'shop.plain' is not a singleton task" in err
     assert code == 2
 
 

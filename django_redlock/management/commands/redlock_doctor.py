@@ -40,7 +40,7 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--advise",
             action="store_true",
-            help="Say what the history of locks suggests for ttl and wait; needs django_redlock.contrib.history.",
+            help="Report what the history of locks suggests for ttl and wait; needs django_redlock.contrib.history.",
         )
         parser.add_argument(
             "--timeout", type=seconds, default=1.0, metavar="SECONDS", help="For each answer of a node. Default: 1."
@@ -78,8 +78,8 @@ class Command(OperatorCommand):
     def _advise(self, using: list[str] | None) -> None:
         if not apps.is_installed("django_redlock.contrib.history"):
             raise CommandError(
-                "There is no history to take advice from: put 'django_redlock.contrib.history' into INSTALLED_APPS, "
-                "run migrate, and come back in a day.",
+                "There is no history yet: add 'django_redlock.contrib.history' to INSTALLED_APPS, run migrate, "
+                "and try again in a day.",
                 returncode=MISUSED,
             )
         from ...contrib.history.advice import kinds  # only here: its table may not exist

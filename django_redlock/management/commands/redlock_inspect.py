@@ -54,7 +54,7 @@ class Command(OperatorCommand):
         if task:
             if name is not None or format == "json" or using != DEFAULT_ALIAS:
                 raise CommandError(
-                    "--task explains a call in text, and the task says itself which alias it uses: leave out the name, "
+                    "--task explains a call in text, and the task itself determines the alias: leave out the name, "
                     "--format and --using.",
                     returncode=MISUSED,
                 )
@@ -78,7 +78,7 @@ class Command(OperatorCommand):
 
         self.stdout.write(found.text)
         if found.state is SlotState.UNKNOWN:
-            raise CommandError("Too few nodes answer and agree to say whether the slot is free.", returncode=NO_QUORUM)
+            raise CommandError("Too few nodes answer and agree to know whether the slot is free.", returncode=NO_QUORUM)
         if found.state is SlotState.FREE:
             raise CommandError("The slot is free.", returncode=FREE)
 

@@ -30,21 +30,23 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument("names", nargs="*", metavar="NAME", help="The locks' names.")
-        parser.add_argument("--match", metavar="GLOB", help="Those whose name matches, instead, such as 'orders:*'.")
+        parser.add_argument(
+            "--match", metavar="GLOB", help="Instead of names: a pattern that they match, such as 'orders:*'."
+        )
         parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
         parser.add_argument("--fingerprint", help="Only if the holder is this one, as redlock_inspect shows it.")
         parser.add_argument(
             "--polite",
             type=seconds,
             metavar="SECONDS",
-            help="Ask the holders to stop first, and wait so long for them to release the locks themselves.",
+            help="Ask the holders to stop first, and wait this long for them to release the locks themselves.",
         )
         parser.add_argument("--revoke-task", action="store_true", help="Revoke the Celery tasks that hold them.")
         parser.add_argument(
-            "--terminate-task", action="store_true", help="The same, and end the processes in which they run."
+            "--terminate-task", action="store_true", help="Revoke the tasks, and end the processes that run them."
         )
         parser.add_argument("--reason", default="", help="For the log.")
-        parser.add_argument("--dry-run", action="store_true", help="Only say what would be released.")
+        parser.add_argument("--dry-run", action="store_true", help="Only report what would be released.")
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive", help="Release without asking."
         )
@@ -92,7 +94,7 @@ class Command(OperatorCommand):
                 outcomes.add(outcome)
             _conclude(outcomes, all(revoked))
         elif locks and not seen and not dry_run:
-            raise CommandError("Nothing was released: the holder is another one now.", returncode=CHANGED)
+            raise CommandError("Nothing was released: the holder has changed.", returncode=CHANGED)
 
     def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
         for lock in locks:

@@ -86,9 +86,7 @@ class Place:
         for option in FILES:
             path = self.options.get(option)
             if path and not os.access(path, os.R_OK):
-                raise LinkError(
-                    Failure.UNUSABLE, f"cannot be used, because its {option} names no file that can be read"
-                )
+                raise LinkError(Failure.UNUSABLE, f"cannot be used, because its {option} does not name a readable file")
         try:
             return self._new_context()
         except ssl.SSLError as error:
@@ -116,7 +114,7 @@ def read_place(spec: NodeSpec, store: Store) -> Place:
         ValueError: They cannot be used; the message shows nothing of the URL, which may hold a password.
     """
     if spec.url.count("://") > 1:
-        raise ValueError("it names several nodes: make each an item of its own, or write all NODES as one string")
+        raise ValueError("it names several nodes: make each a separate item, or write all NODES as one string")
     if "#" in spec.url or spec.url.count("@") > 1:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
     try:

@@ -136,10 +136,10 @@ class EtcdTable(EtcdConnection):
 
     def write(self, decision: Decision) -> bool | None:
         """
-        Write the changes of a decision, and notify the waiters by the keys that their processes watch.
+        Write the changes of a decision, and notify waiters by the keys that their processes watch.
 
-        Ending a hold with very many sharers takes more operations than fit in one transaction. Their tombstones are then
-        written before the record of the name.
+        Ending a hold with very many sharers takes more operations than fit in one transaction. Their tombstones are
+        then written before the record of the name.
         """
         header, changes = None, decision.changes[::-1]
         for start in range(0, len(changes), LARGEST_WRITE):

@@ -70,7 +70,7 @@ def check_url(url: str) -> None:
     if "://" not in url:
         raise ValueError(f"its URL lacks the two slashes; write, for example, {EXAMPLE}")
     if re.search(r"[^+](redis|rediss|unix|valkey|valkeys)(\+cluster)?://", url):
-        raise ValueError("it names several nodes: make each an item of its own, or separate them by commas")
+        raise ValueError("it names several nodes: make each a separate item, or separate them by commas")
     try:
         scheme, address, path, query, _ = urlsplit(url)
     except ValueError:

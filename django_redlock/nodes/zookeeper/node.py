@@ -23,9 +23,9 @@ def check_path(path: str) -> None:
     if len(names) == 1 and names[0].isdigit():
         raise ValueError(f"ZooKeeper has no database numbers: write {EXAMPLE}, and choose a KEY_PREFIX")
     if "," in path:
-        raise ValueError(f"its path comes once, behind the last member: write, for example, {EXAMPLE}")
+        raise ValueError(f"its path comes once, after the last member: write, for example, {EXAMPLE}")
     if any(not name.isprintable() or name in ("", ".", "..", "zookeeper") for name in names):
-        raise ValueError(f"its path cannot be one of ZooKeeper's: write, for example, {EXAMPLE}")
+        raise ValueError(f"its path is not valid in ZooKeeper: write, for example, {EXAMPLE}")
 
 
 ZOOKEEPER = Store("ZooKeeper", "zookeeper", 2181, 2281, EXAMPLE, check_path, SASL)

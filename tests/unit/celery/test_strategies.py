@@ -976,7 +976,7 @@ def test_command(make, app, capsys, memory_nodes):
     for arguments, message in (
         (["--task", "shop.synk"], "did you mean 'shop.sync'"),
         (["--task", "shop.sync", "--args", "7"], "takes a list in JSON"),
-        (["--task", "shop.sync", "--args", "["], "are no JSON"),
+        (["--task", "shop.sync", "--args", "["], "are not JSON"),
         (["--task", "shop.sync", "--args", "[]"], "does not take these arguments"),
         (["--task", "shop.broken", "--args", "[7]"], "has no key for these arguments: KeyError: 7"),
         (["--task", "shop.sync", "--format", "json"], "leave out the name"),

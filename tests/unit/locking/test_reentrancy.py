@@ -313,7 +313,7 @@ async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
     def wrapped() -> Any:
         return work()
 
-    with pytest.raises(TypeError, match="wrapped returned something to await, which would run without lock 'a'"):
+    with pytest.raises(TypeError, match="wrapped returned an awaitable, which would run without lock 'a'"):
         wrapped()
     assert ran == []
     assert held_by(manager, "{a}")
