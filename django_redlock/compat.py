@@ -229,7 +229,9 @@ class BaseLock:
     def _check_length(self, left: float, held: float) -> float:
         """Return *left*, the seconds to hold the lock from now on, if that time is allowed."""
         if number("additional_time", left) < MIN_TTL:
-            raise ValueError(f"A lock must be left at least {MIN_TTL} seconds, not {left:g}; release() ends it now.")
+            raise ValueError(
+                f"A lock must last for at least {MIN_TTL} seconds from now, not {left:g}; release() ends it."
+            )
         longest = self._manager.rules.max_hold
         if held + left > longest + SLACK:
             raise LockError(f"cannot be held for more than {longest:g} seconds (OPTIONS['max_hold'])", self._key)

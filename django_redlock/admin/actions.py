@@ -5,6 +5,7 @@ Carry out an operator's action on chosen locks: check them again, act, and write
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from django.contrib import messages
@@ -114,11 +115,11 @@ OUTCOMES: dict[ActionResult, tuple[int, Any]] = {
     ActionResult.LONGER: (messages.INFO, _("“%(lock)s” keeps others out for longer than that already.")),
     ActionResult.STOPPING: (
         messages.INFO,
-        _("“%(lock)s” gets no more time: its holder was asked to stop, and hears of it at its next renewal."),
+        _("“%(lock)s” gets no more time: its holder was asked to stop, and learns of it at its next renewal."),
     ),
     ActionResult.SHARED: (
         messages.WARNING,
-        _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
+        _("“%(lock)s” is held by several holders, who cannot be asked or given time individually."),
     ),
     ActionResult.CHANGED: (
         messages.ERROR,
@@ -219,8 +220,6 @@ def revoke_task(choice: Choice) -> str:
 
 def can_revoke(choices: Iterable[Choice]) -> bool:
     """Return whether a lock is held by a task, and Celery is installed."""
-    from importlib.util import find_spec
-
     return any(choice.task for choice in choices) and find_spec("celery") is not None
 
 

@@ -25,7 +25,7 @@ from .requests import entries_of, note_requests
 from .rows import known_aliases
 
 INSPECT_TIMEOUT = 0.5  # seconds to wait for each answer; the page must not wait for a silent node
-ENTRIES = 10  # of the admin's log
+ENTRIES = 10  # entries of the admin's log on the page
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ class Arrival:
             return False
         try:
             return bool(message.task.backend.get_state(task_id) != states.RETRY)
-        except NotImplementedError:  # there is no result backend; the note, which has been read already, decides
+        except NotImplementedError:  # without a result backend, the note decides, and it has been read already
             return True
 
     def _take_own(self) -> Lease | None:

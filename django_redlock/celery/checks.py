@@ -17,6 +17,7 @@ from celery import _state
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.signals import celeryd_after_setup
+from celery.utils.imports import symbol_by_name
 from django.core.checks import CheckMessage, Error, Warning
 
 from ..conf import InvalidRedlockError, aliases
@@ -200,6 +201,4 @@ def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
 
 def _chosen(app: Any) -> Any:
     """Return the task class that the project has chosen for its app."""
-    from celery.utils.imports import symbol_by_name
-
     return symbol_by_name(app.task_cls)

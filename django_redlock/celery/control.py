@@ -17,7 +17,7 @@ def revoke(task_id: str, *, terminate: bool = False) -> None:
     Raises:
         Exception: The broker cannot be reached, refuses, or has unusable settings; the class depends on the broker.
     """
-    # Try once: a person who waits for the answer must not wait as long as a sender of tasks would retry.
+    # Try once, because a person is waiting: a sender of tasks would retry for longer.
     with current_app.connection_for_write(connect_timeout=CONNECT_TIMEOUT) as connection:
         if str(connection.transport_cls).startswith(("redis", "sentinel")):  # these would wait for a reply for ever
             patience = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), CONNECT_TIMEOUT)

@@ -75,7 +75,7 @@ class Execution:
             QuorumUnavailableError: Too few nodes answered.
         """
         assert self.lease
-        stop_renewal(self.lease)  # or an extension under way would report the slot as lost
+        stop_renewal(self.lease)  # otherwise, an extension in progress would report the slot as lost
         try:
             take_waiting(ticket, ttl, self.task.name, adopt=self.lease.secret)
         except BaseException:
@@ -154,7 +154,7 @@ class Execution:
         assert self.lease
         stop_renewal(self.lease)
         request = self.task.request
-        inline = request.is_eager or request.called_directly  # nobody gets a result by its id
+        inline = request.is_eager or request.called_directly  # no caller can read the result by its id
         ref = "" if inline else self.ticket.task_id
         about = (self.ticket.using, self.ticket.running, self.hold, fresh_secret(), ref)
         try:

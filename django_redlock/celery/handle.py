@@ -219,7 +219,7 @@ class Singleton:
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        from .explain import explain
+        from .explain import explain  # only here: tasks seldom need it
 
         return explain(self._task, args, kwargs).text
 

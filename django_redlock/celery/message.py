@@ -95,7 +95,9 @@ class Message:
             store_result=not self.result_ignored,
             state=states.REVOKED,
         )
-        raise Ignore(reason) from None  # Celery's own class, because it is pickled on its way to the parent process
+        raise Ignore(
+            reason
+        ) from None  # Celery's own class, because the exception is pickled on its way to the parent process
 
     def answer_with(self, task_id: str) -> None:
         """

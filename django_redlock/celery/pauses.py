@@ -17,6 +17,5 @@ def pause_without_nodes(error: QuorumUnavailableError, tries: int) -> float:
     """Return the pause, in seconds, of a message whose slot could not be looked up."""
     if error.retry_after is None:
         return backoff(1.0, LONGEST_PAUSE, tries)
-    return min(
-        LONGEST_PAUSE, error.retry_after + 0.5
-    )  # a little longer, so that the nodes vote again when the message arrives
+    # A little longer, so that the nodes vote again when the message arrives.
+    return min(LONGEST_PAUSE, error.retry_after + 0.5)

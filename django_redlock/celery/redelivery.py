@@ -34,7 +34,7 @@ class Redelivery:
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        self.began_pending = False  # it is the message of a pending call, and a copy of it has begun a run
+        self.began_pending = False  # whether this is the message of a pending call of which a copy has begun a run
 
     # Is it done?
 

@@ -38,7 +38,7 @@ FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
 NEXT = " (next)" + QUEUED  # of a pending call, which later calls may take over
-INLINE = " (inline)"  # of a run in the process of its caller: nobody ever gets a result by its id
+INLINE = " (inline)"  # for a run in the process of its caller, whose result cannot be read by its id
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 

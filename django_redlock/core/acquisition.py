@@ -86,7 +86,7 @@ class Acquisition:
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = self._since = NEVER
         self._attempts = 0
-        # The attempt under way, or the last one. The first one exists before it begins, so that an interruption at any
+        # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
         # moment finds an attempt to undo.
         self._attempt = self._new_attempt(self._slugs)
         # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too.

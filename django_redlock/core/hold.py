@@ -118,7 +118,7 @@ class Hold(Validity):
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._rounds: list[Round] = list(granted.rounds)
-        # If the caller chose the secret, a later hold may have the same one; these rounds tell the two apart.
+        # If the caller chose the secret, a later hold may have the same one; these rounds distinguish the two.
         self._granting = granted.rounds if wanted.secret and not wanted.shared else ()
         self._untouched = granted.untouched
         self._numbers = itertools.count()

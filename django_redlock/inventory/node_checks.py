@@ -10,7 +10,7 @@ from ..nodes.redis.inspect import Inspection
 from .findings import Finding, Level
 
 OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}
-FULL = 0.9  # share of the memory
+FULL = 0.9  # share of the memory above which a node is nearly full
 
 
 def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
@@ -249,7 +249,7 @@ def _guides(node: Inspection, rules: Rules) -> Iterator[Finding]:
             node.guide,
             Level.WARNING,
             node.name,
-            f"Not every {node.guide} reports where the master is: {', '.join(node.deaf)}. Another one does; when none "
+            f"Not every {node.guide} reports where the master is: {', '.join(node.deaf)}. Another one does; if none "
             "does, the node cannot be found.",
             f"{GUIDES[node.guide]} Or remove it from the list.",
         )

@@ -62,7 +62,7 @@ class Poll:
             self.complete = False
             self._through.clear()
             self._after = dict.fromkeys(range(len(self.manager.nodes)), ENDLESS)
-            yield Survey(size=PAGE)  # locks that never end come last, and somebody must see to them
+            yield Survey(size=PAGE)  # locks that never end come last, but need the attention of an operator
         yield from self._by_name(self._doubtful())
         yield from self._processes()
 
@@ -83,7 +83,7 @@ class Poll:
             if self._sent - started > seconds:
                 self.complete = False
                 for slug in self._doubtful():
-                    del self.rows[slug]  # not every node was asked about it, so nobody can tell its state
+                    del self.rows[slug]  # not every node was asked about it, so its state is unknown
                 return
             but = {*self.silent, *(self._through if size else ())}
             self._asked, self._paging = set(range(len(self.manager.nodes))) - but, size > 0

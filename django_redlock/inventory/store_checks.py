@@ -13,7 +13,7 @@ SHARED_IDS = frozenset(f"{kind.lower()}-{what}" for kind in OLDEST for what in (
 """The ids of findings that each kind of store may have."""
 
 LIST_MEMBERS = {"etcd": "`etcdctl endpoint status --cluster`", "ZooKeeper": "`echo srvr | nc host 2181`"}
-FULL = 0.8  # share of the quota
+FULL = 0.8  # share of the quota above which a store is nearly full
 LONG_TTL = 15.0  # seconds: long enough to extend a lease after an election of five seconds
 LONG_TIMEOUT = 1.0
 

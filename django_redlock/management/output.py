@@ -42,11 +42,11 @@ MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argp
 NO_QUORUM = 3  # exit code
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
-VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
+VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
-SPARE = ("TOKEN", "SINCE")  # the first to be left out where there is no room
-DROPPED = ("REMAINING", "VOTES", "WAITING")  # what is left out if it does not fit beside cut names
-CUT = ("HOLDER", "LOCK")  # what is cut in the middle
+SPARE = ("TOKEN", "SINCE")  # the first columns to be left out if there is no room
+DROPPED = ("REMAINING", "VOTES", "WAITING")  # columns that are left out if they do not fit beside cut names
+CUT = ("HOLDER", "LOCK")  # columns whose cells are cut in the middle
 READABLE, LEAST = 16, 12  # columns that a cut name keeps while there are others to leave out, and after that
 # A spreadsheet takes text for a formula if one of these signs begins a cell, even behind blanks or a quotation mark.
 # Where the decimal separator is a comma, a semicolon ends a cell.

@@ -273,7 +273,7 @@ def _find_session(call: Call) -> tuple[object, ...]:
     key = getattr(getattr(call.request, "session", None), "session_key", None)
     if not key:
         raise MissingError("the session has not been saved yet; use 'user_or_ip'")
-    return ("session", _digest(key))  # whoever reads the key itself could take over the session
+    return ("session", _digest(key))  # a reader of the plain key could take over the session
 
 
 def _find_path_of_url(call: Call) -> tuple[object, ...]:

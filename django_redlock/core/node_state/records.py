@@ -100,7 +100,7 @@ class Records:
     def share(self, slug: str, secret: str, value: str, ttl: float, now: float) -> None:
         """Let one more holder share a name for *ttl* seconds; the name is held until the last hold on it ends."""
         if self.owner(slug, now) != SHARED:
-            # Entries of earlier holders mean nothing unless the value says that the lock is shared.
+            # Entries of earlier holders mean nothing unless the value marks the lock as shared.
             self.shared[slug] = {}
         sharers = self.sharers(slug, now)
         sharers[secret] = now + ttl

@@ -12,7 +12,7 @@ from ...inventory.doctor import Diagnosis, diagnose
 from ...inventory.findings import Finding, Level
 from ..output import MISUSED, OperatorCommand, seconds
 
-VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
+VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 EXIT = {None: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
 NEVER = "never"  # the command does not fail
 

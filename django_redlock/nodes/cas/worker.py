@@ -248,7 +248,7 @@ class Worker:
             on_end(error)
 
     # A connection must not be carried over a fork: SQLite's locks belong to a process, and what the child sends when it
-    # ends would go out over the parent's connection. So it is closed before, and made anew when it is needed.
+    # ends would go out over the parent's connection. So it is closed before the fork, and replaced when it is needed.
 
     def pause(self) -> None:
         """Close the connection and stop until :meth:`resume`; does not wait for a silent server."""

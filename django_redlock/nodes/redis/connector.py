@@ -30,7 +30,7 @@ ENCODED = (
     "urllib.parse.quote(password, safe='') does it"
 )
 
-# Always set here, whatever the URL and redis-py's defaults say.
+# Always set here, whatever the URL contains and whatever redis-py's defaults are.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
 # By default, redis-py sends the server its name and version, which needs an extra right. The argument changed in 7.
 if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
