@@ -163,7 +163,7 @@ async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
     assert len(raised) == 1
     assert moved >= 1
     assert lease.fencing_token > ahead
-    assert holders(manager, "{between}") == [lease.token]
+    assert holders(manager, "{between}") == [lease.secret]
     assert await flavour.release(lease) == "released"
     await flavour.close(manager)
     manager.close()
