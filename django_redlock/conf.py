@@ -112,7 +112,7 @@ def read_alias(alias: str) -> AliasConfig:
     entry = setting[alias]
     _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
     specs = list(_node_specs(alias, entry.get("NODES")))
-    nodes = tuple(_open(alias, place, spec, _prefix(alias, entry)) for place, spec in enumerate(specs))
+    nodes = tuple(_open(alias, index, spec, _prefix(alias, entry)) for index, spec in enumerate(specs))
     _distinct(alias, nodes)
     return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), nodes))
 
@@ -177,8 +177,8 @@ def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
 
 def _node_specs(alias: str, nodes: Any) -> Iterator[NodeSpec]:
     where = f"REDLOCK[{alias!r}]['NODES']"
-    for place, node in enumerate(_node_list(where, nodes)):
-        yield _node_spec(f"{where}[{place}]", node)
+    for index, node in enumerate(_node_list(where, nodes)):
+        yield _node_spec(f"{where}[{index}]", node)
 
 
 def _node_list(where: str, nodes: Any) -> list[Any]:
@@ -221,7 +221,7 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     if url.startswith("cache:"):
         if entry.get("OPTIONS"):
             raise InvalidRedlockError(
-                f"{where} names a cache, which takes no OPTIONS here: they are those of its entry in CACHES.",
+                f"{where} names a cache, which takes no OPTIONS here: set them in its entry in CACHES.",
                 "redlock.E003",
             )
         return _cache_spec(where, url.removeprefix("cache:"), entry.get("NAME", ""))
@@ -250,7 +250,7 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
     """Return the node that is the master of a service watched by Redis Sentinel."""
     _known_keys(where, entry, SENTINEL_KEYS)
     service, sentinels = entry.get("SERVICE_NAME"), entry.get("SENTINELS")
-    urls = [_sentinel_url(place) for place in sentinels] if isinstance(sentinels, (list, tuple)) else []
+    urls = [_sentinel_url(entry) for entry in sentinels] if isinstance(sentinels, (list, tuple)) else []
     if not isinstance(service, str) or not re.fullmatch(r"[\w.-]+", service) or not urls or None in urls:
         raise InvalidRedlockError(
             f"{where} needs SENTINELS, a list of (host, port) or of URLs such as 'redis://sentinel-1:26379', and the "
@@ -274,11 +274,11 @@ def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _sentinel_url(place: Any) -> str | None:
+def _sentinel_url(entry: Any) -> str | None:
     """Return the URL of a sentinel, or None if it cannot be one."""
-    match place:
+    match entry:
         case str():
-            return place if re.match("(redis|valkey)s?://", place) else None
+            return entry if re.match("(redis|valkey)s?://", entry) else None
         case [str(host), int(port)]:
             return f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
     return None
@@ -310,8 +310,8 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
 
 def _primary(where: str, cache: Mapping[str, Any]) -> str:
     location = cache.get("LOCATION")
-    places = re.split("[;,]", location) if isinstance(location, str) else list(location or [])
-    url = str(places[0]).strip() if places else ""
+    addresses = re.split("[;,]", location) if isinstance(location, str) else list(location or [])
+    url = str(addresses[0]).strip() if addresses else ""
     if urlsplit(url).scheme not in KINDS:
         raise InvalidRedlockError(
             f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'.",
@@ -329,28 +329,28 @@ def _cache_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield key, value
 
 
-def _open(alias: str, place: int, spec: NodeSpec, prefix: str) -> Node:
+def _open(alias: str, index: int, spec: NodeSpec, prefix: str) -> Node:
     try:
         return open_node(spec, prefix)
     except ValueError as error:
         raise InvalidRedlockError(
-            f"REDLOCK[{alias!r}]['NODES'][{place}] cannot be used: {error}.", "redlock.E003"
+            f"REDLOCK[{alias!r}]['NODES'][{index}] cannot be used: {error}.", "redlock.E003"
         ) from None
 
 
 def _distinct(alias: str, nodes: tuple[Node, ...]) -> None:
     for field in ("address", "name"):
         seen: dict[str, int] = {}
-        for place, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             # Two entries with one member in common are one cluster.
             parts = set(getattr(node, "members", ()) if field == "address" else ()) or {getattr(node, field)}
             for value in sorted(parts & seen.keys()):
                 raise InvalidRedlockError(
-                    f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {place}. One server has "
+                    f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {index}. One server has "
                     "one vote, also with another database number: list independent masters.",
                     "redlock.E004",
                 )
-            seen |= dict.fromkeys(parts, place)
+            seen |= dict.fromkeys(parts, index)
 
 
 def _is_list(value: Any) -> bool:

@@ -49,18 +49,18 @@ class Notifications:
         self._mutex = threading.Lock()
         self._listener: Listener | None = None
 
-    def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+    def wait(self, waiter: Waiter, seconds: float, notified: float) -> None:
         """
         Block until *waiter* is notified.
 
         Args:
             waiter: The waiter.
             seconds: How long to wait at most if too few nodes can notify it.
-            told: How long to wait at most, in seconds, if enough nodes can.
+            notified: How long to wait at most, in seconds, if enough nodes can.
         """
         bell = self.waiters.join(waiter)
         listener = self._listen()
-        listener.wait(waiter, bell, self._clock() + (told if self.waiters.told else seconds))
+        listener.wait(waiter, bell, self._clock() + (notified if self.waiters.notified else seconds))
 
     def _listen(self) -> "Listener":
         """Return the connections, or new ones if these have not been used for long."""
@@ -291,12 +291,12 @@ class AsyncNotifications:
         self._tasks: list[asyncio.Task[None]] = []
         self._end: asyncio.TimerHandle | None = None
 
-    async def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+    async def wait(self, waiter: Waiter, seconds: float, notified: float) -> None:
         """Do what :meth:`Notifications.wait` does without blocking."""
         event = self.waiters.join(waiter)
         self._listen()
         with suppress(TimeoutError):
-            async with asyncio.timeout(told if self.waiters.told else seconds):
+            async with asyncio.timeout(notified if self.waiters.notified else seconds):
                 await event.wait()
 
     async def aclose(self) -> None:

@@ -445,7 +445,7 @@ def test_slow(nodes, three, monkeypatch, delay, level):
     A node whose replies take more than half of the node timeout, or all of it, is slow; the remedy has a number. The
     shortest of several round trips counts.
     """
-    clock, said = Clock(), inspect._say
+    clock, said = Clock(), inspect._command
     delays = {nodes[0].port: [delay] * 5, nodes[1].port: [9.0, 9.0, 0.001, 9.0, 9.0], nodes[2].port: [0.001] * 5}
 
     def late(connection: Any, *command: Any) -> Any:
@@ -453,7 +453,7 @@ def test_slow(nodes, three, monkeypatch, delay, level):
             clock.now += delays[connection.port].pop()
         return said(connection, *command)
 
-    monkeypatch.setattr(inspect, "_say", late)
+    monkeypatch.setattr(inspect, "_command", late)
     monkeypatch.setattr(
         inspect,
         "time",

@@ -187,7 +187,7 @@ def test_log_events():
     """
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     written = set(re.findall(r'"event": "(\w+)"', source)) | set(CELERY_EVENTS)
-    written |= set(re.findall(r'_tell\([^()]*"(lock_\w+)"', source))
+    written |= set(re.findall(r'_report\([^()]*"(lock_\w+)"', source))
 
     assert set(names(page("logging"))) == written
 

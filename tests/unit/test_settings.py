@@ -149,11 +149,11 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["etcds://a?ssl_keyfile=/x"]}}, "redlock.E003", "add ssl_certfile"),
     ({"default": {"NODES": ["etcd://a?timeout=3"]}}, "redlock.E003", "etcd has no option 'timeout'; it has username"),
     ({"default": {"NODES": ["etcd://a,b", "etcds://c,b:2379"]}}, "redlock.E004", "'b:2379' twice, at 0 and 1"),
-    ({"default": {"NODES": ["etcd://a,redis://b"]}}, "redlock.E003", "names several nodes: make each an item"),
+    ({"default": {"NODES": ["etcd://a,redis://b"]}}, "redlock.E003", "names several nodes: make each a separate item"),
     ({"default": {"NODES": [f"zookeeper://:{SECRET}@a/2"]}}, "redlock.E003", "ZooKeeper has no database numbers"),
-    ({"default": {"NODES": [f"zookeeper://u:{SECRET}@a/x//y"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
-    ({"default": {"NODES": "zookeeper://a:1/x,b:1/x"}}, "redlock.E003", "its path comes once, behind the last member"),
-    ({"default": {"NODES": ["zookeeper://a/zookeeper"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
+    ({"default": {"NODES": [f"zookeeper://u:{SECRET}@a/x//y"]}}, "redlock.E003", "its path is not valid in ZooKeeper"),
+    ({"default": {"NODES": "zookeeper://a:1/x,b:1/x"}}, "redlock.E003", "its path comes once, after the last member"),
+    ({"default": {"NODES": ["zookeeper://a/zookeeper"]}}, "redlock.E003", "its path is not valid in ZooKeeper"),
     ({"default": {"NODES": [f"zookeeper://u:{SECRET}/@a"]}}, "redlock.E003", "percent-encoded"),
     ({"default": {"NODES": ["zookeeper://a/x?chroot=/y"]}}, "redlock.E003", "no option 'chroot'; it has username"),
     (
@@ -307,8 +307,8 @@ def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
     """L68: the error names the option, and no lock is waited for: it takes another setting."""
     (tmp_path / "ca.pem").write_text("no certificate")
     for url, says in (
-        ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs names no file"),
-        ("zookeepers://127.0.0.1?ssl_certfile=/none", "its ssl_certfile names no file"),
+        ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs does not name a readable file"),
+        ("zookeepers://127.0.0.1?ssl_certfile=/none", "its ssl_certfile does not name a readable file"),
         (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}/ca.pem", "TLS refuses a file of its ssl_ options"),
     ):
         node = open_node(NodeSpec(url), "t:")

@@ -125,7 +125,7 @@ async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flav
     assert three.owner(KEY) == target
     with pytest.raises((QuorumUnavailableError, LockTakenError)):
         await held(flavour, other, wait=0)
-    until(lambda: set(holders(manager, "{a}")) == {lease.token})
+    until(lambda: set(holders(manager, "{a}")) == {lease.secret})
     assert await flavour.release(lease) in ("released", "unknown")
     assert await flavour.release(await held(flavour, other)) == "released"
     for each in (manager, other):
@@ -163,7 +163,7 @@ async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
     assert len(raised) == 1
     assert moved >= 1
     assert lease.fencing_token > ahead
-    assert holders(manager, "{between}") == [lease.token]
+    assert holders(manager, "{between}") == [lease.secret]
     assert await flavour.release(lease) == "released"
     await flavour.close(manager)
     manager.close()
@@ -195,7 +195,7 @@ def test_failover_keeps_a_lock_that_was_replicated():
     with cluster(3, replicas=True) as running, closing(real_manager([running.url], ttl=60.0)) as manager:
         lease = manager.lock("a", wait=30).acquire()
         place = running.owner(KEY)
-        until(lambda: lease.token in str(running.copy(place, "{t}:{a}:h")))
+        until(lambda: lease.secret in str(running.copy(place, "{t}:{a}:h")))
         running.fail_over(place)
 
         until(lease.extend)

@@ -224,7 +224,7 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     notifications = (
         manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
     )
-    await eventually(lambda: notifications.waiters.told)
+    await eventually(lambda: notifications.waiters.notified)
     start = time.monotonic()
 
     await flavour.release(holder)
@@ -243,7 +243,7 @@ async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, fl
     notifications = (
         manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
     )
-    await eventually(lambda: notifications.waiters.told)
+    await eventually(lambda: notifications.waiters.notified)
     await asyncio.sleep(0)
     for node in nodes[:3]:
         with node.client() as client:
@@ -414,7 +414,7 @@ async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(node
     holder = manager.lock("a", ttl=60.0).acquire()
     line = Line(Blocking(), manager, manager.lock("a", wait=60))
     first = await asyncio.to_thread(Waiting, manager, 0.5)
-    await eventually(lambda: manager.driver.notifications.waiters.told and waiting(manager) == 1)
+    await eventually(lambda: manager.driver.notifications.waiters.notified and waiting(manager) == 1)
     loop = asyncio.get_running_loop()
     tasks = [loop.run_in_executor(line.threads, lambda: asyncio.run(line.serve(0))) for _ in range(3)]
 
@@ -473,7 +473,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
     line = Line(Blocking(), one)
     holder = one.lock("a").acquire()
     first = await line.join(0)
-    await eventually(lambda: one.driver.notifications.waiters.told)
+    await eventually(lambda: one.driver.notifications.waiters.notified)
     holder.release()
     await first
     monkeypatch.setattr(backoff, "POLL", 60.0)

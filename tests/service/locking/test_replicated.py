@@ -27,7 +27,7 @@ from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Servers
 from tests.etcd import Member
 from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets
-from tests.server.locking.test_database import NONCE, acquire
+from tests.server.locking.test_database import SECRET, acquire
 from tests.zookeeper import Zoo
 
 from .test_mixed_majority import contending
@@ -89,7 +89,7 @@ def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], objec
 
 def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """P1, P16: another client's write between our read and our write is not overwritten."""
-    between(table, monkeypatch, lambda: other.execute([acquire(nonce="b" * 32)]))
+    between(table, monkeypatch, lambda: other.execute([acquire(secret="b" * 32)]))
 
     assert table.execute([acquire()])[0].kind is Kind.BUSY
 
@@ -159,8 +159,8 @@ def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monke
 async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
     """P27, P39: the same for asyncio."""
     link = await node(store.url).alisten("p", 30.0, print)
-    table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
-    table.execute([Release(("{x}",), NONCE)])
+    table.execute([acquire(), acquire(secret="b" * 32, waiter="p|7", stamp=1)])
+    table.execute([Release(("{x}",), SECRET)])
 
     assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
     store.kill()

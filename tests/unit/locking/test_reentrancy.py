@@ -94,7 +94,7 @@ async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Ma
     with pytest.raises(LockLostError):  # noqa: PT012
         async with flavour.entered(lock) as lost:
             lose(lost)
-            manager.release("a", lost.token)
+            manager.release("a", lost.secret)
             with pytest.raises(LockLostError):  # not while the block is still inside
                 await flavour.acquire(lock)
     async with flavour.entered(lock) as again:
@@ -124,7 +124,7 @@ async def test_permit_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, 
     whole = await flavour.acquire(manager.lock("a", reentrant=True, wait=0))
 
     assert whole is not place
-    assert held_by(manager, "{a}", whole.token)
+    assert held_by(manager, "{a}", whole.secret)
     for lease in (whole, place):
         assert await flavour.release(lease) == "released"
 
@@ -313,7 +313,7 @@ async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
     def wrapped() -> Any:
         return work()
 
-    with pytest.raises(TypeError, match="wrapped returned something to await, which would run without lock 'a'"):
+    with pytest.raises(TypeError, match="wrapped returned an awaitable, which would run without lock 'a'"):
         wrapped()
     assert ran == []
     assert held_by(manager, "{a}")
