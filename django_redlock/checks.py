@@ -27,6 +27,7 @@ from .conf import (
     caches_of,
     databases_of,
     read_alias,
+    servers_of,
 )
 from .core.admission import Admission
 from .engine.lock import decorators
@@ -208,8 +209,7 @@ def _cache_entries(alias: str) -> Iterator[CheckMessage]:
             hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
             id="redlock.W005",
         )
-        location = settings.CACHES[cache]["LOCATION"]
-        if len(re.split("[;,]", location) if isinstance(location, str) else location) > 1:
+        if len(servers_of(settings.CACHES[cache])) > 1:
             yield Warning(
                 f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses only the first, its primary.",
                 hint="Replicas do not vote: list independent masters as nodes of their own.",
@@ -246,9 +246,9 @@ def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
 def _shared_servers(config: AliasConfig) -> Iterator[CheckMessage]:
     """Warn about nodes that are also the server of a cache or of Celery's broker."""
     ours = {_alike(node.address): node.name for node in config.nodes}
-    named = {_address(_first(settings.CACHES[cache]["LOCATION"])) for cache in caches_of(config.alias)}
+    named = {_address(_first(settings.CACHES[cache])) for cache in caches_of(config.alias)}
     for cache, entry in settings.CACHES.items():
-        address = _address(_first(entry.get("LOCATION"))) if entry.get("BACKEND") in REDIS_CACHES else ""
+        address = _address(_first(entry)) if entry.get("BACKEND") in REDIS_CACHES else ""
         if address in ours and address not in named:
             yield Warning(
                 f"REDLOCK[{config.alias!r}] has the node {ours[address]!r}, which is also the server of the cache "
@@ -267,9 +267,8 @@ def _shared_servers(config: AliasConfig) -> Iterator[CheckMessage]:
             )
 
 
-def _first(location: Any) -> Any:
-    addresses = re.split("[;,]", location) if isinstance(location, str) else list(location or [])
-    return addresses[0] if addresses else ""
+def _first(cache: Any) -> str:
+    return [*servers_of(cache), ""][0]
 
 
 def _address(url: Any) -> str:

@@ -215,8 +215,8 @@ class Listener:
         self._wakeup.ring()
 
     def _take_arrivals(self) -> None:
-        while self._arrived:
-            node, link = self._arrived[0]  # it stays there until it is in use, because this may be interrupted
+        for arrival in self._arrived.copy():
+            node, link = arrival  # it stays there until it is in use, because this may be interrupted
             if isinstance(link, LinkError):
                 self._again[node] = self._clock() + RETRY
             else:
@@ -225,7 +225,8 @@ class Listener:
                     if not self._closed:
                         self._waiters.reached(node)
             self._connecting.discard(node)
-            self._arrived.popleft()
+            with suppress(ValueError):  # the manager was closed, and the thread that connected has dropped it
+                self._arrived.remove(arrival)
 
     def _poll(self, left: float) -> list[int]:
         """Wait for an event; return the nodes whose connections can be read."""

@@ -79,7 +79,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["lock-1:6379"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
     ({"default": {"NODES": [f"http://:{SECRET}@a"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
     ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),
-    ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "scheme is not one of"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "cannot be read; write a URL such as"),
     ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
     *(
         ({"default": {"NODES": [url]}}, "redlock.E003", "percent-encoded")
@@ -100,6 +100,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis://:{SECRET}@a:6379redis://b:6379"]}}, "redlock.E003", "it names several nodes"),
     ({"default": {"NODES": [{"HOST": "a", "PORT": 6379}]}}, "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ({"default": {"NODES": [{"URL": "redis://a", "NAME": 5}]}}, "redlock.E003", r"\['NAME'\] must be a str, not int"),
+    ({"default": {"NODES": [f"redis://:{SECRET}[@a"]}}, "redlock.E003", "cannot be read; .* percent-encode"),
+    ({"default": {"NODES": [f"etcd://u:{SECRET}]@a"]}}, "redlock.E003", "cannot be read; .* percent-encode"),
     ({"default": {"NODES": ["redis://lock-1/abc"]}}, "redlock.E003", "database number"),
     ({"default": {"NODES": ["redis://lock-1/1/2"]}}, "redlock.E003", "database number"),
     ({"default": {"NODES": ["redis://lock-1/-1"]}}, "redlock.E003", "database number"),
@@ -210,6 +212,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["cache:default"]}}, "redlock.E005", "whose backend is not Redis"),
     ({"default": {"NODES": ["cache:sharded"]}}, "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
     ({"default": {"NODES": ["cache:nowhere"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
+    ({"default": {"NODES": ["cache:numbered"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
+    ({"default": {"NODES": ["cache:unreadable"]}}, "redlock.E003", "names a cache that has a URL that cannot be read"),
     ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 0}}}, "redlock.E006", "ttl must be more than 0"),
     ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 90}}}, "redlock.E006", "ttl must be from 0.1 to 60"),
     ({"default": {"NODES": THREE, "OPTIONS": {"node_timeout": 20}}}, "redlock.E006", "too short for a node_timeout"),
@@ -232,6 +236,8 @@ CACHES = {
         "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
     },
     "nowhere": {"BACKEND": REDIS_CACHE, "LOCATION": "cache-1:6379"},
+    "numbered": {"BACKEND": REDIS_CACHE, "LOCATION": 6379},
+    "unreadable": {"BACKEND": REDIS_CACHE, "LOCATION": f"redis://:{SECRET}[@cache-1:6379"},
     "replicated": {"BACKEND": REDIS_CACHE, "LOCATION": ["redis://cache-1:6379/1", "redis://cache-2:6379/1"]},
 }
 
@@ -588,6 +594,8 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
         ({"SENTINELS": "s1:26379"}, "E003", "needs SENTINELS"),
         ({"SENTINELS": [("s1", "26379")]}, "E003", "needs SENTINELS"),
         ({"SENTINELS": ["s1:26379"]}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": [f"redis://:{SECRET}[@s1:26379"]}, "E003", "cannot be read; .* percent-encode"),
+        ({"NAME": 5}, "E003", r"\['NAME'\] must be a str, not int"),
         ({"SERVICE": "mymaster"}, "E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
         ({"OPTIONS": {"tls": True}}, "E003", "no option 'tls'"),
     ],
@@ -632,6 +640,7 @@ def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, 
     [
         ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}),
         ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}),
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": 6379}}),
         (
             "CACHES",
             {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "redis://lock-1"}},

@@ -12,10 +12,12 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.core import attempt, backoff
+from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
+from django_redlock.engine.notifications import Listener
 from django_redlock.engine.waiters import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
@@ -464,6 +466,25 @@ async def test_notifications_end_with_the_manager(nodes: Servers):
     for node in nodes:
         with node.client() as client:
             await eventually(lambda client=client: client.pubsub_channels("t:w:*") == [])
+
+
+def test_connection_that_is_dropped_while_a_waiter_takes_it_over_is_no_error():
+    """L40: when the manager is closed, the thread that has just connected drops what the waiter is looking at."""
+    nodes = [MemoryNode("a"), MemoryNode("b")]
+
+    def clock() -> float:
+        listener._closed = True
+        listener._drop_arrivals()
+        listener._arrived.append((1, LinkError(Failure.REFUSED)))
+        return 0.0
+
+    listener = Listener(nodes, Waiters(1, threading.Event), lambda: 0.0)
+    listener._arrived.append((0, LinkError(Failure.REFUSED)))
+    listener._clock = clock
+
+    listener._take_arrivals()
+
+    assert [node for node, _ in listener._arrived] == [1]
 
 
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
