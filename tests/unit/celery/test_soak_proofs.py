@@ -35,7 +35,7 @@ def play(book, *events):
         ["sent 0", "noted 0 x", "sent 0", "acknowledged x"],
         ["sent 0", "noted 0 x", "noted 0 x", "sent 0", "acknowledged x"],
     ],
-    ids=["the first message", "a message put back", "a retry's message", "a copy put back", "a copy of a restored message"],
+    ids=["the first message", "one put back", "a retry's message", "a copy", "a restored message's copy"],
 )
 def test_loss_by_the_broker_is_proved(book, events):
     """
