@@ -120,9 +120,10 @@ def child(stage: Stage) -> str:
 def worker(stage: Stage) -> str:
     stage.call(stage.project.work, "worker", 8.0)
     stage.wait("worker", "began")
+    killed = time.monotonic()
     stage.end()
     stage.new_worker()
-    return stage.runs_again(stage.project.work, "worker", 8.0)
+    return stage.runs_again(stage.project.work, "worker", 8.0, killed)
 
 
 def limit(stage: Stage) -> str:

@@ -133,11 +133,12 @@ def test_kinds_of_nodes_take_turns_and_missing_ones_are_named(
     assert latency.left_out == ["ZooKeeper: apt-get install zookeeper"]
 
 
-def test_another_version_is_measured_in_a_process_of_its_own(nodes: Servers, tmp_path: Path):
+@pytest.mark.parametrize("case", ["free-n1", "publishing-n1", "publishing-replace-n5", "duplicates-n5"])
+def test_another_version_is_measured_in_a_process_of_its_own(nodes: Servers, tmp_path: Path, case: str):
     """
     The child refuses to measure a version that it was not asked for.
     """
-    cpu, rate = against._measure("free-n1", against.ROOT, nodes.urls[:1])
+    cpu, rate = against._measure(case, against.ROOT, list(nodes.urls))
 
     assert min(cpu, rate) > 0
     with pytest.raises(AssertionError, match="another version"):

@@ -133,6 +133,26 @@ def quorums_only(right: Any) -> Any:
     return lambda ticket, *seen: right(ticket, *(one._replace(split=()) for one in seen))
 
 
+def any_id(right: Any) -> Any:
+    """Have a message give way to the record of another call too, which will never end under its id."""
+
+    def is_superseded(ticket: Any, seen: Any, began: Any) -> bool:
+        others = (one.record for one in seen.sightings)
+        return any(record and record.task_id != ticket.task_id for record in others) or right(ticket, seen, began)
+
+    return is_superseded
+
+
+def runs_as_well(right: Any) -> Any:
+    """Send a call that finds a pending one without a slot, so that both run."""
+
+    def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
+        sent = call.noted(seen.holder).publish(replace(call.ticket, secret="", number=0))
+        return sent.about(seen.holder, accepted=True)
+
+    return take_over
+
+
 MUTANTS = (
     Mutant("no turn for callers", ("rerun burst", "replace burst"), (trailing, "turn"), lambda right: no_turn),
     Mutant("an id for each caller", ("rerun burst",), (trailing.TrailingCall, "_take_over_pending"), fresh_id),
@@ -158,6 +178,13 @@ MUTANTS = (
         ("rerun burst",),
         (trailing.TrailingCall, "_says_the_same"),
         lambda right: lambda call, record: bool(record.record),
+    ),
+    Mutant("messages give way to other ids", ("rerun freed",), (arrival, "is_superseded"), any_id),
+    Mutant(
+        "what is replaced runs as well",
+        ("replace waiting",),
+        (trailing.TrailingCall, "_take_over_pending"),
+        runs_as_well,
     ),
 )
 

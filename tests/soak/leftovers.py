@@ -5,8 +5,8 @@ With Redis as broker, kombu takes a message out of its list (BRPOP) before it re
 (``unacked``). A worker that is killed between the two takes the message with it. The soak proves this for each message
 and does not assume it. The message of the task's last attempt is in no list of the broker and not among the
 unacknowledged ones. In addition, one of these holds: no worker ever recorded it; the last action of a worker was to
-record it without acknowledging it, so that it had been put back; or a quorum of nodes has its slot as its sender took
-it.
+record it without acknowledging it, so that it had been put back; more messages of that attempt were sent than workers
+ever recorded; or a quorum of nodes has its slot as its sender took it.
 """
 
 import os
@@ -94,6 +94,8 @@ class Loss:
             return "no worker ever noted it"
         if "noted" in events.values():
             return "put back after its worker was killed, taken out again and not noted"
+        if again := self._book.never_noted(task):
+            return f"sent again, and no worker ever noted {again} of its messages"
         waits = [slot for slot in slots if slot.task == task and slot.waits_everywhere(slots, nodes)]
         return "its slot is as its sender took it" if waits else ""
 

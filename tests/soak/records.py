@@ -62,6 +62,17 @@ class Records:
         )
         return dict(rows.fetchall())
 
+    def never_noted(self, task: str) -> int:
+        """Return how many messages of the last attempt of a task have been sent, and noted by no worker."""
+        (attempt,) = self._database.execute("SELECT MAX(attempt) FROM sent WHERE task = ?", (task,)).fetchone()
+        (sent,) = self._database.execute(
+            "SELECT COUNT(*) FROM sent WHERE task = ? AND attempt = ?", (task, attempt)
+        ).fetchone()
+        (noted,) = self._database.execute(
+            "SELECT COUNT(DISTINCT tag) FROM broker WHERE task = ? AND attempt = ?", (task, attempt)
+        ).fetchone()
+        return max(0, int(sent) - int(noted))
+
     def called(self, key: int, task: str, accepted: bool) -> None:
         """Record the caller's result."""
         self._database.execute(

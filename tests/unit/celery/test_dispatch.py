@@ -469,6 +469,23 @@ def test_calls_cost_one_round_trip(make, monkeypatch, how):
 
 
 @pytest.mark.parametrize(
+    ("options", "cost"),
+    [
+        ({"on_duplicate": "rerun"}, 2),
+        ({"on_duplicate": "replace"}, 3),
+        ({"on_duplicate": "rerun", "scope": "until_executing"}, 3),
+    ],
+)
+def test_first_call_where_others_may_be_pending(make, monkeypatch, options, cost):
+    """
+    Such a call looks for a pending one first, and waits for its turn only if later calls can take it over. C34 C96
+    """
+    task = make(**options)
+
+    assert rounds(monkeypatch, lambda: task.delay(7)) == cost
+
+
+@pytest.mark.parametrize(
     ("kept", "release", "cost"),
     [(True, None, 2), (True, "send", 2), (False, None, 1), (False, "send", 1), (False, "wait", 2)],
 )

@@ -184,8 +184,8 @@ def test_differences_from_celery_once(once, worker):
     assert (joined.id, joined.accepted) == (first.id, False)  # the result of the first, not one without a value
     assert task.apply_async((1,), task_id="own").accepted  # a call with an id is sent, and the worker decides
     assert worker.run_all() == [states.SUCCESS, states.SUCCESS]
-    assert not hasattr(task, "once_backend")
-    assert not hasattr(task, "get_key")
+    gone = ("once_backend", "once_config", "config", "default_timeout", "get_key", "clear_lock")
+    assert [name for name in gone if hasattr(task, name)] == []
 
 
 # celery-singleton
@@ -309,4 +309,5 @@ def test_differences_from_celery_singleton(singleton, worker):
     assert task.apply_async((1,), task_id="own").accepted  # the worker decides
     assert worker.run_all() == [states.RETRY, states.IGNORED, states.SUCCESS]
     assert runs == [first.id, first.id]  # a retry is not lost
-    assert not hasattr(task, "generate_lock")
+    gone = ("generate_lock", "aquire_lock", "get_existing_task_id", "unlock", "lock_and_run", "on_duplicate")
+    assert [name for name in (*gone, "singleton_backend", "singleton_config") if hasattr(task, name)] == []

@@ -1184,6 +1184,23 @@ def test_cancel_frees_the_slot_whatever_the_backend_says(make, monkeypatch):
     assert names() == set()
 
 
+def test_cancel_frees_the_slot_though_no_worker_can_be_told(make, monkeypatch):
+    """
+    A broker that does not take the revocation raises, and the slot is free all the same. C69
+    """
+
+    def away(task_id):
+        raise OSError("the broker is away")
+
+    task = make()
+    task.apply_async((7,), countdown=600)
+    monkeypatch.setattr(task.app.control, "revoke", away)
+
+    with pytest.raises(OSError, match="away"):
+        task.singleton.cancel(7)
+    assert names() == set()
+
+
 @pytest.mark.parametrize("run", ["retry", "run", "fail"])
 def test_older_message_of_a_pending_call_leaves_its_result(make, worker, memory_nodes, run):
     """
@@ -1298,3 +1315,14 @@ def test_waiting_call_is_moved_to_another_queue(make, worker):
     moved = task.delay(7)
 
     assert (moved.accepted, worker.run(), stuck.state) == (True, "SUCCESS", "REVOKED")
+
+
+def test_replacement_goes_to_its_own_queue(make, worker):
+    """
+    With ``on_duplicate="replace"`` a call that waits in a queue that nobody consumes is moved by the next call. C99
+    """
+    task = make(on_duplicate="replace")
+    stuck = task.apply_async((7,), queue="nobody")
+    moved = task.delay(7)
+
+    assert (moved.id, moved.accepted, worker.run(), stuck.state) == (stuck.id, True, "SUCCESS", "SUCCESS")

@@ -1,0 +1,65 @@
+"""What the soak takes for evidence that the broker lost a message, and not this package."""
+
+import pytest
+
+from tests.soak.leftovers import Loss, Slot
+from tests.soak.records import Records
+
+NODES = ("a", "b", "c")
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOAK_BROKER", "memory://")
+    monkeypatch.setattr(Loss, "gone", lambda loss, task: True)
+    return Records(tmp_path / "records.sqlite3")
+
+
+def play(book, *events):
+    """Record events: ``sent 0`` (of an attempt), ``noted 0 x`` (of an attempt, with a tag), ``acknowledged x``."""
+    for event, *about in map(str.split, events):
+        if event == "sent":
+            book.sent("task", int(about[0]))
+        elif event == "noted":
+            book.broker(about[1], "task", int(about[0]), "noted")
+        else:
+            book.broker(about[0], "", 0, "acknowledged")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        ["sent 0"],
+        ["sent 0", "noted 0 x"],
+        ["sent 0", "noted 0 x", "sent 1", "acknowledged x"],
+        ["sent 0", "noted 0 x", "sent 0", "acknowledged x"],
+        ["sent 0", "noted 0 x", "noted 0 x", "sent 0", "acknowledged x"],
+    ],
+    ids=["the first message", "one put back", "a retry's message", "a copy", "a restored message's copy"],
+)
+def test_loss_by_the_broker_is_proved(book, events):
+    """
+    A message that no worker has noted, and that the broker does not have, is lost by the broker.
+    """
+    play(book, *events)
+
+    assert Loss(book).proof("task", [], NODES)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        ["sent 0", "noted 0 x", "acknowledged x"],
+        ["sent 0", "noted 0 x", "sent 1", "acknowledged x", "noted 1 y", "acknowledged y"],
+        ["sent 0", "noted 0 x", "sent 0", "acknowledged x", "noted 0 y", "acknowledged y"],
+    ],
+    ids=["the first message", "a retry's message", "a copy"],
+)
+def test_messages_that_workers_acknowledged_are_no_loss_by_the_broker(book, events):
+    """
+    If workers acknowledged all messages of a call that never ended, the soak fails.
+    """
+    play(book, *events)
+    running = [Slot(node, "{task:work:key=7}", "task", False, 5.0) for node in range(3)]
+
+    assert not Loss(book).proof("task", running, NODES)
