@@ -176,7 +176,7 @@ class RecordTable:
         raise NotImplementedError
 
     def confirm(self, decision: Decision) -> bool:
-        """Return whether the records read for a decision without changes were current; otherwise the caller repeats it."""
+        """Return whether the records read for a decision without changes were current; if not, it is made again."""
         return True
 
     def survey(self, request: Survey) -> Reply:
