@@ -180,7 +180,7 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
             node.name,
             "It keeps no append-only file, and restarts are not guarded: one that restarts forgets its locks and "
             "votes at once.",
-            "OPTIONS['restart_guard'] = True, or appendonly yes with appendfsync always.",
+            "Set OPTIONS['restart_guard'] = True, or appendonly yes with appendfsync always.",
         )
     broken = [what for what in WRITES if node.info.get(what) == "err"]
     if broken:

@@ -58,7 +58,7 @@ class EtcdError(Exception):
 
 
 class Header(NamedTuple):
-    """What every reply says of the member that gave it; ``term`` changes with every election of a leader."""
+    """The header of every reply, about the member that sent it; ``term`` changes with every election of a leader."""
 
     cluster: int
     member: int
@@ -149,7 +149,7 @@ class Client:
 
 
 def parsed(text: bytes, status: int) -> dict[str, Any]:
-    """Return the reply in a response; raises EtcdError if there is none."""
+    """Return the reply in a response; raise EtcdError if there is none."""
     try:
         reply = json.loads(text) if len(text) <= LARGEST else None
         if not isinstance(reply, dict):
