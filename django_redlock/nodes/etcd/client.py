@@ -20,7 +20,7 @@ from ..cas.place import Place
 from ..redis.decode import known_cause
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
-# After ten seconds, the system looks whether a silent member is still there, and gives it up after twenty more.
+# After ten seconds, the system probes a silent member, and gives it up after twenty more.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 # Codes of gRPC.
