@@ -1,8 +1,8 @@
 """
-A fence in each row, for bulk writes that do not read; holders do not have to wait for one common row.
+A fence in each row, for bulk writes that do not read; holders need not wait for one common row.
 
-It protects less than :func:`django_redlock.fenced`: only the rows that are updated through it, but neither values that
-were read before, nor rows that are inserted or deleted.
+It protects less than :func:`django_redlock.fenced`: only rows that are updated through it. Values that were read before
+are not protected, and neither are rows that are inserted or deleted.
 """
 
 from typing import Any, TypeVar

@@ -30,7 +30,7 @@ from .models import Fence
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ATTEMPTS = 3  # to find a row that was just created; more would help only if rows were deleted constantly
+ATTEMPTS = 3  # attempts to find a row that was just created; more would help only if rows were deleted constantly
 LONGEST_PAUSE = 1.0  # seconds between two runs of a function whose transaction conflicted with another
 
 

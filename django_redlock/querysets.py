@@ -37,7 +37,7 @@ from .inventory import State, find_locks
 M = TypeVar("M", bound=Model)
 Result = TypeVar("Result")
 
-TRIES = 3  # to find related rows that stay the same, or rows that nobody has locked
+TRIES = 3  # attempts to find related rows that stay the same, or rows that are not locked
 COMMITTED = "The transaction had already been committed: its changes are kept, but they may not have been exclusive."
 
 

@@ -301,7 +301,7 @@ REPLICATED = {"cluster": "clusters", "etcd": "etcds", "zookeeper": "zookeepers"}
 
 
 def beside(servers: Servers, url: str) -> Iterator[Manager]:
-    """Make managers over Redis servers, of which a replicated store takes the place of the third."""
+    """Make managers over Redis servers, with a replicated store in place of the third."""
     yield from over_urls([*servers.urls[:2], url, *servers.urls[2:4]])
 
 

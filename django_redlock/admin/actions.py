@@ -167,7 +167,7 @@ def seconds_wanted(text: str, choices: Iterable[Choice]) -> tuple[float, str]:
 
 
 def problem_with(request: HttpRequest, keys: list[str]) -> str:
-    """Return why so many locks cannot be acted on at once; empty if they can."""
+    """Return why the selection cannot be acted on; empty if it can."""
     if request.POST.get("select_across", "0") not in ("", "0"):
         return gettext("Nothing was done: “select all” includes locks that you have not seen. Tick them.")
     if len(keys) > MAX_RELEASE:

@@ -1,5 +1,5 @@
 """
-Celery's classes as type checkers see them: generic, which before Celery 5.7 they are not when the code runs.
+Celery's classes as type checkers see them: generic, which before Celery 5.7 they are not when the code runs (internal).
 """
 
 from types import GenericAlias

@@ -1,5 +1,5 @@
 """
-System checks: Celery settings with which singleton tasks do not behave as expected.
+System checks: Celery settings with which singleton tasks do not behave as expected (internal).
 
 The checks inspect the tasks of the default app, and import its modules as a worker does. If the project has no app,
 there is nothing to inspect. The app's ``ready()`` registers the checks. A worker runs them again when it starts,

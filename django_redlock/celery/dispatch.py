@@ -176,7 +176,7 @@ class Call:
         return str(self.task.name)
 
     def noted(self, holder: Holder) -> "Call":
-        """Report that the call is a duplicate; returns the call."""
+        """Report that the call is a duplicate; return the call."""
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
         about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
         report(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)

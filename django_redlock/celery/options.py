@@ -117,7 +117,7 @@ class SingletonOptions:
         using: Alias in ``REDLOCK``.
         group: Tasks of one group share slots; None is a slot of the task's own.
         version: A number to increase when the meaning of the key changes.
-        on_lost: What happens to a body whose slot was lost: ``flag`` lets it check by itself, ``raise`` interrupts it.
+        on_lost: The consequence for a body that lost its slot: ``flag`` lets it check, ``raise`` interrupts it.
         on_unavailable: What to do when too few lock nodes answer: ``{"enqueue": "publish" or "raise", "run":
             "retry", "run" or "fail"}``; a stage that is not given keeps the first choice.
         redelivery: How a worker treats a message that the broker delivers again after a run of it had begun:

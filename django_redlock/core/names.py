@@ -1,5 +1,5 @@
 """
-Map lock names to keys, one to one.
+Map lock names to keys, one to one (internal).
 
 A name becomes a *slug*. The slug of a short name is ``{name}``; that of a long name is its beginning and a digest,
 ``{beginning}~digest``. The keys of a lock are ``prefix + slug + ":h"`` (holder) and ``":f"`` (fence). The mapping is

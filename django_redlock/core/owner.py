@@ -1,5 +1,5 @@
 """
-The value of a lock's key: the holder's secret and, for people, who holds it.
+The value of a lock's key: the holder's secret and, for people, who holds it (internal).
 
 A process that knows the secret can extend and release the lock, so no part of the secret is ever shown. The rest is a
 small JSON object that the admin and ``redis-cli`` can read. It holds nothing secret.

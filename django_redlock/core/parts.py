@@ -1,5 +1,5 @@
 """
-Split a request over very many names into parts, and put their replies together.
+Split a request over very many names into parts, and put their replies together (internal).
 
 A script over a thousand names would block its node, and all other clients with it, for several milliseconds. So the
 parts are sent one after another, and are no longer one atomic step on the node. At worst that costs an attempt: a node

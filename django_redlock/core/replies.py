@@ -19,7 +19,7 @@ class Kind(Enum):
     HELD = "held"  # extended
     MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` shows which
     REFUSED = "refused"  # no longer ours
-    REVOKED = "revoked"  # as refused, because an operator asked the holder to stop
+    REVOKED = "revoked"  # like REFUSED, but because an operator asked the holder to stop
     RELEASED = "released"
     GONE = "gone"  # nothing there to release
     LISTED = "listed"

@@ -1,5 +1,5 @@
 """
-The options of one alias, and the arithmetic of quorum, drift and validity.
+The options of one alias, and the arithmetic of quorum, drift and validity (internal).
 
 Sources: "Distributed Locks with Redis"
 (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), steps 2 to 5, for quorum, drift and

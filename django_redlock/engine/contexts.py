@@ -1,5 +1,5 @@
 """
-Objects that can be used for one ``with`` or ``async with`` block after another.
+Objects that can be used for one ``with`` or ``async with`` block after another (internal).
 
 ``contextlib`` makes a context manager from a generator, for a single block. Here an object with options makes a new
 context manager for each of its blocks, and leaves that of the present block.

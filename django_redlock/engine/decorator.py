@@ -1,5 +1,5 @@
 """
-Use a lock as a decorator.
+Use a lock as a decorator (internal).
 
 A decorated function must do its work during the call, or while its result is awaited. The body of a generator runs at
 neither time, so a generator function cannot be decorated.

@@ -122,8 +122,8 @@ class Holdings(NamedTuple):
     """
     The leases that were taken in a context and may still be held.
 
-    Taking a lock costs the same however many others are held: one link is added to the chain, and the leases are looked
-    at only when their number has doubled.
+    Taking a lock costs the same however many others are held: one link is added to the chain, and the leases are
+    checked only when their number has doubled.
 
     Attributes:
         chain: The leases, the last one first; it never changes, because contexts that were copied share it.

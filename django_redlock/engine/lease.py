@@ -1,5 +1,5 @@
 """
-Leases: the proof of holding a lock that acquiring it gives, for blocking code and for asyncio.
+Leases: the proof of holding a lock that acquiring it gives, for blocking code and for asyncio (internal).
 """
 
 from collections.abc import Callable, Sequence

@@ -31,7 +31,7 @@ LASTING = 86_400.0  # seconds for which the release of a hold that may last long
 
 
 class Manager(Protocol):
-    """What extends and releases a lease: a :class:`~.manager.LockManager`."""
+    """The part of a :class:`~.manager.LockManager` that extends and releases a lease."""
 
     nodes: tuple[Node, ...]
     rules: Rules

@@ -1,5 +1,5 @@
 """
-The description of a lock, for ``with``, ``async with`` and decorators.
+The description of a lock, for ``with``, ``async with`` and decorators (internal).
 
 A :class:`Lock` can be kept and used from any thread or task. Acquiring it gives a :class:`~.lease.Lease`, the proof of
 holding it.

@@ -1,5 +1,5 @@
 """
-The locks of one alias, blocking and asyncio: the decisions of :mod:`django_redlock.core`, carried out.
+The locks of one alias, blocking and asyncio: the decisions of :mod:`django_redlock.core`, carried out (internal).
 
 The public methods of a :class:`LockManager` are ``lock``, ``release``, ``extend``, ``aextend``, ``close`` and
 ``aclose``.

@@ -1,4 +1,4 @@
-"""Keep one thing per event loop."""
+"""Keep one thing per event loop (internal)."""
 
 import asyncio
 from collections.abc import Callable

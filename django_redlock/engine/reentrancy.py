@@ -1,5 +1,5 @@
 """
-Track the threads and tasks that are inside a lock.
+Track the threads and tasks that are inside a lock (internal).
 
 Neither the ident of a thread nor the address of a task identifies it, because both are reused.
 

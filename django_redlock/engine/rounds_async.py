@@ -1,5 +1,5 @@
 """
-Ask all nodes at once from an event loop.
+Ask all nodes at once from an event loop (internal).
 
 The rounds are those of :mod:`.rounds`. Each event loop has one link per node, shared by its tasks. Requests are written
 at once, in order, and the link hands every reply to the round that asked, without a task in between. So there are no

@@ -178,9 +178,9 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "forgets",
             Level.WARNING,
             node.name,
-            "It keeps no append-only file, and restarts are not guarded: one that restarts forgets its locks and "
-            "votes at once.",
-            "OPTIONS['restart_guard'] = True, or appendonly yes with appendfsync always.",
+            "It keeps no append-only file, and restarts are not guarded: after a restart it has forgotten its locks "
+            "and votes at once.",
+            "Set OPTIONS['restart_guard'] = True, or appendonly yes with appendfsync always.",
         )
     broken = [what for what in WRITES if node.info.get(what) == "err"]
     if broken:

@@ -1,1 +1,1 @@
-"""Commands for operators, and ``@locked_command`` for a project's own commands."""
+"""Commands for operators, and ``@locked_command`` for a project's own commands (internal)."""

@@ -1,5 +1,5 @@
 """
-Run a management command under a lock: cron starts it on every server, and one of them does the work.
+Run a management command under a lock: cron starts it on every server, and one of them does the work (internal).
 """
 
 import inspect

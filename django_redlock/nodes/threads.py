@@ -144,7 +144,7 @@ class Background:
     A daemon thread that exists while it has something to do.
 
     Args:
-        work: Does the work; returns when there has been nothing to do for long enough.
+        work: Does the work; return when there has been nothing to do for long enough.
         busy: Returns whether there is something to do.
         name: The name of the thread.
         real: Whether it must be a thread of the operating system even under gevent.

@@ -1,5 +1,5 @@
 """
-Start real Redis or Valkey servers on this machine, and make them fail.
+Start real Redis or Valkey servers on this machine, and make them fail (internal).
 
 Five of them are usually ready in less than 0.2 seconds. They use free ports, and
 keep their files in a private temporary folder. On Linux they do not outlive the

@@ -1,4 +1,4 @@
-"""An in-memory node that can crash, restart, lose a reply, and have a wrong clock."""
+"""An in-memory node that can crash, restart, lose a reply, and have a wrong clock (internal)."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
 """
-Lose a lock in your own tests: in-memory nodes that fail on command, in virtual time.
+Lose a lock in your own tests: in-memory nodes that fail on command, in virtual time (internal).
 
     def test_report_is_not_sent_twice():
         with Simulation() as sim, sim.at(send_report, "mail.send(", lambda: sim.lose("report")):

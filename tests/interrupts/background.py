@@ -162,7 +162,7 @@ class RedeliveryTurn:
         return True
 
     def release(self) -> None:
-        """Check that the thread delivers what is left; then release the lease."""
+        """Check that the thread delivers the rest; then release the lease."""
         mend(self._manager)
         self.redelivery._bell = self._bell
         self.redelivery._thread.start()

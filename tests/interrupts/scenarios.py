@@ -43,7 +43,7 @@ class Scenario(NamedTuple):
     Args:
         name: Its name.
         run: Runs it, or returns a coroutine that does; gets the manager, the lock, and what *prepare* returned.
-        prepare: Runs before it, and is not interrupted. What it returns is released at the end, if it is not None.
+        prepare: Runs before it, and is not interrupted. Its result is released at the end, if it is not None.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
 
     Args:
         lease: A lease of the scenario's own.
-        others: What else is released at the end.
+        others: Further leases to release at the end.
     """
 
     lease: Any
@@ -307,7 +307,7 @@ def raising(lease: Any) -> None:
 
 
 def lose_in_block(manager: Any, lock: Any, prepared: Any) -> None:
-    """End blocks whose lock was lost: by the clock, and by what the nodes reply to the release."""
+    """End blocks whose lock was lost: by the clock, and by the nodes' replies to the release."""
     for options in ({}, {"release": "send"}):
         with suppress(LockLostError), variant(lock, **options) as lease:
             lease.on_lost(lambda lease: None)

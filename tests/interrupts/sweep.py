@@ -96,7 +96,7 @@ class Sweep:
         return self.points
 
     def sample(self, points: int, first: int = 0) -> int:
-        """Interrupt at about so many points, spread over the scenario; return how many there were."""
+        """Interrupt at about the given number of points, spread over the scenario; return how many there were."""
         whole = Trap(NEVER, self._lines)
         self.count(whole)
         return self.run(first, 1 + whole.passed // points)

@@ -51,7 +51,7 @@ class Member:
         self.began: dict[str, float] = {}  # by lease: when its count was zero, on the clock
 
     def promote(self, counted: Mapping[str, float]) -> None:
-        """Begin to count leases, of which so many seconds have been counted."""
+        """Begin to count leases whose given seconds have already passed."""
         self.counts = True
         self.began = {lease: self.clock() - seconds for lease, seconds in counted.items()}
 
@@ -243,7 +243,7 @@ class Cluster:
                 self._learn(member, self.term)
             elif member is not new:
                 world.at(world.now + random.expovariate(5 / TTL), self._learn, member, self.term)
-        # What the earlier leader had sent to the new one is carried out in the new term; the rest is lost.
+        # Entries that the earlier leader had sent to the new one are carried out in the new term; the rest is lost.
         pending, self._pending = self._pending, []
         for proposal in pending[: random.randint(0, len(pending))]:
             self._reply_in_term(proposal, proposal.apply(), self.term)
@@ -284,7 +284,7 @@ class Cluster:
         if self.leader and term == self.term and member is not self.leader:
             member.term, member.leader = term, self.leader.number
         elif term < self.term:
-            return  # another election has followed, of which it hears by itself
+            return  # another election has followed, and it learns of that by itself
         elif self.leader is None:
             member.term, member.leader = max(member.term, term), None
             self._world.at(self._world.now + 0.05, self._know, member, term)

@@ -520,7 +520,7 @@ def versions_not_compared() -> Iterator[None]:
 
 @mutant("leaders", "leaders apart")
 def no_margin() -> Iterator[None]:
-    """a hold is not made longer by what is unknown about the leader's clock"""
+    """a hold is not lengthened by the uncertainty about the leader's clock"""
     with patch.object(Moment, "margin", 0.0):
         yield
 

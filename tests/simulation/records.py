@@ -319,7 +319,7 @@ class SimulatedTable(EtcdTable):
     def _decide(self, requests: Sequence[Request]) -> Decision:
         decision = super()._decide(requests)
         store = self._worker.store
-        # What a request finds is compared when it is written, so it is the same then.
+        # The records that a request reads are compared when it writes, so they are the same then.
         self._found = [
             (request, reply, store.missing(request)) for request, reply in zip(requests, decision.replies, strict=False)
         ]

@@ -39,11 +39,11 @@ def answers_are_true(history: "History") -> list[str]:
         if answer.error:
             continue
         if answer.accepted != bool(answer.sent):
-            found.append(f"{answer.caller} was told accepted={answer.accepted} and sent {answer.sent} messages")
+            found.append(f"{answer.caller} got accepted={answer.accepted} and sent {answer.sent} messages")
         if answer.duplicate != bool(answer.reason):
             found.append(f"{answer.caller}: duplicate={answer.duplicate} with the reason {answer.reason!r}")
         if answer.holder_id and answer.holder_id not in ids:
-            found.append(f"{answer.caller} was told of {answer.holder_id}, which is no call")
+            found.append(f"{answer.caller} got the holder {answer.holder_id}, which is no call")
     return found
 
 

@@ -177,7 +177,7 @@ def make_call(history: History, task: Any, machine: Machine, value: str, options
         answer.id, answer.accepted, answer.duplicate = result.id, result.accepted, result.duplicate
         answer.reason, answer.holder_id = result.reason, result.holder_id
     answer.end, answer.sent = next(here.steps), machine_sent(history, machine) - before
-    world.note(f"is told {answer.error or answer.id[:4]} accepted={answer.accepted} duplicate={answer.duplicate}")
+    world.note(f"gets {answer.error or answer.id[:4]} accepted={answer.accepted} duplicate={answer.duplicate}")
     return answer
 
 

@@ -1,5 +1,6 @@
 """What users import: the paths, the names, and how little is loaded before a name is used."""
 
+import ast
 import inspect
 import json
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +100,31 @@ def test_names_that_are_loaded_late_are_listed(module):
     assert dir(module) == sorted(module.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'unheard_of'"):
         _ = module.unheard_of
+
+
+# Modules that Django looks for by name.
+OF_DJANGO = {"admin", "apps", "models"}
+
+
+def is_internal(path: Path) -> bool:
+    """Return whether a module of the package is neither public, nor around a public one, nor Django's."""
+    name = ".".join(["django_redlock", *path.with_suffix("").parts]).removesuffix(".__init__")
+    of_django = name.rpartition(".")[2] in OF_DJANGO or {"commands", "migrations"} & set(path.parts)
+    public = any(name == known or known.startswith(f"{name}.") for known in PATHS)
+    return len(path.parts) > 1 and not of_django and not public
+
+
+def test_internal_modules_say_so():
+    """
+    The docstring of a module that is not public says that it is internal, and that of a public one does not.
+    """
+    package = Path(django_redlock.__file__).parent
+    modules = {path.relative_to(package): ast.parse(path.read_text("utf-8")) for path in package.rglob("*.py")}
+    said = {path: "(internal" in (ast.get_docstring(tree) or "") for path, tree in modules.items()}
+    public = {path for path in modules if not is_internal(path) and not {"commands", "migrations"} & set(path.parts)}
+
+    assert sorted(str(path) for path in modules if is_internal(path) and not said[path]) == []
+    assert sorted(str(path) for path in public if said[path]) == []
 
 
 @pytest.mark.server

@@ -1,5 +1,5 @@
 """
-Measure how long locks of each kind are waited for and held, and suggest a ttl and a wait.
+Measure how long locks of each kind are waited for and held, and suggest a ttl and a wait (internal).
 """
 
 from collections.abc import Iterator

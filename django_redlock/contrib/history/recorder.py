@@ -1,5 +1,5 @@
 """
-Write ended locks to the database, later and in another thread.
+Write ended locks to the database, later and in another thread (internal).
 """
 
 import atexit

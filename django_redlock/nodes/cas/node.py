@@ -34,7 +34,7 @@ class RecordNode:
     calls = False
     fails_over = False
     kind: ClassVar[str]
-    """What to call this kind of store, in the names of threads and in the log."""
+    """The name of this kind of store, for the names of threads and the log."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name

@@ -47,7 +47,7 @@ class RecordTable:
     Attributes:
         part: The most names of one request that are decided and written together.
         most: The most names of several requests that are decided and written together.
-        errors: What the methods of a kind of store raise when a call fails.
+        errors: The exceptions that the methods of a kind of store raise when a call fails.
     """
 
     part: ClassVar[int] = PART
@@ -176,7 +176,7 @@ class RecordTable:
         raise NotImplementedError
 
     def confirm(self, decision: Decision) -> bool:
-        """Return whether the records read for a decision without changes were current; if not, repeat it."""
+        """Return whether the records read for a decision without changes were current; if not, it is made again."""
         return True
 
     def survey(self, request: Survey) -> Reply:

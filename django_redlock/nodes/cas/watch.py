@@ -41,7 +41,7 @@ class Watch:
     """
 
     kind: ClassVar[str]
-    """What to call this kind of store, in the name of the thread."""
+    """The name of this kind of store, for the name of the thread."""
 
     def __init__(self, place: Place, key: str, timeout: float, deliver: Deliver) -> None:
         self.place = place

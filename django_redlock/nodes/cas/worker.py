@@ -125,7 +125,7 @@ class Worker:
             self._links.add(on_end)
 
     def detach(self, on_end: Callable[[LinkError], None]) -> bool:
-        """Remove a link, and end with the last one; returns whether it was the last."""
+        """Remove a link, and end with the last one; return whether it was the last."""
         if self.inherited:
             return False
         with self._mutex:
@@ -200,7 +200,7 @@ class Worker:
             self._end(reason)
 
     def _take(self) -> list[Job]:
-        """Wait for requests; returns none when it is time to end."""
+        """Wait for requests; return none when it is time to end."""
         try:
             jobs = [self._inbox.get(timeout=None if self._links else UNUSED)]
         except Empty:

@@ -20,7 +20,7 @@ from ..cas.place import Place
 from ..redis.decode import known_cause
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
-# After ten seconds, the system looks whether a silent member is still there, and gives it up after twenty more.
+# After ten seconds, the system probes a silent member, and gives it up after twenty more.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 # Codes of gRPC.
@@ -58,7 +58,7 @@ class EtcdError(Exception):
 
 
 class Header(NamedTuple):
-    """What every reply says of the member that gave it; ``term`` changes with every election of a leader."""
+    """The header of every reply, about the member that sent it; ``term`` changes with every election of a leader."""
 
     cluster: int
     member: int
@@ -149,7 +149,7 @@ class Client:
 
 
 def parsed(text: bytes, status: int) -> dict[str, Any]:
-    """Return the reply in a response; raises EtcdError if there is none."""
+    """Return the reply in a response; raise EtcdError if there is none."""
     try:
         reply = json.loads(text) if len(text) <= LARGEST else None
         if not isinstance(reply, dict):

@@ -47,7 +47,7 @@ class EtcdNode(ReplicatedNode):
         return f"{self.prefix}w/{process}"
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
-        """Add what a member says to the facts; returns the seconds of the shortest round trip."""
+        """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
         client = Client(self.place, number, timeout)
         try:
             client.open()

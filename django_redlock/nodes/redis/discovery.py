@@ -25,7 +25,7 @@ SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the master is, and for how many seconds at least it has been the master; None if nobody reports that."""
+    """The address of the master, and the least time for which it has been the master, in seconds; None if unknown."""
 
     host: str
     port: int

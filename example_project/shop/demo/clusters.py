@@ -152,7 +152,7 @@ class ZookeeperMember(ClusterMember):
 
 
 class ClusterNode(Nodes):
-    """A cluster of three members: one node, of which one member may die."""
+    """A cluster of three members, which is one node and survives the loss of one member."""
 
     losable = 1
     gaps = True

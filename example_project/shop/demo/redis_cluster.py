@@ -72,7 +72,7 @@ class ClusterServer(Server):
 
 
 class RedisClusterNode(Nodes):
-    """A Redis or Valkey Cluster: one node, of which one server may die. The shard of the locks comes first."""
+    """A Redis or Valkey Cluster: one node, which survives the loss of a server. The shard of the locks comes first."""
 
     title = "a Redis Cluster of three masters and three replicas as the only node"
     call = "cluster"

@@ -54,7 +54,7 @@ pytestmark = [
 
 
 def sampled(scenario: Scenario, points: int, first: int = 3, **options: Any) -> Sweep:
-    """Interrupt a scenario at about so many points; return the sweep, which is over."""
+    """Interrupt a scenario at about the given number of points; return the finished sweep."""
     sweep = make_sweep(scenario, **options)
     try:
         sweep.sample(points, first)

@@ -156,8 +156,8 @@ def test_member_that_is_cut_off_is_left_for_the_next(
     cluster: Cluster, direction: Direction, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    P24, P25: a process that hears nothing of its member asks another one. What it wrote in vain does not stay: the lock
-    is free again as soon as the release has arrived.
+    P24, P25: a process that hears nothing of its member asks another. A write that failed leaves nothing behind: the
+    lock is free again as soon as the release has arrived.
     """
     first, *others = cluster.members
     with FaultProxy(first.url) as proxy:

@@ -97,7 +97,7 @@ def test_era_begins_when_its_record_is_there():
 
 
 def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
-    """P24: what was left when the record was written is left from the first reading on; other fields stay."""
+    """P24: the time left at the write counts again from the first reading on; other fields stay."""
     record = {
         "slug": "{x}",
         "holder": ["v", 140.0],
