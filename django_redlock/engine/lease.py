@@ -27,8 +27,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     Proof that a quorum of nodes granted a lock; it is valid until its deadline.
 
     ``with lease:``, or ``async with lease:`` in an event loop, releases the lock at the end of the block. The block
-    raises LockLostError at the beginning if the lease has ended. It raises the same error at the end if the lock was
-    lost meanwhile, unless the body raised.
+    raises LockLostError at the beginning if the lease has ended, and RuntimeError if the lease is in a block already.
+    It raises LockLostError at the end if the lock was lost meanwhile, unless the body raised.
 
     Validity comes from the clock alone: the ttl counts from before the first byte of the request was sent, less the
     allowance for drift ("Distributed Locks with Redis", "The Redlock Algorithm", step 3). A lease that has ended stays
