@@ -57,14 +57,27 @@ def check_singletons(**kwargs: Any) -> list[CheckMessage]:
     app: Any = _state.get_current_app()
     if app in _importing:  # Celery runs Django's checks when it imports the tasks
         return []
+    messages = list(_import_tasks(app))
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
+    messages += [message for task in tasks for message in _check_task(app, task)]
+    return messages + list(_check_beat(app, tasks))
+
+
+def _import_tasks(app: Any) -> Iterator[CheckMessage]:
+    """Import the modules with tasks, as a worker does, and report one that fails: a command may not need the tasks."""
     _importing.add(app)
     try:
         app.loader.import_default_modules()
+    except Exception as error:
+        yield Warning(
+            f"The modules with Celery tasks cannot be imported, so not all singleton tasks are checked. "
+            f"{type(error).__name__}: {error}",
+            hint="Correct the module, without which no worker starts. A module must not query the database when it is "
+            "imported.",
+            id="redlock.W027",
+        )
     finally:
         _importing.discard(app)
-    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
-    messages = [message for task in tasks for message in _check_task(app, task)]
-    return messages + list(_check_beat(app, tasks))
 
 
 def _check_task(app: Any, task: Any) -> Iterator[CheckMessage]:

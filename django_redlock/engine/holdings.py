@@ -167,6 +167,11 @@ def remember(lease: Held, keys: Keys, who: object, inside: bool) -> None:
     _holdings.set(_holdings.get().add(Holding(ref(lease), keys, caller(INNER), who, inside)))
 
 
+def is_in_block(lease: Held) -> bool:
+    """Return whether this code, or code that called or started it, is inside the ``with lock(...)`` of *lease*."""
+    return any(each.inside and each.lease() is lease for each in _holdings.get().kept())
+
+
 def forget_holdings() -> None:
     """Forget the leases that were taken in this context, because the nodes have forgotten them."""
     _holdings.set(Holdings())

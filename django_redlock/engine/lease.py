@@ -5,6 +5,7 @@ Leases: the proof of holding a lock that acquiring it gives, for blocking code a
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from ..core.hold import release_outcome
 from ..core.names import named
@@ -14,6 +15,7 @@ from ..core.rules import number
 from ..exceptions import LockLostError
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting
+from .holdings import is_in_block
 from .lease_hold import LeaseHold, end_of_earlier_hold
 from .loss import AsyncLoss, Loss, log_loss
 from .mistakes import LEASE_ATTRIBUTES, Explained
@@ -25,8 +27,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     Proof that a quorum of nodes granted a lock; it is valid until its deadline.
 
     ``with lease:``, or ``async with lease:`` in an event loop, releases the lock at the end of the block. The block
-    raises LockLostError at the beginning if the lease has ended. It raises the same error at the end if the lock was
-    lost meanwhile, unless the body raised.
+    raises LockLostError at the beginning if the lease has ended, and RuntimeError if the lease is in a block already.
+    It raises LockLostError at the end if the lock was lost meanwhile, unless the body raised.
 
     Validity comes from the clock alone: the ttl counts from before the first byte of the request was sent, less the
     allowance for drift ("Distributed Locks with Redis", "The Redlock Algorithm", step 3). A lease that has ended stays
@@ -221,8 +223,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return self._ended(round) if known else Outcome.UNKNOWN
 
     def __enter__(self) -> Self:
-        self.ensure()
         self.hold.keeper.surroundings.entering(self.name, self.hold.keeper.rules)
+        begin_block(self)
         return self
 
     def __exit__(
@@ -232,7 +234,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         leave(self, Outcome.RELEASED if over else release_at_end(self), body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
-        self.ensure()
+        begin_block(self)
         return self
 
     async def __aexit__(
@@ -281,6 +283,31 @@ class AsyncLease(Lease):
     def __enter__(self) -> Self:
         raise TypeError(
             f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
+        )
+
+
+_in_blocks: WeakSet[Lease] = WeakSet()
+"""The leases whose own ``with`` block was entered."""
+
+
+def begin_block(lease: Lease) -> None:
+    """Note that a block of *lease* begins, which releases it at its end; raise if the lock is not held."""
+    lease.ensure()
+    _refuse_second_block(lease)
+    _in_blocks.add(lease)
+
+
+def _refuse_second_block(lease: Lease) -> None:
+    """
+    Make sure that the end of an inner block does not leave the rest of an outer one without the lock.
+
+    Raises:
+        RuntimeError: The lease is in a block already.
+    """
+    if lease in _in_blocks or is_in_block(lease):
+        raise RuntimeError(
+            f"The lease of {lease.name!r} is in a block already, which releases it at its end. Use the lease there, "
+            "without a block of its own."
         )
 
 

@@ -44,6 +44,7 @@ EXCUSED = {
     "contexts.py:Block.is_entered": ALONE,
     "lease.py:Lease.__reduce__": BEFORE,
     "lease.py:AsyncLease.__enter__": BEFORE,
+    "lease.py:_refuse_second_block": BEFORE,
     "lock.py:Lock.__repr__": ALONE,
     "lock.py:Lock.__reduce__": BEFORE,
     "manager.py:LockManager.__repr__": ALONE,

@@ -26,6 +26,7 @@ from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.table import TABLE
+from django_redlock.nodes.redis.common import COMMON, common_reply
 from django_redlock.nodes.redis.decode import Assembly, checked, parse_reply
 from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
 from django_redlock.testing import Servers
@@ -204,6 +205,15 @@ def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, 
     assert (checked(request_, reply) is reply) is sound
     assert (Assembly().add(request_, reply) is reply) is sound
     assert checked(request_, reply).kind in (reply.kind, Kind.UNKNOWN)
+
+
+def test_usual_reply_with_another_number_is_not_recognized():
+    """P4: the shortcut for the usual replies makes the same comparison."""
+    found = COMMON.match(b"$48\r\nACCEPTED %d %d 0 -1 \r\n" % (2 * (1_795_000_000_000_000,)))
+
+    assert found
+    assert common_reply(ACQUIRE._replace(number=1_795_000_000_000_000), found)
+    assert common_reply(ACQUIRE, found) is None
 
 
 @pytest.mark.parametrize("word", ["FAILED", "UNKNOWN", "NO_VOTE", "EXCLUDED"])

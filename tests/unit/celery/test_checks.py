@@ -1,5 +1,7 @@
 """System checks of singletons."""
 
+import sys
+
 import pytest
 from celery import Celery, Task
 from django.test import override_settings
@@ -41,6 +43,20 @@ def test_nothing_without_an_app(monkeypatch):
     monkeypatch.setattr(_state._tls, "current_app", None)
 
     assert check_singletons() == []
+
+
+def test_module_that_cannot_be_imported_is_reported_and_stops_no_command(app, declare, monkeypatch):
+    """
+    ``manage.py migrate`` runs the checks, too, and may create the very table that the module wants to read.
+    """
+    monkeypatch.setitem(sys.modules, "shop.broken", None)
+    app.conf.imports = ["shop.broken"]
+    assert declare(lease=61.0) == ["redlock.E020"]  # the tasks that are known are checked
+
+    [found] = [found for found in check_singletons() if found.id == "redlock.W027"]
+
+    assert "ModuleNotFoundError: import of shop.broken halted" in found.msg
+    assert not found.is_serious()
 
 
 @pytest.mark.parametrize(

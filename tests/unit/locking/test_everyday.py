@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import threading
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -266,6 +267,36 @@ async def test_lock_that_is_taken_is_skipped_in_an_event_loop():
     assert lease.reason == "released"
 
 
+def test_lease_is_in_one_block_at_a_time():
+    """L79: the end of an inner block would leave the rest of the outer one without the lock, and nobody would know."""
+    second = pytest.raises(RuntimeError, match="'once' is in a block already")
+    with lock("once") as lease:
+        with second, lease:
+            pytest.fail("entered")
+        assert lease.valid()
+    with lock("once", wait=0).acquire() as lease:
+        with second, lease:
+            pytest.fail("entered")
+        assert lease.valid()
+    assert lease.reason == "released"
+
+
+async def test_lease_of_an_event_loop_is_in_one_block_at_a_time():
+    """L79: the same for a task."""
+    second = pytest.raises(RuntimeError, match="'once' is in a block already")
+    async with lock("once") as lease:
+        with second:
+            async with lease:
+                pytest.fail("entered")
+        assert lease.valid()
+    async with await lock("once", wait=0).aacquire() as lease:
+        with second:
+            async with lease:
+                pytest.fail("entered")
+        assert lease.valid()
+    assert lease.reason == "released"
+
+
 def test_skipping_is_not_for_nodes_that_cannot_tell(memory: Manager):
     """L79: None means that somebody else holds the lock; too few nodes to tell stay an error."""
     manager = memory(3)
@@ -416,6 +447,17 @@ def test_lock_for_the_commit_is_released_after_it(end: str):
     assert set(seen) == {None}
     assert lease.reason == "released"
     assert lock("commit", wait=30).acquire().release() == "released"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lock_for_the_commit_is_released_although_an_earlier_callback_fails():
+    """L54: Django then calls no later callback; the lock is released when nobody keeps the traceback."""
+    with suppress(ZeroDivisionError), transaction.atomic():
+        transaction.on_commit(lambda: 1 / 0)
+        with lock("commit", on_commit=True) as lease:
+            pass
+
+    assert lease.reason == "released"
 
 
 @pytest.mark.django_db(transaction=True)
