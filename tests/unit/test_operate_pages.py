@@ -68,6 +68,29 @@ def test_nodes_that_may_be_down_are_those_of_the_rules():
     assert down == {name: each.nodes - each.needed for name, each in rules.items()}
 
 
+def test_costs_of_nodes_are_those_of_the_benchmark():
+    """
+    The times on the page are those of the tables, or were so before these were last measured on another day.
+    """
+    page = (DOCS / "operate" / "topologies.md").read_text()
+    tables = (DOCS / "reference" / "benchmark-tables.md").read_text()
+    measured = {name: float(ms) for name, ms in re.findall(r"^\| ([^|]+) \| ([\d.]+) ms \|", tables, re.MULTILINE)}
+    said = {name: float(ms) for name, ms in re.findall(r"^\| ([^|]+) \| ([\d.]+) ms \|", page, re.MULTILINE)}
+    rows = {
+        "one Redis or Valkey": "one Redis",
+        "one cluster": "Redis Cluster of three masters",
+        "one database": "PostgreSQL",
+        "one etcd cluster": "etcd, three members",
+        "one ZooKeeper ensemble": "ZooKeeper, three members",
+        "three masters": "three Redis",
+        "two Redis and an etcd cluster": "etcd and two Redis",
+        "five masters": "five Redis",
+    }
+
+    assert said.keys() == rows.keys()
+    assert {name for name, ms in said.items() if not 0.5 < ms / measured[rows[name]] < 2} == set()
+
+
 def test_reasons_that_head_an_incident_are_those_of_nodes():
     """
     An operator searches the page for the words in the log: each quoted reason is in the source.

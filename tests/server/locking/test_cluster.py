@@ -252,6 +252,16 @@ def test_greenlets_wait_and_are_renewed(urls: list[str]):
     run_greenlets(urls)
 
 
+async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavour):
+    """P25, L65: another member that the URL names says where the slot is."""
+    url = f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:{three.servers[0].port}"
+    manager = real_manager([url], ttl=60.0, node_timeout=10.0)
+
+    assert await flavour.release(await held(flavour, manager)) == "released"
+    await flavour.close(manager)
+    manager.close()
+
+
 def test_doctor_examines_the_shard_that_decides(three: Cluster):
     """
     L65: the inspection asks the master of the slot, and names the members that do not answer.

@@ -26,6 +26,7 @@ from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import table as tables
+from django_redlock.nodes.etcd.client import Header
 from django_redlock.nodes.etcd.node import EtcdNode
 from django_redlock.nodes.etcd.table import EtcdTable
 from django_redlock.testing.servers import reserve_port
@@ -290,6 +291,21 @@ def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: 
 
 
 # Notifications
+
+
+def test_vote_counts_only_in_the_term_in_which_it_was_decided(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P4: a write that another leader has carried out gives no vote: the clock that decided was not its own."""
+    table.execute([acquire("other")])
+    write = table._txn
+
+    def write_under_another(versions: Any, values: Any) -> Header | None:
+        header = write(versions, values)
+        return header and header._replace(term=header.term + 1)
+
+    monkeypatch.setattr(table, "_txn", write_under_another)
+    (reply,) = table.execute([acquire()])
+
+    assert (reply.kind, reply.failure) == (Kind.UNKNOWN, Failure.LEADER_CHANGED)
 
 
 def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):

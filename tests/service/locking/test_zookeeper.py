@@ -144,13 +144,11 @@ def test_many_names_and_holders_fit_into_transactions(table: "ZookeeperTable"):
     assert [reply.kind for reply in (released, late)] == [Kind.RELEASED, Kind.CANCELLED]
 
 
-def test_requests_that_are_too_large_together_are_carried_out_alone(
-    table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
-):
+def test_requests_that_are_too_large_together_are_carried_out_alone(table: "ZookeeperTable"):
     """L56: ZooKeeper closes the connection when a transaction has more than a megabyte."""
-    monkeypatch.setattr(tables, "LARGEST_WRITE", 2000)
-    together = table.execute([acquire(f"n{number}", f"{number:032}") for number in range(10)])
-    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 2000)])
+    large = [acquire(f"n{number}", f"{number:032}", value=f"{number:032}" + "x" * 30_000) for number in range(40)]
+    together = table.execute(large)
+    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 1_000_000)])
 
     assert {reply.kind for reply in together} == {Kind.ACCEPTED}
     assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
