@@ -120,6 +120,17 @@ OUTCOMES: dict[ActionResult, tuple[int, Any]] = {
         messages.WARNING,
         _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
     ),
+    ActionResult.FOREIGN: (
+        messages.WARNING,
+        _("“%(lock)s” was left alone: another program holds it, and cannot be asked to stop."),
+    ),
+    ActionResult.WRONG_TYPE: (
+        messages.ERROR,
+        _(
+            "“%(lock)s” was left alone: its key is not a string, so another program wrote it. "
+            "Delete it on the nodes (DEL)."
+        ),
+    ),
     ActionResult.CHANGED: (
         messages.ERROR,
         _("“%(lock)s” was left alone: it changed hands since you looked. Look again and decide anew."),

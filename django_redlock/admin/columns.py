@@ -63,7 +63,7 @@ class Columns:
         """Return the state in words."""
         state = row.lock.state
         badge = format_html(
-            '<span class="redlock-state redlock-{}" title="{}">{}</span>', state.value, state.meaning, state.label
+            '<span class="redlock-state redlock-{}" title="{}">{}</span>', state.value, row.lock.meaning, state.label
         )
         return format_html("{} {}", badge, stopping(row.asked)) if row.asked else badge
 

@@ -15,7 +15,7 @@ from ..core.owner import SHARED_KIND, Owner, decode, fingerprint
 from ..core.requests import SHARED
 from ..core.rules import Rules
 from ..exceptions import printable
-from .states import Life, Staleness, State
+from .states import NOT_A_STRING, Life, Staleness, State
 
 SHARED_MARK = fingerprint(SHARED)  # of the value under a shared lock's key, whoever shares the lock
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
@@ -150,6 +150,11 @@ class HeldLock(NamedTuple):
         """When the holder took the lock, in seconds since the epoch on the holder's clock; None when unknown."""
         owner = self.owner
         return owner.since or None if owner else None
+
+    @property
+    def meaning(self) -> str:
+        """What the state means and what will happen, in sentences for people; empty if all is well."""
+        return str(NOT_A_STRING) if self.fingerprint == NO_STRING else self.state.meaning
 
     def held_for(self, now: float) -> float | None:
         """Return how many seconds the holder has held the lock, by the clock of its own host; None when unknown."""

@@ -23,6 +23,8 @@ from django_redlock.inventory import (
     Staleness,
     State,
     aheld_locks,
+    ask_to_stop,
+    extend_lock,
     find_lock,
     find_locks,
     force_release,
@@ -597,6 +599,26 @@ def test_real_nodes_know_each_kind_of_stale_key(real):
     }
     outcomes = {name: remove_stale(key) for name, key in stale.items()}
     assert outcomes == {"persisted": "removed", "list": "failed", "foreign": "removed"}
+
+
+def test_real_nodes_say_what_cannot_be_done_to_another_program(real):
+    """
+    L74, L77: another program cannot be asked to stop, and a key that is not a string cannot be deleted. All nodes
+    answer, so no result is unknown, and nothing is said to have been done.
+    """
+    for server in real:
+        with server.client() as client:
+            client.rpush("redlock:{list}:h", "x")
+            client.expire("redlock:{list}:h", 20)
+            client.set("redlock:{foreign}:h", "hello", px=20_000)
+            client.zadd("redlock:index", {"{list}": "inf", "{foreign}": "inf"})
+    typed, foreign = find_lock("list"), find_lock("foreign")
+
+    assert "not a string" in typed.meaning
+    assert extend_lock(typed, typed.fingerprint, 50.0) == "wrong_type"
+    assert force_release(typed, typed.fingerprint) == "wrong_type"
+    assert [ask_to_stop(each, each.fingerprint) for each in (typed, foreign)] == ["foreign", "foreign"]
+    assert force_release(foreign, foreign.fingerprint) == "released"
 
 
 def test_a_silent_node_is_not_asked_again(five, monkeypatch):

@@ -119,7 +119,7 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
         ("Fingerprint", lock.fingerprint),
     ]
     parts = [columns([(f"{title}:", value) for title, value in facts])]
-    parts += [lock.state.meaning] if lock.state.meaning else []
+    parts += [lock.meaning] if lock.meaning else []
     parts.append(columns([("NODE", "HAS", "REMAINING", "TOKEN", "HOLDER"), *(_row(lock, view) for view in lock.views)]))
     waiters = [f"  {place}. {printable(str(waiter))}" for place, waiter in enumerate(lock.waiters, 1)]
     if lock.waiting > len(waiters):
