@@ -24,7 +24,7 @@ class Tile:
 
     Args:
         label: What is counted.
-        value: How much there is of it; ``?`` if too few nodes answer.
+        value: How much there is of it; ``?`` if too few nodes answer or too few locks are listed to tell.
         level: ``bad``, ``good`` or nothing: how to colour it.
         url: What it leads to.
         chosen: Whether the list shows just that.
@@ -55,9 +55,9 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
     everything = link(remove=["state", "waiting", PAGE_VAR])
     state = asked.get("state")
     whole = not state and asked.get("waiting") != WAITED_FOR
-    yield Tile(_("Held"), _count(len(held), more, blind), "", everything, whole)
+    yield Tile(_("Held"), _count(len(held), more), "", everything, whole)
     for each in reversed(TROUBLE):
-        value = _count(counts[each], more if counts[each] else "", blind)
+        value = _count(counts[each], more)
         url = everything if state == each else link({"state": each.value}, remove=["waiting", PAGE_VAR])
         yield Tile(_first_upper(str(each.label)), value, "bad" if counts[each] else "", url, state == each)
     waited = asked.get("waiting") == WAITED_FOR
@@ -67,9 +67,9 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
     yield _nodes(snapshots)
 
 
-def _count(number: int, more: str, blind: bool) -> str:
-    """Return how many there are, at least; of none that are known, nobody can tell while an alias is *blind*."""
-    return UNKNOWN if blind and not number else f"{number}{more}"
+def _count(number: int, more: str) -> str:
+    """Return how many there are; with *more*, there may be more than were listed, and of none nobody can tell."""
+    return UNKNOWN if more and not number else f"{number}{more}"
 
 
 def _longest(held: list[tuple[HeldLock, Snapshot]], more: str, blind: bool, link: Callable[..., str]) -> Tile:

@@ -621,6 +621,23 @@ def test_real_nodes_say_what_cannot_be_done_to_another_program(real):
     assert force_release(foreign, foreign.fingerprint) == "released"
 
 
+def test_a_listing_without_time_has_locks_that_never_end(five, monkeypatch):
+    """
+    L70, L72: they come last in the indexes, and they need attention: they are asked for before the time is over, also
+    one that some of the nodes lack.
+    """
+    for number in range(3 * PAGE):
+        put(five, value(), *[200] * 5, name=f"n{number}")
+    put(five, value(), None, None, None, None, None, name="everywhere")
+    put(five[:4], value(), None, None, None, None, name="on four")
+    take_time(monkeypatch, 7.0)
+
+    snapshot = held_locks(seconds=0)
+
+    assert not snapshot.complete
+    assert {"everywhere", "on four"} <= {held.name for held in snapshot.locks if held.state is State.NO_EXPIRY}
+
+
 def test_a_silent_node_is_not_asked_again(five, monkeypatch):
     """
     L73: a node that did not answer once is left out of the rest of a listing, and of later requests.
