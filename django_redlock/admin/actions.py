@@ -18,6 +18,7 @@ from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ActionResult, ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..inventory.judge import is_shared
+from ..inventory.model import meaning_of
 from ..models import HeldLock, parse_key
 from .columns import held_for, remaining
 from .rows import known_aliases
@@ -91,6 +92,11 @@ class Choice:
         """Whether its holder never renews it."""
         owner = self.row.lock.owner if self.row else None
         return bool(owner and not owner.process and not self.shared)
+
+    @property
+    def meaning(self) -> str:
+        """What its state means."""
+        return meaning_of(self.row.lock) if self.row else ""
 
     @property
     def task(self) -> str:

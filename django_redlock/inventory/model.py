@@ -151,11 +151,6 @@ class HeldLock(NamedTuple):
         owner = self.owner
         return owner.since or None if owner else None
 
-    @property
-    def meaning(self) -> str:
-        """What the state means and what will happen, in sentences for people; empty if all is well."""
-        return str(NOT_A_STRING) if self.fingerprint == NO_STRING else self.state.meaning
-
     def held_for(self, now: float) -> float | None:
         """Return how many seconds the holder has held the lock, by the clock of its own host; None when unknown."""
         since = self.since
@@ -308,6 +303,11 @@ def holder_of(lock: HeldLock) -> str:
         text = ngettext("%(count)d holder, who shares it", "%(count)d holders, who share it", lock.sharers)
         return text % {"count": lock.sharers}
     return described(lock.owner)
+
+
+def meaning_of(lock: HeldLock) -> str:
+    """Return what the state of a lock means and what will happen, in sentences for people; empty if all is well."""
+    return str(NOT_A_STRING) if lock.fingerprint == NO_STRING else lock.state.meaning
 
 
 def described(owner: Owner | None) -> str:

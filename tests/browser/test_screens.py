@@ -33,7 +33,8 @@ AUDITS = [("light", 400), ("dark", 1400)]
 OVERLAPPING = """() => {
     const boxes = [];
     const style = (e) => getComputedStyle(e);
-    const hidden = (e) => e.closest('.visually-hidden, [hidden], option') || style(e).visibility === 'hidden';
+    const unseen = '.visually-hidden, [hidden], option, details:not([open]) > :not(summary)';
+    const hidden = (e) => e.closest(unseen) || style(e).visibility === 'hidden';
     const frames = new Map();  // how much of the window an element and its parents let through
     const frame = (e) => {
         if (!e) { return {left: -1e6, top: -1e6, right: 1e6, bottom: 1e6}; }
@@ -169,6 +170,7 @@ class Visit:
         """Visit the confirmation of the lock whose page is open, and that page; too few nodes answer by now."""
         self.page.get_by_role("button", name="Release", exact=True).click()
         expect(self.page.locator(".redlock-choices .errornote")).to_contain_text("too few nodes answered")
+        expect(self.page.locator("h1").last).to_have_text("Nothing can be done")
         self("confirm-unknown")
         self.page.go_back()
         self.page.reload()
