@@ -18,6 +18,7 @@ class RedlockConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the checks, which register themselves."""
+        # only here: the checks import models, which needs Django's apps to be ready
         from . import checks
         from .db import checks as checks_of_fences  # noqa: F401
         from .web import checks as checks_of_views  # noqa: F401
@@ -29,6 +30,6 @@ def check_tasks(**kwargs: Any) -> list[CheckMessage]:
     """Report singleton tasks that cannot work, if the project has imported Celery by the time the checks run."""
     if "celery" not in sys.modules:
         return []
-    from .celery.checks import check_singletons  # only here: Celery is an extra, and slow to import
+    from .celery.checks import check_singletons  # only here, because Celery is an extra and slow to import
 
     return check_singletons(**kwargs)

@@ -27,6 +27,7 @@ from .conf import (
     caches_of,
     databases_of,
     read_alias,
+    servers_of,
 )
 from .core.admission import Admission
 from .engine.lock import decorators
@@ -72,14 +73,14 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
     for node in nodes:
         if not node.encrypted:
             yield Warning(
-                f"REDLOCK[{alias!r}] talks to {node.name!r} without TLS: who can listen can forge and end locks.",
+                f"REDLOCK[{alias!r}] has no TLS to {node.name!r}: anyone who can listen can forge and end locks.",
                 hint="Write rediss://, etcds:// or zookeepers:// and give the server a certificate, or silence this "
                 "check on a trusted network.",
                 id="redlock.W101",
             )
         if not node.authenticated:
             yield Warning(
-                f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: who can reach it can end locks.",
+                f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: anyone who can reach it can end locks.",
                 hint="Give the locks a user of their own (ACL SETUSER, etcdctl user add, or a user in the URL of a "
                 "ZooKeeper; see the documentation).",
                 id="redlock.W102",
@@ -101,14 +102,14 @@ def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
     """
     admission = Admission(config.rules, tuple(node.name for node in config.nodes), time.monotonic, time.time)
 
-    def why(place: int) -> str:
+    def why(index: int) -> str:
         try:
-            link = config.nodes[place].connect(PATIENCE)
+            link = config.nodes[index].connect(PATIENCE)
         except LinkError as error:
             return error.detail if error.failure.lasting else ""
         link.close()
-        admission.greet(place, link.greeting)
-        return admission.exclusion(place)
+        admission.greet(index, link.greeting)
+        return admission.exclusion(index)
 
     with ThreadPoolExecutor(len(config.nodes), thread_name_prefix="django_redlock check") as pool:
         reasons = list(pool.map(why, range(len(config.nodes))))
@@ -208,8 +209,7 @@ def _cache_entries(alias: str) -> Iterator[CheckMessage]:
             hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
             id="redlock.W005",
         )
-        location = settings.CACHES[cache]["LOCATION"]
-        if len(re.split("[;,]", location) if isinstance(location, str) else location) > 1:
+        if len(servers_of(settings.CACHES[cache])) > 1:
             yield Warning(
                 f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses only the first, its primary.",
                 hint="Replicas do not vote: list independent masters as nodes of their own.",
@@ -246,30 +246,29 @@ def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
 def _shared_servers(config: AliasConfig) -> Iterator[CheckMessage]:
     """Warn about nodes that are also the server of a cache or of Celery's broker."""
     ours = {_alike(node.address): node.name for node in config.nodes}
-    named = {_address(_first(settings.CACHES[cache]["LOCATION"])) for cache in caches_of(config.alias)}
+    named = {_address(_first(settings.CACHES[cache])) for cache in caches_of(config.alias)}
     for cache, entry in settings.CACHES.items():
-        place = _address(_first(entry.get("LOCATION"))) if entry.get("BACKEND") in REDIS_CACHES else ""
-        if place in ours and place not in named:
+        address = _address(_first(entry)) if entry.get("BACKEND") in REDIS_CACHES else ""
+        if address in ours and address not in named:
             yield Warning(
-                f"REDLOCK[{config.alias!r}] has the node {ours[place]!r}, which is also the server of the cache "
+                f"REDLOCK[{config.alias!r}] has the node {ours[address]!r}, which is also the server of the cache "
                 f"{cache!r}: eviction, or cache.clear() in the same database, can drop held locks.",
                 hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
                 id="redlock.W005",
             )
     for setting in ("CELERY_BROKER_URL", "BROKER_URL"):
-        place = _address(getattr(settings, setting, None))
-        if place in ours:
+        address = _address(getattr(settings, setting, None))
+        if address in ours:
             yield Warning(
-                f"REDLOCK[{config.alias!r}] has the node {ours[place]!r}, which is also Celery's broker ({setting}): a "
-                "long queue slows locks down, and one that fills the memory stops them.",
-                hint="Use a server of its own, or silence this check if the other nodes are others.",
+                f"REDLOCK[{config.alias!r}] has the node {ours[address]!r}, which is also Celery's broker ({setting}): "
+                "a long queue slows locks down, and one that fills the memory stops them.",
+                hint="Use a server of its own, or silence this check if the other nodes are on other servers.",
                 id="redlock.W006",
             )
 
 
-def _first(location: Any) -> Any:
-    places = re.split("[;,]", location) if isinstance(location, str) else list(location or [])
-    return places[0] if places else ""
+def _first(cache: Any) -> str:
+    return [*servers_of(cache), ""][0]
 
 
 def _address(url: Any) -> str:

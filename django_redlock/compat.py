@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, Self
 from .conf import DEFAULT_ALIAS
 from .core.hold import release_outcome
 from .core.outcome import LOST, EndReason, Outcome
-from .core.owner import nonce_of
+from .core.owner import secret_of
 from .core.rules import MIN_TTL, number
 from .engine.lease import Lease
 from .engine.manager import LockManager
@@ -87,7 +87,7 @@ class BaseLock:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} {self._key!r} cannot be pickled or copied: make another where it is needed, "
+            f"{type(self).__name__} {self._key!r} cannot be pickled or copied: create another one where it is needed, "
             "and hand the lock over by its local.token."
         )
 
@@ -144,14 +144,16 @@ class BaseLock:
     async def _disown(self, token: bytes) -> Outcome:
         """Release a lock that another process acquired."""
         found = await self._nodes.find(token)
-        return release_outcome(await self._nodes.remove(found.nonce), self._manager.rules) if found else Outcome.EXPIRED
+        return (
+            release_outcome(await self._nodes.remove(found.secret), self._manager.rules) if found else Outcome.EXPIRED
+        )
 
     async def _reset(self, slot: Slot) -> None:
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
         for found in await self._nodes.look():
-            await self._nodes.remove_by_force(found.nonce)
+            await self._nodes.remove_by_force(found.secret)
 
     async def _locked(self) -> bool:
         return bool(await self._nodes.look())
@@ -162,7 +164,7 @@ class BaseLock:
         if hold.lease is None:
             return await self._nodes.find(hold.token) is not None
         rows, _ = await self._nodes.survey()
-        against = sum(nonce_of(row.value) != hold.lease.token for row in rows)
+        against = sum(secret_of(row.value) != hold.lease.secret for row in rows)
         return hold.lease.valid() and against <= self._manager.rules.spare
 
     def _longer(self, to_do: str, additional: float | None, from_now: bool) -> Coroutine[Any, Any, Literal[True]]:
@@ -191,7 +193,7 @@ class BaseLock:
         if found is None:
             self._not_owned("extend")
         left = self._check_length(additional + (0.0 if from_now else found.left), 0.0)
-        if not await self._nodes.take(slot, left, token, wait=0, adopt=found.nonce):
+        if not await self._nodes.take(slot, left, token, wait=0, adopt=found.secret):
             self._not_owned("extend", EndReason.SUPERSEDED)
         return True
 
@@ -227,7 +229,9 @@ class BaseLock:
     def _check_length(self, left: float, held: float) -> float:
         """Return *left*, the seconds to hold the lock from now on, if that time is allowed."""
         if number("additional_time", left) < MIN_TTL:
-            raise ValueError(f"A lock must be left at least {MIN_TTL} seconds, not {left:g}; release() ends it now.")
+            raise ValueError(
+                f"A lock must last for at least {MIN_TTL} seconds from now, not {left:g}; release() ends it."
+            )
         longest = self._manager.rules.max_hold
         if held + left > longest + SLACK:
             raise LockError(f"cannot be held for more than {longest:g} seconds (OPTIONS['max_hold'])", self._key)

@@ -112,7 +112,7 @@ def read_alias(alias: str) -> AliasConfig:
     entry = setting[alias]
     _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
     specs = list(_node_specs(alias, entry.get("NODES")))
-    nodes = tuple(_open(alias, place, spec, _prefix(alias, entry)) for place, spec in enumerate(specs))
+    nodes = tuple(_open(alias, index, spec, _prefix(alias, entry)) for index, spec in enumerate(specs))
     _distinct(alias, nodes)
     return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), nodes))
 
@@ -177,8 +177,8 @@ def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
 
 def _node_specs(alias: str, nodes: Any) -> Iterator[NodeSpec]:
     where = f"REDLOCK[{alias!r}]['NODES']"
-    for place, node in enumerate(_node_list(where, nodes)):
-        yield _node_spec(f"{where}[{place}]", node)
+    for index, node in enumerate(_node_list(where, nodes)):
+        yield _node_spec(f"{where}[{index}]", node)
 
 
 def _node_list(where: str, nodes: Any) -> list[Any]:
@@ -215,20 +215,15 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "redlock.E003",
         )
     _known_keys(where, entry, NODE_KEYS)
-    if not isinstance(entry.get("NAME", ""), str):
-        raise InvalidRedlockError(f"{where}['NAME'] must be a str, not {type(entry['NAME']).__name__}.", "redlock.E003")
-    url = _url(entry)
+    name, url = _node_name(where, entry), _url(entry)
     if url.startswith("cache:"):
         if entry.get("OPTIONS"):
             raise InvalidRedlockError(
-                f"{where} names a cache, which takes no OPTIONS here: they are those of its entry in CACHES.",
+                f"{where} names a cache, which takes no OPTIONS here: set them in its entry in CACHES.",
                 "redlock.E003",
             )
-        return _cache_spec(where, url.removeprefix("cache:"), entry.get("NAME", ""))
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError:
-        scheme = ""
+        return _cache_spec(where, url.removeprefix("cache:"), name)
+    scheme = _scheme(where, url)
     if scheme not in KINDS:
         raise InvalidRedlockError(
             f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; "
@@ -236,7 +231,24 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "redlock.E003",
         )
     # Schemes may be written in capitals, and each kind of node compares them.
-    return NodeSpec(scheme + url[len(scheme) :], entry.get("NAME", ""), _node_options(where, entry))
+    return NodeSpec(scheme + url[len(scheme) :], name, _node_options(where, entry))
+
+
+def _node_name(where: str, entry: Mapping[str, Any]) -> str:
+    name = entry.get("NAME", "")
+    if not isinstance(name, str):
+        raise InvalidRedlockError(f"{where}['NAME'] must be a str, not {type(name).__name__}.", "redlock.E003")
+    return name
+
+
+def _scheme(where: str, url: str) -> str:
+    try:
+        return urlsplit(url).scheme
+    except ValueError:
+        advice = (
+            "a URL such as 'redis://lock-1:6379', and percent-encode @, #, /, ?, [ and ] in a user name or password"
+        )
+        raise InvalidRedlockError(f"{where} has a URL that cannot be read; write {advice}.", "redlock.E003") from None
 
 
 def _url(entry: Mapping[str, Any]) -> str:
@@ -250,7 +262,7 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
     """Return the node that is the master of a service watched by Redis Sentinel."""
     _known_keys(where, entry, SENTINEL_KEYS)
     service, sentinels = entry.get("SERVICE_NAME"), entry.get("SENTINELS")
-    urls = [_sentinel_url(place) for place in sentinels] if isinstance(sentinels, (list, tuple)) else []
+    urls = [_sentinel_url(where, each) for each in sentinels] if isinstance(sentinels, (list, tuple)) else []
     if not isinstance(service, str) or not re.fullmatch(r"[\w.-]+", service) or not urls or None in urls:
         raise InvalidRedlockError(
             f"{where} needs SENTINELS, a list of (host, port) or of URLs such as 'redis://sentinel-1:26379', and the "
@@ -259,7 +271,7 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
         )
     options = _node_options(where, entry)
     scheme = "rediss" if any(key.startswith("ssl_") for key in options) else "redis"
-    return NodeSpec(f"{scheme}://{service}", entry.get("NAME", ""), options, tuple(filter(None, urls)))
+    return NodeSpec(f"{scheme}://{service}", _node_name(where, entry), options, tuple(filter(None, urls)))
 
 
 def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,11 +286,11 @@ def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _sentinel_url(place: Any) -> str | None:
+def _sentinel_url(where: str, entry: Any) -> str | None:
     """Return the URL of a sentinel, or None if it cannot be one."""
-    match place:
+    match entry:
         case str():
-            return place if re.match("(redis|valkey)s?://", place) else None
+            return entry if _scheme(where, entry) in ("redis", "rediss", "valkey", "valkeys") else None
         case [str(host), int(port)]:
             return f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
     return None
@@ -292,7 +304,7 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
             f"{where} names the cache {alias!r}, which CACHES does not have{_nearest(alias, caches)}", "redlock.E005"
         )
     cache = caches[alias]
-    options = cache.get("OPTIONS", {})
+    options = cache.get("OPTIONS") or {}
     if cache.get("BACKEND") not in REDIS_CACHES:
         raise InvalidRedlockError(
             f"{where} names the cache {alias!r}, whose backend is not Redis; it must be one of "
@@ -308,11 +320,17 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
     return NodeSpec(_primary(where, cache), name, dict(_cache_options(options)))
 
 
-def _primary(where: str, cache: Mapping[str, Any]) -> str:
+def servers_of(cache: Mapping[str, Any]) -> list[str]:
+    """Return the URLs in the ``LOCATION`` of a ``CACHES`` entry; none if it is neither a str nor a list."""
     location = cache.get("LOCATION")
-    places = re.split("[;,]", location) if isinstance(location, str) else list(location or [])
-    url = str(places[0]).strip() if places else ""
-    if urlsplit(url).scheme not in KINDS:
+    if isinstance(location, str):
+        return re.split("[;,]", location)
+    return [str(each) for each in location] if isinstance(location, (list, tuple)) else []
+
+
+def _primary(where: str, cache: Mapping[str, Any]) -> str:
+    url = _url({"URL": [*servers_of(cache), ""][0]})
+    if _scheme(f"{where} names a cache that", url) not in KINDS:
         raise InvalidRedlockError(
             f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'.",
             "redlock.E005",
@@ -322,39 +340,35 @@ def _primary(where: str, cache: Mapping[str, Any]) -> str:
 
 def _cache_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the options that say where and as which user a cache connects, but not its pools, timeouts and retries."""
-    for source in (options, options.get("CONNECTION_POOL_KWARGS", {})):
+    for source in (options, options.get("CONNECTION_POOL_KWARGS") or {}):
         for key, value in source.items():
             key = CACHE_CREDENTIALS.get(key, key)
             if key in ("username", "password", "db", "credential_provider") or key.startswith("ssl_"):
                 yield key, value
 
 
-def _open(alias: str, place: int, spec: NodeSpec, prefix: str) -> Node:
+def _open(alias: str, index: int, spec: NodeSpec, prefix: str) -> Node:
     try:
         return open_node(spec, prefix)
     except ValueError as error:
         raise InvalidRedlockError(
-            f"REDLOCK[{alias!r}]['NODES'][{place}] cannot be used: {error}.", "redlock.E003"
+            f"REDLOCK[{alias!r}]['NODES'][{index}] cannot be used: {error}.", "redlock.E003"
         ) from None
 
 
 def _distinct(alias: str, nodes: tuple[Node, ...]) -> None:
     for field in ("address", "name"):
         seen: dict[str, int] = {}
-        for place, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             # Two entries with one member in common are one cluster.
             parts = set(getattr(node, "members", ()) if field == "address" else ()) or {getattr(node, field)}
             for value in sorted(parts & seen.keys()):
                 raise InvalidRedlockError(
-                    f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {place}. One server has "
+                    f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {index}. One server has "
                     "one vote, also with another database number: list independent masters.",
                     "redlock.E004",
                 )
-            seen |= dict.fromkeys(parts, place)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+            seen |= dict.fromkeys(parts, index)
 
 
 def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
@@ -362,7 +376,8 @@ def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
     if not isinstance(options, Mapping):
         raise InvalidRedlockError(f"{where} must be a dict, not {type(options).__name__}.", "redlock.E007")
     _known_keys(where, options, OPTION_KEYS)
-    names = {field: tuple(options[field]) for field in ("durable", "allow_evicting") if _is_list(options.get(field))}
+    fields_of_names = ("durable", "allow_evicting")
+    names = {each: tuple(options[each]) for each in fields_of_names if isinstance(options.get(each), (list, tuple))}
     for field, listed in names.items():
         for name in listed:
             if name not in {node.name for node in nodes}:

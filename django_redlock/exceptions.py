@@ -2,7 +2,7 @@
 Every error about a lock.
 
 All of them can be pickled, because their ``args`` are the arguments of their constructor: Celery and
-``multiprocessing`` rebuild an exception as ``cls(*args)``. None of them carries a token or a URL.
+``multiprocessing`` rebuild an exception as ``cls(*args)``. None of them carries a secret or a URL.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class _AttemptError(_OneLineError):
 
     def _effort(self) -> str:
         attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
-        outcome = ", ".join(f"{node}: {said}" for node, said in self.nodes.items())
+        outcome = ", ".join(f"{node}: {reported}" for node, reported in self.nodes.items())
         return f"{attempts} in {self.waited:.2f} s" + (f"; {outcome}" if outcome else "")
 
 
@@ -159,16 +159,16 @@ class StaleTokenError(_OneLineError):
 
     Args:
         name: The lock's name.
-        token: The fencing token that was refused.
+        fencing_token: The number that was refused.
     """
 
-    def __init__(self, name: str, token: int = 0) -> None:
-        super().__init__(name, token)
+    def __init__(self, name: str, fencing_token: int = 0) -> None:
+        super().__init__(name, fencing_token)
         self.name = name
-        self.token = token
+        self.fencing_token = fencing_token
 
     def _text(self) -> str:
-        return f"Lock {self.name!r}: fencing token {self.token} has been overtaken by a later holder."
+        return f"Lock {self.name!r}: fencing token {self.fencing_token} has been overtaken by a later holder."
 
 
 def printable(text: str) -> str:

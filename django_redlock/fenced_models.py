@@ -39,16 +39,16 @@ class FencedQuerySet(models.QuerySet[M]):
         if lease.hold.shared:
             raise ValueError(f"Lock {lease.name!r} is held with shared=True; take it exclusively to write.")
         lease.ensure()
-        token, owner = lease.fencing_token, lease.hold.owner()
-        later = Q(fence_token__gt=token) | (Q(fence_token=token) & ~Q(fence_owner=owner))
+        number, owner = lease.fencing_token, lease.hold.owner()
+        later = Q(fence_token__gt=number) | (Q(fence_token=number) & ~Q(fence_owner=owner))
         self._for_write = True  # chooses the database
         rows = self.using(self.db)
         with transaction.atomic(using=self.db):
-            count = rows.filter(~later).update(fence_token=token, fence_owner=owner, **values)
+            count = rows.filter(~later).update(fence_token=number, fence_owner=owner, **values)
             seen = rows.filter(later).aggregate(seen=Max("fence_token"))["seen"]
             if seen is not None:
                 fence_out(lease, seen)
-                raise StaleTokenError(lease.name, token)
+                raise StaleTokenError(lease.name, number)
         return count
 
     async def afenced_update(self, lease: Lease, **values: Any) -> int:

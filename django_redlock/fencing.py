@@ -30,7 +30,7 @@ from .models import Fence
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ATTEMPTS = 3  # to find a row that was just created; more help only if somebody deletes rows all the time
+ATTEMPTS = 3  # to find a row that was just created; more would help only if rows were deleted constantly
 LONGEST_PAUSE = 1.0  # seconds between two runs of a function whose transaction conflicted with another
 
 
@@ -199,7 +199,8 @@ class Fenced(Block[None]):
             for alias, rows in missing.items():
                 create(alias, rows)
         raise RuntimeError(
-            f"The fence of {self!r} disappears as soon as it is created; who deletes rows of {Fence._meta.db_table}?"
+            f"The fence of {self!r} disappears as soon as it is created: something deletes rows of "
+            f"{Fence._meta.db_table}."
         )
 
     def _begin(self, opened: ExitStack) -> dict[str, dict[str, str]]:

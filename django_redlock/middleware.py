@@ -18,7 +18,7 @@ from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .web.guard import Guard, Method, Options, OwnTransactions, check_methods, guarded, guarded_async
 from .web.keys import Key
-from .web.responses import OnBusy, check_on_busy, refusal
+from .web.responses import OnBusy, check_on_busy, response_to
 
 
 def locked_paths(
@@ -76,7 +76,7 @@ class LockErrorMiddleware(MiddlewareMixin):
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Return the response, or None for any other error."""
         if isinstance(exception, LockTakenError | QuorumUnavailableError | StaleTokenError):
-            return refusal(request, exception)
+            return response_to(request, exception)
         return None
 
 

@@ -42,17 +42,17 @@ class Fence(models.Model):
         return self.name
 
 
-def fence_key(name: str, place: str = "") -> str:
+def fence_key(name: str, permit: str = "") -> str:
     """
     Return the primary key of a lock's fence: a digest, because databases treat some different names as equal.
 
     Args:
         name: Name of the lock.
-        place: Number of the permit, for a lock that several callers may hold; each permit has a fence of its own.
+        permit: Number of the permit, for a lock that several callers may hold; each permit has a fence of its own.
     """
     digest = sha256(name.encode())
-    if place:
-        digest = sha256(digest.digest() + place.encode())
+    if permit:
+        digest = sha256(digest.digest() + permit.encode())
     return digest.hexdigest()[:32]
 
 

@@ -109,7 +109,7 @@ def lock_for_update(
     block's own exception takes precedence.
     """
     if sum(map(bool, (nowait, skip_locked, wait is not UNSET))) > 1:
-        raise ValueError("nowait, skip_locked and wait are three answers to one question; pass only one of them.")
+        raise ValueError("nowait, skip_locked and wait exclude each other; pass only one of them.")
     chosen = _target(target, Related(of))
     if skip_locked and isinstance(chosen, Instance):
         raise ValueError(

@@ -102,7 +102,7 @@ class Decorator:
 
 def _lock_class(view: type, decorator: Any, options: Options) -> type:
     if hasattr(view, "perform_content_negotiation"):  # an APIView, so Django REST framework is installed
-        from .contrib.rest_framework import lock_api_view
+        from .contrib.rest_framework import lock_api_view  # only here: Django REST framework is optional
 
         return lock_api_view(view, options)
     if not hasattr(view, "dispatch"):

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from django_redlock.testing import Server, ServerStartError
+from django_redlock.testing import FaultProxy, Server, ServerStartError
 
 HIGHEST_CLUSTER_PORT = 55_535
 PASSWORD = "sesame"
@@ -25,17 +25,32 @@ def served(client: redis.Redis, key: str = "t:served", **change: object) -> str:
 
 
 @contextmanager
-def cluster_nodes(count: int, options: Sequence[str] = (), password: str = "") -> Iterator[list[Server]]:
-    """Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it."""
+def cluster_nodes(
+    count: int, options: Sequence[str] = (), password: str = "", proxies: list[FaultProxy] | None = None
+) -> Iterator[list[Server]]:
+    """
+    Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it.
+
+    Args:
+        count: How many.
+        options: More arguments for each.
+        password: The password of each.
+        proxies: If given, a proxy for each is added to it, whose address the server announces to clients and replicas.
+    """
     with ExitStack() as stack:
         servers: list[Server] = []
         while len(servers) < count:
             server = Server(
                 args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", *options), password=password
             )
+            proxy = FaultProxy(server.url)
+            if proxies is not None:
+                server.args += ("--cluster-announce-port", str(proxy.port))
             if server.port <= HIGHEST_CLUSTER_PORT:
                 with suppress(ServerStartError):
                     servers.append(stack.enter_context(server))
+                    if proxies is not None:
+                        proxies.append(stack.enter_context(proxy))
         yield servers
 
 
@@ -46,18 +61,21 @@ class Cluster:
     Args:
         servers: The running servers, masters first.
         masters: How many of them are masters.
+        proxies: The proxies through which clients and replicas reach them; empty if they reach them directly.
     """
 
-    def __init__(self, servers: list[Server], masters: int) -> None:
+    def __init__(self, servers: list[Server], masters: int, proxies: Sequence[FaultProxy] = ()) -> None:
         self.servers = servers
+        self.proxies = proxies
         self._masters = masters
         self._clients = [server.client() for server in servers]
         self._ids: list[str] = [self.ask(place, "MYID") for place in range(len(servers))]
 
     @property
     def url(self) -> str:
-        """The URL of the node, with two of the members."""
-        return f"redis+cluster://:{PASSWORD}@127.0.0.1:{self.servers[-1].port},127.0.0.1:{self.servers[0].port}"
+        """The URL of the node, with two of the members; with all of them if there are proxies, which may fail."""
+        ports = [proxy.port for proxy in self.proxies] or [self.servers[-1].port, self.servers[0].port]
+        return f"redis+cluster://:{PASSWORD}@" + ",".join(f"127.0.0.1:{port}" for port in ports)
 
     def ask(self, place: int, *command: object) -> object:
         """Return the reply of one server to a CLUSTER command."""
@@ -90,8 +108,17 @@ class Cluster:
             if self.servers[place].running:
                 for first, last, (_, port, *_), *_ in client.execute_command("CLUSTER", "SLOTS"):
                     if first <= slot <= last:
-                        return next(at for at, server in enumerate(self.servers) if server.port == port)
+                        announced = self.proxies or self.servers
+                        return next(at for at, server in enumerate(announced) if server.port == port)
         raise LookupError(key)
+
+    def masters(self) -> list[int]:
+        """Return which servers are masters now."""
+        return [place for place in range(len(self.servers)) if "myself,master" in str(self.ask(place, "NODES"))]
+
+    def partner(self, place: int) -> int:
+        """Return which server is the replica of a master, or the other way round."""
+        return (place + self._masters) % len(self.servers)
 
     def serve(self, key: str) -> None:
         """Have the master of the slot of a key vote at once; the key is that of the service."""
@@ -104,36 +131,59 @@ class Cluster:
 
     def fail_over(self, place: int) -> int:
         """Kill a master; return which server has taken its place."""
-        replica = place + self._masters
+        replica = self.partner(place)
         self.servers[place].kill()
         until(lambda: "myself,master" in self.ask(replica, "NODES") and "cluster_state:ok" in self.ask(replica, "INFO"))
         return replica
 
     def copy(self, place: int, key: str) -> object:
         """Return what the replica of a master has under a key."""
-        replica = self._clients[place + self._masters]
+        replica = self._clients[self.partner(place)]
         with replica.client() as one:
             one.execute_command("READONLY")
             return one.execute_command("GET", key)
 
     def cut_replication(self, place: int) -> None:
         """Have the replica of a master miss everything from now on, while the members still hear each other."""
-        self._clients[place + self._masters].config_set("masterauth", "wrong")
+        self._clients[self.partner(place)].config_set("masterauth", "wrong")
         self._clients[place].execute_command("CLIENT", "KILL", "TYPE", "replica")
         until(lambda: not self.has_replica(place))
+
+    def repair(self) -> None:
+        """Have all servers run, and wait until each pair has a master with a replica that is up to date."""
+        for server, client in zip(self.servers, self._clients, strict=True):
+            server.start()
+            client.config_set("masterauth", PASSWORD)
+        until(lambda: all("cluster_state:ok" in self.ask(place, "INFO") for place in range(len(self.servers))))
+        pairs = [(place, self.partner(place)) for place in range(self._masters)]
+        until(lambda: all(any(map(self.has_replica, pair)) for pair in pairs))
 
     def migrate(self, key: str, target: int) -> Iterator[str]:
         """Move the slot of a key step by step to another master; what happens between the steps is up to the test."""
         slot, source = key_slot(key.encode()), self.owner(key)
-        self.ask(target, "SETSLOT", slot, "IMPORTING", self._ids[source])
-        self.ask(source, "SETSLOT", slot, "MIGRATING", self._ids[target])
+        self._set_slot(target, slot, "IMPORTING", self._ids[source])
+        self._set_slot(source, slot, "MIGRATING", self._ids[target])
         yield "begun"
         while keys := self.ask(source, "GETKEYSINSLOT", slot, 100):
             for each in keys:
                 self._clients[source].migrate("127.0.0.1", self.servers[target].port, each, 0, 10_000, auth=PASSWORD)
             yield "moved some"
         for place in (target, source):
-            self.ask(place, "SETSLOT", slot, "NODE", self._ids[target])
+            self._set_slot(place, slot, "NODE", self._ids[target])
+
+    def _set_slot(self, place: int, *command: object) -> None:
+        """Change a slot at one server; Valkey refuses that while its replica is away."""
+
+        def changed() -> bool:
+            try:
+                self.ask(place, "SETSLOT", *command)
+            except redis.ResponseError as error:
+                if "NOREPLICAS" not in str(error):
+                    raise
+                return False
+            return True
+
+        until(changed)
 
     def close(self) -> None:
         """Close the connections."""
@@ -142,10 +192,18 @@ class Cluster:
 
 
 @contextmanager
-def cluster(masters: int = 3, replicas: bool = False) -> Iterator[Cluster]:
-    """Start a cluster."""
-    with cluster_nodes(masters * (2 if replicas else 1), OPTIONS, password=PASSWORD) as servers:
-        it = Cluster(servers, masters)
+def cluster(masters: int = 3, replicas: bool = False, *, proxied: bool = False) -> Iterator[Cluster]:
+    """
+    Start a cluster.
+
+    Args:
+        masters: How many masters.
+        replicas: Whether each has a replica.
+        proxied: Whether clients and replicas reach the servers through proxies.
+    """
+    proxies: list[FaultProxy] | None = [] if proxied else None
+    with cluster_nodes(masters * (2 if replicas else 1), OPTIONS, password=PASSWORD, proxies=proxies) as servers:
+        it = Cluster(servers, masters, proxies or ())
         it.build()
         yield it
         it.close()

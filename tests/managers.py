@@ -469,7 +469,7 @@ async def virtual(flavour: Flavour) -> AsyncIterator[Virtual]:
 
 
 def holders(manager: LockManager, slug: str) -> list[str]:
-    """Return the nonces that hold *slug*, one per node that has it."""
+    """Return the secrets that hold *slug*, one per node that has it."""
     replies = manager.survey(slugs=(slug,))
     values = [reply.rows[0].value for reply in replies.values() if reply.rows]
     return [value[:32] for value in values if value]

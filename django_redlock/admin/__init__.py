@@ -1,7 +1,7 @@
 """
 The admin page *Held locks*: a change list over the nodes instead of a table, a page for each lock, and the nodes.
 
-Its templates extend the admin's and never copy them, because they differ from release to release.
+Its templates extend the admin's instead of copying them, because these differ between releases of Django.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from .actions import (
     can_revoke,
     carry_out,
     look_again,
-    refusal,
+    problem_with,
     revoke_task,
     seconds_wanted,
 )
@@ -55,7 +55,7 @@ __all__ = ["MAX_RELEASE", "HeldLockAdmin", "HeldLockAdminMixin", "clock"]
 
 
 class HeldLockAdminMixin(Columns, AnyModelAdmin):
-    """The page, for any base class: ``class Locks(HeldLockAdminMixin, unfold.admin.ModelAdmin)``."""
+    """The admin page, for any base class: ``class Locks(HeldLockAdminMixin, unfold.admin.ModelAdmin)``."""
 
     actions = ("stop", "release", "extend")
     list_display = (
@@ -65,7 +65,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
     list_display_links = None
     list_filter = FILTERS
     list_per_page = 50
-    ordering = ()  # what is wrong comes first, then what has been held for longest
+    ordering = ()  # locks in trouble come first, then those that have been held for longest
     search_fields = ("name", "holder")
     search_help_text = _("Words of the lock's name or its holder.")
     show_facets = admin.ShowFacets.NEVER
@@ -74,7 +74,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         css = {"all": ["django_redlock/held_locks.css"]}
         js = [Script("django_redlock/held_locks.js", defer=True)]
 
-    # Who may do what
+    # Permissions
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return False: locks are taken in code."""
@@ -99,12 +99,12 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         return HeldLockChangeList
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the columns: with the alias if there are several."""
+        """Return the columns, including the alias if there are several."""
         name, *rest = self.list_display
         return (name, "alias", *rest) if len(known_aliases()) > 1 else self.list_display
 
     def get_urls(self) -> list[URLPattern]:
-        """Add what the page asks every few seconds, the page of a lock, and the nodes."""
+        """Add the URLs of the live rows, the page of a lock, and the nodes."""
         wrap = self.admin_site.admin_view
         return [
             path("live/", wrap(self.live_view), name="redlock_heldlock_live"),
@@ -121,22 +121,22 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Lead from an entry of the admin's log, which knows a name, to the locks of that name."""
+        """Redirect from an entry of the admin's log, which has a name, to the locks of that name."""
         listing = reverse("admin:redlock_heldlock_changelist", current_app=self.admin_site.name)
         return HttpResponseRedirect(f"{listing}?{urlencode({SEARCH_VAR: unquote(object_id)})}")
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
-        """Return the same rows as the list with the same query string, and the nodes, as JSON with HTML in it."""
+        """Return the rows of the list with the same query string, and the nodes, as JSON that contains HTML."""
         self._check_view(request)
         cl = self.get_changelist_instance(request)
-        cl.formset = None  # before Django 6.1 this is left to changelist_view
+        cl.formset = None  # before Django 6.1, changelist_view sets this
         context = {"cl": cl, "opts": cl.opts}
         parts = {part: render_to_string(f"admin/redlock/heldlock/{part}.html", context) for part in ("nodes", "rows")}
         about = {"count": int(cl.result_count), "counted": cl.counted, "unknown": cl.unknown}  # type: ignore[attr-defined]
         return JsonResponse({"version": 2, **about, **parts})
 
     def detail_view(self, request: HttpRequest) -> HttpResponse:
-        """Show one lock: what each node has of it, who holds it, who waits, and what was done about it."""
+        """Show one lock: its record on each node, its holder, its waiters, and the actions on it."""
         self._check_view(request)
         about = detail(request.GET.get("key", ""))
         return self._page(request, "detail.html", title=about["name"], refresh=REFRESH, **about)
@@ -157,11 +157,11 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
             "opts": HeldLock._meta,
             "checkbox": helpers.ACTION_CHECKBOX_NAME,
             "may_release": self.has_release_permission(request),
-            "breadcrumb_list": django.VERSION >= (6, 1),  # before, they were a <div>
+            "breadcrumb_list": django.VERSION >= (6, 1),  # in earlier versions they were a <div>
         }
         return TemplateResponse(request, f"admin/redlock/heldlock/{template}", {**shared, **context})
 
-    # What an operator does
+    # Actions
 
     @admin.action(permissions=["release"], description=_("Ask the holders of the selected locks to stop"))
     def stop(self, request: HttpRequest, queryset: QuerySet[HeldLock]) -> HttpResponse | None:
@@ -173,21 +173,21 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         """
         Ask for confirmation, then release exactly the holders that were on the page.
 
-        What was posted decides, not *queryset*: it says which holder of a lock the user saw, and "select all" would
-        add locks that nobody saw.
+        The posted keys decide, not *queryset*: they identify the holder that the user saw, and "select all" would add
+        locks that the user did not see.
         """
         return self._act(request, "release")
 
     @admin.action(permissions=["release"], description=_("Keep others out of the selected locks for longer"))
     def extend(self, request: HttpRequest, queryset: QuerySet[HeldLock]) -> HttpResponse | None:
-        """Ask for confirmation and for how long, then extend exactly the holds that were on the page."""
+        """Ask for confirmation and a duration, then extend exactly the holds that were on the page."""
         return self._act(request, "extend")
 
     def _act(self, request: HttpRequest, action: str) -> HttpResponse | None:
         keys = list(dict.fromkeys(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))
-        problem = refusal(request, keys)
+        problem = problem_with(request, keys)
         if problem:
-            self._say(request, messages.ERROR, problem)
+            self._show(request, messages.ERROR, problem)
             return None
         seen = list(look_again(keys))
         if request.POST.get("confirmed") != "yes":
@@ -196,7 +196,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         if action == "extend":
             seconds, problem = seconds_wanted(request.POST.get("seconds", ""), seen)
         if problem:
-            self._say(request, messages.ERROR, problem)
+            self._show(request, messages.ERROR, problem)
             return None
         done = [choice for choice in seen if self._act_on(request, action, choice, seconds)]
         if request.POST.get("revoke") == "yes" and action != "extend":
@@ -225,29 +225,29 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         )
 
     def _act_on(self, request: HttpRequest, action: str, choice: Choice, seconds: float) -> bool:
-        """Carry out an action, report its result and log it; returns whether something was done."""
+        """Carry out an action, report its result and log it; return whether anything was done."""
         reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]
-        self._say(request, level, text % {"lock": choice.name})
+        self._show(request, level, text % {"lock": choice.name})
         done = outcome in DONE
         if done:
             audit(request, action, choice, outcome, reason)
         return done and not choice.problem
 
     def _revoke(self, request: HttpRequest, choice: Choice) -> None:
-        """Revoke the task that holds a lock; when all else is done and written down, as a broker may take its time."""
+        """Revoke the task that holds a lock. This comes last, because the broker may be slow."""
         if not choice.task:
             return
         problem = revoke_task(choice)
         values = {"lock": choice.name, "why": problem}
         if problem:
             text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.") % values
-            self._say(request, messages.WARNING, text)
+            self._show(request, messages.WARNING, text)
         outcome = f"not revoked: {problem}" if problem else "revoked"
         audit(request, "revoke", choice, outcome, f"task {printable(choice.task)}")
 
-    def _say(self, request: HttpRequest, level: int, text: str) -> None:
+    def _show(self, request: HttpRequest, level: int, text: str) -> None:
         self.message_user(request, text, level)
 
 

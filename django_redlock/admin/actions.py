@@ -1,10 +1,11 @@
 """
-Carry out what an operator does to chosen locks: look at them again, act, and write the admin's log.
+Carry out an operator's action on chosen locks: check them again, act, and write the admin's log (internal).
 """
 
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from django.contrib import messages
@@ -25,23 +26,23 @@ from .rows import known_aliases
 
 log = logging.getLogger("django_redlock")
 MAX_REASON = 200  # characters
-MAX_RELEASE = 20  # locks in one go: what one can read on one page
-LOGGED_ALIAS = "Alias %s, holder"  # what tells the entries about locks of one name apart
-MORE_TIME = 30.0  # seconds that the page offers
+MAX_RELEASE = 20  # locks in one action: as many as a person can read on one page
+LOGGED_ALIAS = "Alias %s, holder"  # distinguishes the entries about locks with the same name
+MORE_TIME = 30.0  # the default number of seconds on the page
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """
-    One lock that somebody chose, as it is now.
+    One chosen lock in its present state.
 
     Args:
-        key: What was chosen.
+        key: The key of the chosen row.
         fingerprint: The holder that was on the page.
         alias: The lock's alias.
         slug: The lock's slug.
-        row: The lock as it is now; None if it is free or cannot be seen.
-        problem: Why nothing can be done about it: CHANGED, GONE or UNKNOWN; None if something can.
+        row: The lock in its present state; None if it is free or its state is unknown.
+        problem: The reason why no action is possible: CHANGED, GONE or UNKNOWN; None if one is.
     """
 
     key: str
@@ -58,7 +59,7 @@ class Choice:
 
     @property
     def shared(self) -> bool:
-        """Whether several may hold it at once."""
+        """Whether several holders may share the lock."""
         return self.row is not None and is_shared(self.row.lock)
 
     @property
@@ -68,28 +69,28 @@ class Choice:
 
     @property
     def held_for(self) -> str:
-        """For how long the holder has held it."""
+        """The time for which the holder has held the lock."""
         return held_for(self.row, titled=True) if self.row else ""
 
     @property
     def remaining(self) -> str:
-        """The time until it ends unless its holder extends it."""
+        """The time until the hold ends unless its holder extends it."""
         return remaining(self.row.lock) if self.row else ""
 
     @property
     def waiting(self) -> int:
-        """How many wait for it."""
+        """The number of waiters."""
         return self.row.lock.waiting if self.row else 0
 
     @property
     def next(self) -> str:
-        """Who gets it next; empty if nobody waits."""
+        """The first waiter; empty if there is none."""
         waiters = self.row.lock.waiters if self.row else ()
         return printable(str(waiters[0])) if waiters else ""
 
     @property
     def unrenewed(self) -> bool:
-        """Whether its holder never renews it."""
+        """Whether the holder never renews the lock."""
         owner = self.row.lock.owner if self.row else None
         return bool(owner and not owner.process and not self.shared)
 
@@ -100,13 +101,13 @@ class Choice:
 
     @property
     def task(self) -> str:
-        """The id of the Celery task that holds it; empty if none does."""
+        """The id of the Celery task that holds the lock; empty if none does."""
         owner = self.row.lock.owner if self.row else None
         return owner.ref if owner and owner.kind == "task" else ""
 
     @property
     def explanation(self) -> str:
-        """Why nothing can be done about it."""
+        """The reason why no action is possible."""
         return OUTCOMES[self.problem][1] % {"lock": self.name} if self.problem else ""
 
 
@@ -120,11 +121,11 @@ OUTCOMES: dict[ActionResult, tuple[int, Any]] = {
     ActionResult.LONGER: (messages.INFO, _("“%(lock)s” keeps others out for longer than that already.")),
     ActionResult.STOPPING: (
         messages.INFO,
-        _("“%(lock)s” gets no more time: its holder was asked to stop, and hears of it at its next renewal."),
+        _("“%(lock)s” gets no more time: its holder was asked to stop, and learns of it at its next renewal."),
     ),
     ActionResult.SHARED: (
         messages.WARNING,
-        _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
+        _("“%(lock)s” is held by several holders, who cannot be asked or given time individually."),
     ),
     ActionResult.FOREIGN: (
         messages.WARNING,
@@ -157,7 +158,7 @@ AUDITED = {
 
 
 def carry_out(action: str, choice: Choice, seconds: float, reason: str) -> ActionResult:
-    """Do what was confirmed; returns the result."""
+    """Carry out the confirmed action and return the result."""
     if choice.problem:
         return choice.problem
     if action == "stop":
@@ -168,7 +169,7 @@ def carry_out(action: str, choice: Choice, seconds: float, reason: str) -> Actio
 
 
 def seconds_wanted(text: str, choices: Iterable[Choice]) -> tuple[float, str]:
-    """Return for how long to extend locks, and why that cannot be if it cannot."""
+    """Return the seconds by which to extend locks, and an error message if the input is invalid."""
     try:
         seconds = float(text.replace(",", ".")[:20])
     except ValueError:
@@ -182,8 +183,8 @@ def seconds_wanted(text: str, choices: Iterable[Choice]) -> tuple[float, str]:
     return seconds, ""
 
 
-def refusal(request: HttpRequest, keys: list[str]) -> str:
-    """Return why nothing can be done about so much at once, or nothing."""
+def problem_with(request: HttpRequest, keys: list[str]) -> str:
+    """Return why so many locks cannot be acted on at once; empty if they can."""
     if request.POST.get("select_across", "0") not in ("", "0"):
         return gettext("Nothing was done: “select all” includes locks that you have not seen. Tick them.")
     if len(keys) > MAX_RELEASE:
@@ -192,13 +193,13 @@ def refusal(request: HttpRequest, keys: list[str]) -> str:
 
 
 def look_again(keys: Iterable[str]) -> Iterator[Choice]:
-    """Yield what was chosen as it is now; each alias is asked once."""
+    """Yield the chosen locks in their present state; query each alias once."""
     parsed: dict[str, list[tuple[str, str, str]]] = {}
     for key in keys:
         try:
             fingerprint, alias, slug = parse_key(key)
         except ValueError:
-            continue  # not from our page
+            continue  # the key is not from our page
         if alias in known_aliases():
             parsed.setdefault(alias, []).append((key, fingerprint, slug))
     for alias, chosen in parsed.items():
@@ -223,12 +224,12 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]
 
 
 def revoke_task(choice: Choice) -> str:
-    """Tell Celery's workers to end the task that holds a lock; returns why that failed, or nothing."""
+    """Tell Celery's workers to end the task that holds a lock; return why that failed, or an empty text."""
     from ..celery import control  # only here: Celery is optional
 
     try:
         control.revoke(choice.task, terminate=True)
-    except Exception as error:  # of any broker's client, or of its settings
+    except Exception as error:  # from any broker's client, or from its settings
         log.warning("revoking a task failed", exc_info=True)
         return type(error).__name__
     return ""
@@ -236,13 +237,11 @@ def revoke_task(choice: Choice) -> str:
 
 def can_revoke(choices: Iterable[Choice]) -> bool:
     """Return whether a lock is held by a task, and Celery is installed."""
-    from importlib.util import find_spec
-
     return any(choice.task for choice in choices) and find_spec("celery") is not None
 
 
 def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reason: str) -> None:
-    """Log who did what to whose lock, and why. The admin's helpers for it differ from release to release."""
+    """Log who did what to which holder, and why. Django's own helpers differ between releases."""
     row = choice.row
     flag, done = AUDITED[action]
     left = f"{row.remaining:.1f} s left" if row and row.remaining is not None else "no time known"

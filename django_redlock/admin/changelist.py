@@ -1,8 +1,7 @@
 """
-A change list whose rows come from the nodes.
+A change list whose rows come from the nodes (internal).
 
-Only what a change list takes from its database is replaced; columns, filters, search, sorting, pages and actions
-are Django's.
+Only the access to the database is replaced; columns, filters, search, sorting, pages and actions are Django's.
 """
 
 from collections.abc import Iterator
@@ -23,11 +22,11 @@ from .rows import FILTERS, HeldLocks, banners
 from .tiles import tiles
 
 MAX_SEARCH = 200  # characters
-MAX_VALUE = 500  # characters of a parameter: each link of the page repeats it
+MAX_VALUE = 500  # characters of a parameter, because each link of the page repeats it
 
 
 class Counted(int):
-    """A number of locks that knows whether it is all of them; as text, ``1000+`` or ``?`` if it is not."""
+    """A number of locks that may be incomplete; its text is then ``1000+`` or ``?``."""
 
     sign = ""
 
@@ -36,7 +35,7 @@ class Counted(int):
 
 
 class LockSearchForm(ChangeListSearchForm):
-    """A search whose words every link of the page can carry."""
+    """A search whose text is short enough for every link of the page."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,12 +43,12 @@ class LockSearchForm(ChangeListSearchForm):
 
 
 class HeldLockChangeList(ChangeList):
-    """A change list whose rows come from the nodes: one answer per page, and a query of the admin's log."""
+    """A change list whose rows come from the nodes; each page takes one listing and one query of the admin's log."""
 
     search_form_class = LockSearchForm
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
-        """Return the locks that match the filters and the search, in the order asked for."""
+        """Return the locks that match the filters and the search, in the requested order."""
         self._forget_strange_parameters()
         (self.filter_specs, self.has_filters, _rest, _many, self.has_active_filters) = self.get_filters(request)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
@@ -62,7 +61,7 @@ class HeldLockChangeList(ChangeList):
         return self._in_order(self._found(held))
 
     def _listed(self) -> Iterator[Held]:
-        """Yield what was listed and, as a listing may end before it, the lock whose very name is searched for."""
+        """Yield the listed locks and, because a listing may be cut short, the lock whose exact name is searched for."""
         for banner in self.banners:
             if banner.snapshot is None:
                 continue
@@ -73,7 +72,7 @@ class HeldLockChangeList(ChangeList):
                 yield from (lock for lock in named if lock.slug not in known)
 
     def get_results(self, request: HttpRequest) -> None:
-        """Cut one page out of the locks; a page that does not exist is the nearest one that does."""
+        """Select one page of the locks; if the page does not exist, select the nearest one."""
         paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
         page = paginator.get_page(self.page_num)
         self.page_num = page.number
@@ -91,7 +90,7 @@ class HeldLockChangeList(ChangeList):
         self.paginator = paginator
 
     def _count_waiters(self, rows: list[HeldLock]) -> None:
-        """Count who wait for the locks on the page and who share them; for all locks it would take too long."""
+        """Count the waiters and sharers of the locks on the page; for all locks that would take too long."""
         for banner in self.banners:
             alias = banner.alias
             slugs = [row.lock.slug for row in rows if row.alias == alias]
@@ -115,17 +114,17 @@ class HeldLockChangeList(ChangeList):
 
     @property
     def counted(self) -> str:
-        """How many locks the list has, in the words that Django writes below it."""
+        """The number of locks in the list, in the words that Django writes below it."""
         names = self.opts.verbose_name if self.result_count == 1 else self.opts.verbose_name_plural
         return f"{self.result_count!s} {names}"
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are no more locks than were asked for."""
+        """Whether the listing has all locks."""
         return all(banner.snapshot and banner.snapshot.complete for banner in self.banners)
 
     def _forget_strange_parameters(self) -> None:
-        """Drop what this list does not know; Django would look for fields of these names."""
+        """Drop unknown parameters; Django would look for fields of these names."""
         known = {spec.parameter_name for spec in FILTERS}
         known |= {ORDER_VAR, ALL_VAR, IS_POPUP_VAR} | ({SEARCH_VAR} if self.query else set())
         known = {name for name in known if len(self.params.get(name, "")) <= MAX_VALUE}

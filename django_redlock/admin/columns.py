@@ -1,5 +1,5 @@
 """
-What the columns of the list show, for people and for the script that counts the time down.
+The columns of the list, for people and for the script that counts the time down (internal).
 """
 
 import re
@@ -26,7 +26,7 @@ from .rows import KINDS
 
 DASH = "\N{EN DASH}"
 LONGEST = 80  # characters of a name in the list
-MAX_ADDRESS = 4000  # characters; Gunicorn takes a request line of 4,094, other servers of about 8,000
+MAX_ADDRESS = 4000  # characters; Gunicorn accepts a request line of 4,094, other servers about 8,000
 DOTS = {True: '<i class="redlock-yes"></i>', False: '<i class="redlock-no"></i>'}
 PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
 
@@ -38,7 +38,7 @@ class Columns:
 
     @admin.display(description=_("Lock"), ordering="name")
     def lock_name(self, row: HeldLock) -> SafeString:
-        """Return the name, and for the script the key by which it finds the row again."""
+        """Return the name, with the key by which the script finds the row."""
         identity = row.pk.partition("/")[2]  # without its holder
         page = reverse("admin:redlock_heldlock_detail", current_app=self.admin_site.name)
         address = f"{page}?{urlencode({'key': row.pk})}"
@@ -108,7 +108,7 @@ class Columns:
 
     @admin.display(description=_("Holder"), ordering="holder")
     def held_by(self, row: HeldLock) -> str:
-        """Return who holds it: what, then where."""
+        """Return the holder: what it is, then where it runs."""
         return labelled(_("Holder"), self._holder(row))
 
     def _holder(self, row: HeldLock) -> str:
@@ -129,12 +129,12 @@ class Columns:
 
     @admin.display(description=_("Held for"), ordering="since")
     def held_time(self, row: HeldLock) -> str:
-        """Return for how long it has been held, which no renewal resets, and when it was taken."""
+        """Return the time for which the lock has been held, which renewals do not reset, and when it was taken."""
         return labelled(_("Held for"), held_for(row))
 
     @admin.display(description=_("Waiting"))
     def waiting_count(self, row: HeldLock) -> str:
-        """Return how many wait for it."""
+        """Return the number of waiters."""
         waiting = row.lock.waiting
         count = format_html('<strong class="redlock-waited">{}</strong>', waiting) if waiting else DASH
         return labelled(_("Waiting"), count)
@@ -155,7 +155,7 @@ def remaining(lock: Held) -> str:
 
 
 def held_for(row: HeldLock, *, titled: bool = False) -> str:
-    """Return for how long a lock has been held, and the moment since when; *titled* says what that moment is."""
+    """Return the time for which a lock has been held, and since when; *titled* is the label of that moment."""
     seconds = row.lock.held_for(time.time())
     if seconds is None or row.since is None:
         return DASH
@@ -168,13 +168,13 @@ def held_for(row: HeldLock, *, titled: bool = False) -> str:
 
 
 def stopping(asked: str) -> SafeString:
-    """Return a badge that says how long ago the holder was asked to stop."""
+    """Return a badge with the time since the holder was asked to stop."""
     text = gettext("asked to stop %(asked)s ago") % {"asked": asked}
     return format_html('<span class="redlock-state redlock-stopping">{}</span>', text)
 
 
 def copy_button(name: str) -> SafeString:
-    """Return a button that copies a name which the list cuts; nothing for one that the nodes keep cut, too."""
+    """Return a button that copies a name which the list cuts; nothing if the nodes cut the name, too."""
     if len(name) <= LONGEST or is_cut(name):
         return SafeString("")
     return format_html(
@@ -187,18 +187,18 @@ def copy_button(name: str) -> SafeString:
 
 
 def labelled(label: object, value: str) -> SafeString:
-    """Return a cell with the title of its column in it, for screens on which a row is a card."""
+    """Return a cell that contains the title of its column, for screens on which a row is a card."""
     return SafeString(_title(str(label)) + (value if isinstance(value, SafeString) else escape(value)))
 
 
-@lru_cache(maxsize=256)  # enough for all columns in all languages; hundreds of cells of a page have the same titles
+@lru_cache(maxsize=256)  # enough for all columns in all languages; hundreds of cells on a page share these titles
 def _title(label: str) -> str:
     return format_html('<span class="redlock-label" aria-hidden="true">{}</span> ', label)
 
 
 def breakable(text: str) -> SafeString:
-    """Return *text* as HTML that may be broken where its parts end."""
-    return SafeString(PARTS_END.sub("<wbr>", escape(text)))  # no separator is in what escaping writes
+    """Return *text* as HTML in which lines may break after each part."""
+    return SafeString(PARTS_END.sub("<wbr>", escape(text)))  # escaping writes no separators
 
 
 def moment(when: datetime | None) -> str:

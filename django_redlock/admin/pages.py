@@ -1,5 +1,5 @@
 """
-The page of one lock, and the panel of nodes.
+The page of one lock, and the panel of nodes (internal).
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ from .columns import DASH, MAX_ADDRESS, clock, held_for, remaining, stopping
 from .requests import entries_of, note_requests
 from .rows import known_aliases
 
-EXAMINE = 0.5  # seconds for each answer of a node: the page must not wait for one that is silent
-ENTRIES = 10  # of the admin's log
+INSPECT_TIMEOUT = 0.5  # seconds to wait for each answer; the page must not wait for a silent node
+ENTRIES = 10  # entries of the admin's log on the page
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node, as the panel shows it: each cell is text."""
+    """One node as the panel shows it; each cell is text."""
 
     name: str
     votes: bool
@@ -48,7 +48,7 @@ class NodeRow:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is known of the node but its answer."""
+        """Whether nothing but its answer is known about the node."""
         return {self.role, self.version, self.locks} == {DASH}
 
 
@@ -64,7 +64,7 @@ class Panel:
 
 def detail(key: str) -> dict[str, Any]:
     """
-    Return what the page of one lock shows.
+    Return the context of the page of one lock.
 
     Raises:
         Http404: *key* names no lock.
@@ -100,7 +100,7 @@ def detail(key: str) -> dict[str, Any]:
 
 
 def panels() -> Iterator[Panel]:
-    """Yield the nodes of each alias; settings that fail are shown, not raised."""
+    """Yield the nodes of each alias; show errors in the settings instead of raising them."""
     try:
         names = list(locks)
     except InvalidRedlockError as error:
@@ -146,41 +146,49 @@ def _entries(name: str, alias: str) -> list[LogEntry]:
 
 
 def _panel(alias: str) -> Panel:
-    from ..nodes.redis.inspect import inspect_all  # only here: the other pages have no use for redis-py
+    from ..nodes.redis.inspect import inspect_all  # only here: the other pages do not need redis-py
 
     manager = locks[alias]
     snapshot = held_locks(alias)
-    said = inspect_all(manager.nodes, EXAMINE, rights=False)
-    nodes = zip(snapshot.nodes, said, strict=True)  # a node that is silent has one reason, the later one
+    inspected = inspect_all(manager.nodes, INSPECT_TIMEOUT, rights=False)
+    nodes = zip(snapshot.nodes, inspected, strict=True)  # a silent node shows one reason, the later one
     silent = [replace(node, detail=each.detail or node.detail) if not node.answered else node for node, each in nodes]
     snapshot = replace(snapshot, nodes=tuple(silent))
-    rows = [_node(snapshot, place, examined) for place, examined in enumerate(said)]
+    rows = [_node(snapshot, index, inspection) for index, inspection in enumerate(inspected)]
     return Panel(alias, snapshot, tuple(sorted(rows, key=attrgetter("votes"))))  # nodes in trouble come first
 
 
-def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
-    status = snapshot.nodes[place]
-    detail = said.detail or status.detail
+def _node(snapshot: Snapshot, index: int, inspection: Any) -> NodeRow:
+    status = snapshot.nodes[index]
+    detail = inspection.detail or status.detail
     answers = detail or gettext("yes")
-    count = sum(bool(lock.views[place].fingerprint) for lock in snapshot.locks)
+    count = sum(bool(lock.views[index].fingerprint) for lock in snapshot.locks)
     held = f"{count}{'+' if snapshot.cut_short else ''}" if snapshot.has_quorum else DASH
-    if not said.info:
-        remedy = remedy_of(said.failure).replace("`", "") if detail and not status.answered else ""
-        return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH, remedy=remedy)
-    limited = said.number("maxmemory")
-    policy = said.info.get("maxmemory_policy", DASH)
-    server = "Valkey" if "valkey_version" in said.info else "Redis"
-    appends = said.info.get("aof_enabled") == "1"
+    if not inspection.info:
+        remedy = remedy_of(inspection.failure).replace("`", "") if detail and not status.answered else ""
+        return NodeRow(
+            status.name,
+            status.votes,
+            answers,
+            round_trip=f"{inspection.round_trip * 1000:.2f} ms" if inspection.store else DASH,
+            version=inspection.store or DASH,
+            locks=held if status.answered else DASH,
+            remedy=remedy,
+        )
+    limited = inspection.number("maxmemory")
+    policy = inspection.info.get("maxmemory_policy", DASH)
+    server = "Valkey" if "valkey_version" in inspection.info else "Redis"
+    appends = inspection.info.get("aof_enabled") == "1"
     return NodeRow(
         status.name,
         status.votes,
         answers,
-        round_trip=f"{said.round_trip * 1000:.2f} ms",
-        role=said.info.get("role", DASH),
-        version=f"{server} {said.info.get('valkey_version') or said.info.get('redis_version')}",
-        clock=f"{round(said.ahead, 3) + 0.0:+.3f} s",  # no minus before zero
+        round_trip=f"{inspection.round_trip * 1000:.2f} ms",
+        role=inspection.info.get("role", DASH),
+        version=f"{server} {inspection.info.get('valkey_version') or inspection.info.get('redis_version')}",
+        clock=f"{round(inspection.ahead, 3) + 0.0:+.3f} s",  # no -0.000
         locks=held,
         memory=policy if limited else gettext("unlimited"),
         persistence=gettext("append-only file") if appends else gettext("none"),
-        age=DASH if said.age is None else clock(said.age),
+        age=DASH if inspection.age is None else clock(inspection.age),
     )

@@ -1,5 +1,5 @@
 """
-The admin's log of what operators did to locks: its entries about some locks, and the requests to stop among them.
+Read the entries about locks in the admin's log, above all the requests to stop (internal).
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,13 @@ PERIOD = timedelta(days=1)  # after which a request to stop is no longer shown
 
 
 def entries_of(names: Iterable[str]) -> QuerySet[LogEntry]:
-    """Return what operators did to the locks with these names, of any alias, the latest first."""
+    """Return the entries about the locks with these names, of any alias, latest first."""
     about = ContentType.objects.get_for_model(HeldLock, for_concrete_model=False)
     return LogEntry.objects.filter(content_type=about, object_id__in=list(names)).order_by("-action_time")
 
 
 def note_requests(rows: Iterable[HeldLock]) -> None:
-    """Note in each row how long ago this very holder was asked to stop on the admin's pages."""
+    """Note in each row how long ago this holder was asked to stop on the admin's pages."""
     rows = list(rows)
     recent = entries_of({row.name for row in rows}).filter(action_time__gte=now() - PERIOD)
     recent = recent.filter(change_message__startswith=AUDITED["stop"][1])

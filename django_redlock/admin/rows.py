@@ -1,5 +1,5 @@
 """
-The rows of the list: held locks in place of a queryset, and what chooses among them.
+The rows of the list: held locks instead of a queryset, and the filters (internal).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from ..inventory import Snapshot, State, find_locks, held_locks, holder_of
 from ..inventory.model import leaders
 from ..models import key_of
 
-FOREIGN = "other"  # the kind of a holder that did not use this library
+FOREIGN = "other"  # the kind of a holder that another program created
 SOON = 10.0  # seconds
 WAITED_FOR = "yes"
 
@@ -39,12 +39,12 @@ KINDS = [
 @dataclass(frozen=True, slots=True)
 class Banner:
     """
-    What the page says of one alias.
+    The data that the page shows about one alias.
 
     Args:
         alias: The alias in ``REDLOCK``.
         snapshot: Its nodes and locks; None if its settings cannot be used.
-        problem: Why not.
+        problem: The error in the settings.
     """
 
     alias: str
@@ -58,7 +58,7 @@ class Banner:
 
     @property
     def level(self) -> str:
-        """How bad it is, as one of the admin's classes of messages."""
+        """The severity, as one of the admin's message classes."""
         if self.snapshot is None or not self.is_known:
             return "error"
         return "warning" if self.snapshot.trouble or not self.snapshot.complete else "success"
@@ -66,26 +66,26 @@ class Banner:
 
 class HeldLocks(list[Held]):
     """
-    A list of locks with the little of a queryset that the admin asks of it.
+    A list of locks with those methods of a queryset that the admin uses.
 
-    They are those of the inventory: rows, which take longer to make, are only made of those that a page shows.
+    The items are locks of the inventory. Rows take longer to create, so they are only created for a page.
     """
 
     def filter(self, *, pk__in: Iterable[str]) -> "HeldLocks":
-        """Return those that were selected on the page."""
+        """Return the locks that were selected on the page."""
         chosen = set(pk__in)
         return self.matching(lambda lock: key_of(lock.fingerprint, lock.alias, lock.slug) in chosen)
 
     def worst_first(self) -> "HeldLocks":
-        """Return them with the worst state first, and within a state with the longest hold first."""
+        """Return the locks, worst state first, and within a state the longest hold first."""
         return HeldLocks(sorted(self, key=lambda lock: (-lock.state.severity, lock.since or 0.0, lock.slug)))
 
     def matching(self, condition: Callable[[Held], bool]) -> "HeldLocks":
-        """Return those that meet a condition."""
+        """Return the locks that meet a condition."""
         return HeldLocks(lock for lock in self if condition(lock))
 
     def sorted_by(self, field: Any, descending: bool) -> "HeldLocks":
-        """Return them by a field of the model; what is not known comes last, in either direction."""
+        """Return the locks sorted by a field of the model; unknown values come last in either direction."""
         if not isinstance(field, str):
             return self
         value = holder_of if field == "holder" else attrgetter(field)
@@ -95,7 +95,7 @@ class HeldLocks(list[Held]):
 
 
 class _Filter(admin.SimpleListFilter):
-    """A filter over a list; a value that is not offered does not filter."""
+    """A filter over a list; an unknown value has no effect."""
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Return the locks that match."""
@@ -105,12 +105,12 @@ class _Filter(admin.SimpleListFilter):
         return queryset.matching(lambda lock: self.value_of(lock) == value)
 
     def value_of(self, lock: Held) -> str:
-        """Return what the filter compares."""
+        """Return the value that the filter compares."""
         raise NotImplementedError
 
 
 class AliasFilter(_Filter):
-    """By alias, if there are several."""
+    """Filter by alias, if there are several."""
 
     title = _("alias")
     parameter_name = "using"
@@ -126,7 +126,7 @@ class AliasFilter(_Filter):
 
 
 class StateFilter(_Filter):
-    """By state."""
+    """Filter by state."""
 
     title = _("state")
     parameter_name = "state"
@@ -141,7 +141,7 @@ class StateFilter(_Filter):
 
 
 class KindFilter(_Filter):
-    """By what holds the lock."""
+    """Filter by the kind of holder."""
 
     title = _("holder")
     parameter_name = "kind"
@@ -156,7 +156,7 @@ class KindFilter(_Filter):
 
 
 class SoonFilter(_Filter):
-    """By whether the lock is about to end."""
+    """Filter by whether the lock is about to end."""
 
     title = _("remaining")
     parameter_name = "left"
@@ -171,7 +171,7 @@ class SoonFilter(_Filter):
 
 
 class NodeFilter(_Filter):
-    """By a node that has the lock: what loses a vote when that node is stopped."""
+    """Filter by a node that has the lock, to see which locks lose a vote when that node stops."""
 
     title = _("node")
     parameter_name = "node"
@@ -190,7 +190,7 @@ class NodeFilter(_Filter):
 
 
 class WaitingFilter(_Filter):
-    """By whether somebody waits for the lock; only then is it asked for all of them how many wait."""
+    """Filter by whether the lock has waiters; only this filter counts the waiters of all locks."""
 
     title = _("waiting")
     parameter_name = "waiting"
@@ -200,7 +200,7 @@ class WaitingFilter(_Filter):
         return [(WAITED_FOR, str(_("somebody waits")))]
 
     def value_of(self, lock: Held) -> str:
-        """Return a value for a lock that somebody waits for, and none for the others."""
+        """Return a value for a lock with waiters, and none for the others."""
         return WAITED_FOR if lock.waiting else ""
 
 
@@ -223,10 +223,10 @@ def _usable() -> Iterator[LockManager]:
 
 def banners(asked: Mapping[str, str]) -> Iterator[Banner]:
     """
-    Yield one banner for each alias; settings that fail are shown, not raised.
+    Yield one banner for each alias; show errors in the settings instead of raising them.
 
     Args:
-        asked: The filters that were chosen: for one alias only that is asked.
+        asked: The chosen filters; if they name an alias, only that one is queried.
     """
     try:
         names = list(locks)

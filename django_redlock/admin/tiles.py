@@ -1,5 +1,5 @@
 """
-The tiles above the list: what is wrong, how much of it there is, and a link to just that.
+The tiles above the list: each counts the locks or nodes in one state, and links to them (internal).
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ UNKNOWN = "?"
 @dataclass(frozen=True, slots=True)
 class Tile:
     """
-    One number and where it leads.
+    One count with its link.
 
     Args:
-        label: What is counted.
-        value: How much there is of it; ``?`` if too few nodes answer or too few locks are listed to tell.
-        level: ``bad``, ``good`` or nothing: how to colour it.
-        url: What it leads to.
-        chosen: Whether the list shows just that.
+        label: The name of what is counted.
+        value: The count; ``?`` if too few nodes answer.
+        level: The colour: ``bad``, ``good`` or none.
+        url: The target of its link.
+        chosen: Whether the list is filtered by this tile.
     """
 
     label: str
@@ -42,15 +42,15 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
     Yield the tiles.
 
     Args:
-        banners: What was listed of each alias.
+        banners: The listing of each alias.
         link: Returns the query of the list with other parameters.
-        asked: The parameters that were asked for.
+        asked: The parameters of the request.
     """
     snapshots = [banner.snapshot for banner in banners if banner.snapshot]
     known = [snapshot for snapshot in snapshots if snapshot.has_quorum]
     held = [(lock, snapshot) for snapshot in known for lock in snapshot.locks]
     counts = Counter(lock.state for lock, _snapshot in held)
-    blind = len(known) < len(snapshots)  # what an alias without a quorum holds is neither nothing nor known
+    blind = len(known) < len(snapshots)  # without a quorum, the number of locks of an alias is unknown, not zero
     more = "+" if blind or not all(snapshot.complete for snapshot in known) else ""
     everything = link(remove=["state", "waiting", PAGE_VAR])
     state = asked.get("state")
@@ -68,7 +68,7 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
 
 
 def _count(number: int, more: str) -> str:
-    """Return how many there are; with *more*, there may be more than were listed, and of none nobody can tell."""
+    """Return the count, or the least count if *more* is not empty; then none is unknown, as some were not listed."""
     return UNKNOWN if more and not number else f"{number}{more}"
 
 
@@ -80,7 +80,7 @@ def _longest(held: list[tuple[HeldLock, Snapshot]], more: str, blind: bool, link
 
 
 def _nodes(snapshots: list[Snapshot]) -> Tile:
-    """Return how many nodes may vote, and how many more may fail where that are fewest."""
+    """Return how many nodes may vote, and how many more may fail in the alias where fewest may."""
     voting = sum(node.votes for snapshot in snapshots for node in snapshot.nodes)
     nodes = sum(len(snapshot.nodes) for snapshot in snapshots)
     spares = [sum(node.votes for node in each.nodes) - each.rules.needed for each in snapshots]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from celery import states
 from celery.exceptions import Ignore, Retry, WorkerShutdown, WorkerTerminate
 
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .execution import EXECUTION, Execution, leave_queue
@@ -23,7 +23,7 @@ from .pauses import LONGEST_PAUSE, pause_without_nodes
 from .pending import began_name, begin, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
-from .slots import RUN_HEADER, RUNNING, Holder, free, is_token, take_running
+from .slots import RUN_HEADER, RUNNING, Holder, free, is_secret, take_running
 
 log = logging.getLogger("django_redlock")
 
@@ -46,23 +46,23 @@ class Arrival:
 
     def start(self) -> Execution:
         """
-        Take the slot for a run. A message that ends without one gives up its place in the queue.
+        Take the slot for a run. A message that ends without a run leaves the queue.
 
         Raises:
             Answered: The task has a result without running.
-            Ignore: It does not run, and its caller has been notified of what there is to know.
+            Ignore: It does not run, and its outcome has been stored for its caller.
             Retry: It was put back into the queue, because the nodes do not answer.
             DuplicateTask: Another task has the slot, and ``on_overlap="fail"``.
-            QuorumUnavailableError: The nodes do not answer, and ``on_unavailable`` says to fail.
+            QuorumUnavailableError: The nodes do not answer, and ``on_unavailable`` is to fail.
         """
         message = self.message
         if not message.ticket.name:
             return self._execution(None)
         try:
             return self._start()
-        except Exception:  # a process that is stopped keeps the place for its message
+        except Exception:  # if the process is being stopped, the slot stays reserved for its message
             if not message.put_back:
-                free(message.ticket.using, message.ticket.waiting, message.ticket.token)
+                free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
                 self.redelivery.stop_watching()
             raise
 
@@ -77,7 +77,7 @@ class Arrival:
         try:
             self._leave_queue()
             if self.redelivery.began_pending or not was_pending:
-                self.redelivery.leave_if_done(message.kept)  # it may have ended since it was looked at
+                self.redelivery.leave_if_done(message.kept)  # the run may have ended since the last look
                 self.redelivery.leave_if_begun()
         except BaseException:
             execution.end(hold=False)
@@ -92,10 +92,12 @@ class Arrival:
         )
 
     def _look_at_notes(self) -> None:
-        """Leave if the message was answered meanwhile, or must not run a second time."""
+        """End the message if it was answered meanwhile or must not run a second time."""
         message, ticket = self.message, self.message.ticket
-        if not ticket.trailing:  # messages with newer arguments have the same id, so that is looked up in their turn
-            # Before it takes the slot, or two copies could keep each other waiting for ever.
+        if (
+            not ticket.trailing
+        ):  # messages with newer arguments have the same id, so this is looked up when their turn comes
+            # Check before taking the slot. Otherwise two copies could wait for each other for ever.
             self.redelivery.leave_if_done()
         if ticket.joined:
             message.answer_with(ticket.joined)
@@ -106,14 +108,14 @@ class Arrival:
         """Take the slot, if runs have one; if another task has it, end the message or put it back."""
         message, ticket = self.message, self.message.ticket
         if not ticket.running:
-            retry = bool(message.request.retries)  # work that has begun goes on beside a call that only waits
-            if not ticket.token and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
+            retry = bool(message.request.retries)  # work that has begun continues even if another call is waiting
+            if not ticket.secret and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
                 self._give_way(waiting.holder)
             return None
         try:
-            return take_running(ticket, message.rules.lease, message.task.name, self._token, message.request.is_eager)
-        except LockTakenError as refusal:
-            holder, self._refused = Holder.of(refusal), True
+            return take_running(ticket, message.rules.lease, message.task.name, self._secret, message.request.is_eager)
+        except LockTakenError as taken:
+            holder, self._refused = Holder.of(taken), True
         if (message.ticket_lost or self._left_behind(holder)) and (lease := self._take_own()):
             return lease
         self._give_way(holder)
@@ -121,7 +123,7 @@ class Arrival:
     def _take_pending(self) -> Lease | None:
         """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
         message, ticket = self.message, self.message.ticket
-        self._look_at_pending()  # most older messages end here; and nodes that are away are not waited for
+        self._look_at_pending()  # most older messages end here, without waiting for nodes that are away
         with turn(ticket):
             record, began = self._look_at_pending()
             self.redelivery.began_pending = came_before = has_begun(ticket, began)
@@ -131,19 +133,19 @@ class Arrival:
                     self.redelivery.drop()
             try:
                 lease = self._take_begun()
-            except LockTakenError as refusal:
-                holder, self._refused = Holder.of(refusal), True
+            except LockTakenError as taken:
+                holder, self._refused = Holder.of(taken), True
                 if not came_before:
                     keep(ticket, message.rules.queue_ttl, record)
             else:
                 self._begin(lease, record, began)
                 return lease
-        if not came_before and holder.task_id == ticket.task_id:  # a run with older arguments, and no copy of this one
+        if not came_before and holder.task_id == ticket.task_id:  # a run with older arguments, not a copy of this one
             holder = Holder(None, holder.state, holder.retry_after)
         self._give_way(holder)
 
     def _look_at_pending(self) -> tuple[Seen, Seen]:
-        """Return the record of the pending call, and the note of what began; leave if another message counts."""
+        """Return the record of the pending call and the note of what began; end the message if another one counts."""
         ticket = self.message.ticket
         record, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
         if is_superseded(ticket, record, began):
@@ -151,15 +153,15 @@ class Arrival:
         return record, began
 
     @property
-    def _token(self) -> str:
-        """The token that the worker drew for the run; empty if it drew none."""
-        token = self.message.request.get(RUN_HEADER)
-        return token if is_token(token) else ""
+    def _secret(self) -> str:
+        """The secret that the worker drew for the run; empty if it drew none."""
+        secret = self.message.request.get(RUN_HEADER)
+        return secret if is_secret(secret) else ""
 
     def _take_begun(self) -> Lease | None:
         """Take the slot of the run of a pending call, if runs have one."""
         message, ticket = self.message, self.message.ticket.begun
-        return take_running(ticket, message.rules.lease, message.task.name, self._token) if ticket.running else None
+        return take_running(ticket, message.rules.lease, message.task.name, self._secret) if ticket.running else None
 
     def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
         message = self.message
@@ -173,37 +175,37 @@ class Arrival:
 
     def _left_behind(self, holder: Holder) -> bool:
         """
-        Return whether the slot waits for a retry of this message that was never sent, as its worker died before.
+        Return whether the slot waits for a retry of this message that a dead worker never sent.
 
-        A copy that comes for the first time cannot tell, because the retry may be about to be sent.
+        The first copy to arrive cannot know, because the retry may be about to be sent.
         """
         message, task_id = self.message, self.message.request.id
         if not message.ticket.watch or not holder.queues_as(task_id):
             return False
         try:
             return bool(message.task.backend.get_state(task_id) != states.RETRY)
-        except NotImplementedError:  # there is no result backend, but a note, which has been looked at
+        except NotImplementedError:  # without a result backend, the note decides, and it has been read already
             return True
 
     def _take_own(self) -> Lease | None:
-        """Take the slot that waits for this message, if only the token for it has been lost."""
+        """Take the slot that waits for this message if the message has merely lost the secret."""
         message = self.message
         seen = peek(message.ticket.using, message.ticket.begun.waiting)
         if not seen.holder.queues_as(message.request.id):
             return None
-        message.ticket = replace(message.ticket, token=seen.token)
+        message.ticket = replace(message.ticket, secret=seen.secret)
         with suppress(LockTakenError):
-            return take_running(message.ticket, message.rules.lease, message.task.name, self._token)
+            return take_running(message.ticket, message.rules.lease, message.task.name, self._secret)
         return None
 
     def _leave_queue(self) -> None:
-        """Free the lock that the message had while it waited, if that is not the one it has now."""
+        """Free the lock that the message held while it waited, unless it is the lock of the run."""
         message, ticket = self.message, self.message.ticket
-        if ticket.waiting != ticket.running and ticket.token:
+        if ticket.waiting != ticket.running and ticket.secret:
             leave_queue(ticket, 0.0 if ticket.running else message.rules.hold_for, message.task.name)
 
     def _give_way(self, holder: Holder) -> NoReturn:
-        """Let the message end, or come back later, because *holder* has the slot."""
+        """End the message or put it back into the queue, because *holder* has the slot."""
         request = self.message.request
         if holder.task_id == request.id and not request.is_eager:
             self.redelivery.watch(holder)
@@ -219,10 +221,10 @@ class Arrival:
             return self._execution(None, in_queue=True)
         if how == "fail" or message.request.is_eager:
             raise error
-        # Uses up no retry: without an answer from the nodes the body must not run.
+        # This uses up no retry: without an answer from the nodes, the body must not run.
         pause = pause_without_nodes(error, ticket.tries)
         message.send_again(ticket, pause)
-        if ticket.trailing:  # the state RETRY would be stored over what another message of the call has stored
+        if ticket.trailing:  # the state RETRY would overwrite the result of another message of the call
             raise Ignore(f"The lock nodes do not answer: {error}") from error
         raise Retry(f"The lock nodes do not answer: {error}", exc=error, when=pause) from error  # type: ignore[arg-type]
 
@@ -230,14 +232,14 @@ class Arrival:
 @contextmanager
 def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """
-    Hold the slot while a body runs that was called directly; the body can use it as in a worker.
+    Hold the slot while a body that was called directly runs; the body can use the slot as in a worker.
 
     Raises:
         DuplicateTask: Another task has it.
-        QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` does not say to run anyway.
+        QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` is not to run anyway.
     """
     rules: SingletonOptions = task.singleton_options
-    ticket = replace(task.singleton_ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs), scope=RUNNING)
+    ticket = replace(task.singleton_ticket(f"direct-{fresh_secret()[:8]}", args, kwargs), scope=RUNNING)
     lease = None
     try:
         lease = take_running(ticket, rules.lease, task.name, "", inline=True)
@@ -245,8 +247,8 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         if rules.without_nodes("run") != "run":
             raise
         log.warning("%s runs without a slot: %s", printable(ticket.name), unanswered)
-    except LockTakenError as refusal:
-        raise Holder.of(refusal).error(task.singleton_error, ticket.name) from None
+    except LockTakenError as taken:
+        raise Holder.of(taken).error(task.singleton_error, ticket.name) from None
     execution = Execution(task, ticket, rules, lease)
     task.push_request(**{EXECUTION: execution})
     try:
@@ -261,13 +263,13 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
 def stays_with_its_message(error: BaseException | None, execution: Execution, request: Any) -> bool:
     """
-    Return whether the run ends because its process is being stopped, and its message may go back to the broker.
+    Return whether the run ends because its process is stopped, so that the message may return to the broker.
 
-    Then the slot goes back to the message, so that nothing overtakes it.
+    The slot then returns to the message, so that no other call is served before it.
     """
     stopped = isinstance(error, (WorkerShutdown, WorkerTerminate)) or (
-        # By a signal, as Celery says it in its children. A body that calls sys.exit() has its message acknowledged.
+        # Celery's children report a stop by a signal. The message of a body that calls sys.exit() is acknowledged.
         isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
     )
     late = execution.task.acks_late and execution.options.redelivery != "drop" and not request.is_eager
-    return bool(stopped and late and execution.ticket.token)
+    return bool(stopped and late and execution.ticket.secret)

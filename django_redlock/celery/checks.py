@@ -1,9 +1,9 @@
 """
-System checks: settings of Celery with which singletons are not what one expects of them.
+System checks: Celery settings with which singleton tasks do not behave as expected.
 
-They look at the tasks of the default app, and import its modules as a worker does; without an app of the project's
-there is nothing to look at. The app's ``ready()`` registers them; a worker runs them again when it starts, because
-Celery runs Django's checks there without showing what they find.
+The checks inspect the tasks of the default app, and import its modules as a worker does. If the project has no app,
+there is nothing to inspect. The app's ``ready()`` registers the checks. A worker runs them again when it starts,
+because Celery runs Django's checks there without showing their results.
 """
 
 import logging
@@ -17,6 +17,7 @@ from celery import _state
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.signals import celeryd_after_setup
+from celery.utils.imports import symbol_by_name
 from django.core.checks import CheckMessage, Error, Warning
 
 from ..conf import InvalidRedlockError, aliases
@@ -46,11 +47,11 @@ def check_worker(**kwargs: Any) -> None:
     for message in messages:
         log.log(message.level, "%s", message, extra={"event": "system_check"})
     if any(message.is_serious() for message in messages):
-        raise SystemExit("The worker does not start, because of the errors of system checks above.")
+        raise SystemExit("The worker does not start, because of the system check errors above.")
 
 
 def check_singletons(**kwargs: Any) -> list[CheckMessage]:
-    """Report singleton tasks that cannot work as they are declared, or that will surprise."""
+    """Report singleton tasks that cannot work as declared, or whose behaviour will be a surprise."""
     if _state.default_app is None and _state._tls.current_app is None:  # type: ignore[attr-defined]
         return []
     app: Any = _state.get_current_app()
@@ -94,8 +95,8 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
     shortest = BEATS * 2 * rules.timeout(options.lease)
     if options.lease < shortest:
         yield Warning(
-            f"lease={options.lease:g} of the singleton task {task.name} has no time for {BEATS} heartbeats, if nodes "
-            "are slow.",
+            f"lease={options.lease:g} of the singleton task {task.name} leaves no time for {BEATS} heartbeats if "
+            "nodes are slow.",
             hint=f"Make it {shortest:g} s or longer, or OPTIONS['node_timeout'] shorter.",
             id="redlock.W020",
         )
@@ -103,7 +104,7 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
 
 def _alias(task: Any) -> Iterator[CheckMessage]:
     alias = task.singleton_options.using
-    with suppress(InvalidRedlockError):  # of all else that is wrong, check_settings tells
+    with suppress(InvalidRedlockError):  # check_settings reports everything else that is wrong
         if alias not in aliases():
             known = ", ".join(map(repr, aliases()))
             yield Error(
@@ -118,9 +119,9 @@ def _late_ack(app: Any, task: Any) -> Iterator[CheckMessage]:
     visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
     limit = task.time_limit or app.conf.task_time_limit
     if not limit or limit >= visibility:
-        said = "no time limit" if not limit else f"a time limit of {limit:g} s"
+        limited = "no time limit" if not limit else f"a time limit of {limit:g} s"
         yield Warning(
-            f"The singleton task {task.name} is acknowledged late and has {said}; after visibility_timeout, "
+            f"The singleton task {task.name} is acknowledged late and has {limited}; after visibility_timeout, "
             f"{visibility:g} s, the broker delivers its message again while it runs.",
             hint="Set a time_limit below it. Until then " + _copy(task.singleton_options),
             id="redlock.W021",
@@ -164,7 +165,7 @@ def _results(task: Any) -> Iterator[CheckMessage]:
 
 
 def _reach(task: Any) -> Iterator[CheckMessage]:
-    """Report that the results of ``rpc://`` reach only the process that sent the message."""
+    """Report that with ``rpc://``, results reach only the process that sent the message."""
     options = task.singleton_options
     if not isinstance(task.backend, RPCBackend) or task.ignore_result:
         return
@@ -184,7 +185,7 @@ def _needing_results(options: Any) -> dict[str, bool]:
 
 
 def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
-    """Report entries whose task beat would send by name, because it cannot import it."""
+    """Report schedule entries whose task beat cannot import, and would therefore send by name."""
     if not tasks:
         return
     for name, entry in (app.conf.beat_schedule or {}).items():
@@ -200,6 +201,4 @@ def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
 
 def _chosen(app: Any) -> Any:
     """Return the task class that the project has chosen for its app."""
-    from celery.utils.imports import symbol_by_name
-
     return symbol_by_name(app.task_cls)

@@ -1,5 +1,5 @@
 """
-What an operator tells the workers.
+Commands from an operator to the workers (internal).
 """
 
 from celery import current_app
@@ -9,17 +9,17 @@ CONNECT_TIMEOUT = 2  # seconds
 
 def revoke(task_id: str, *, terminate: bool = False) -> None:
     """
-    Tell all workers not to run a task, and the one that runs it to end it, if asked to.
+    Revoke a task on all workers; if asked to, have the worker that runs the task end it.
 
-    A task that runs learns of it only by *terminate*, which kills the process of a prefork worker. A singleton task
-    whose lease is lost can also look at ``self.singleton.lost``, and end by itself.
+    Only *terminate* affects a running task: it kills the process of a prefork worker. A singleton task that has lost
+    its lease can also check ``self.singleton.lost`` and end by itself.
 
     Raises:
-        Exception: The broker cannot be reached, or refused, or its settings cannot be used; which one depends on it.
+        Exception: The broker cannot be reached, refuses, or has unusable settings; the class depends on the broker.
     """
-    # Once: who waits for an answer must not wait for as long as a sender of tasks would try.
+    # Try once, because a person is waiting: a sender of tasks would retry for longer.
     with current_app.connection_for_write(connect_timeout=CONNECT_TIMEOUT) as connection:
-        if str(connection.transport_cls).startswith(("redis", "sentinel")):  # which would wait for a reply for ever
+        if str(connection.transport_cls).startswith(("redis", "sentinel")):  # these would wait for a reply for ever
             patience = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), CONNECT_TIMEOUT)
             connection.transport_options = {**(connection.transport_options or {}), **patience}
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=CONNECT_TIMEOUT)

@@ -1,9 +1,8 @@
 """
-:func:`singleton_task`: make a singleton of a function.
+:func:`singleton_task`: make a singleton task from a function (internal).
 
-The task class is put together when an app is finalized, from the mixin and the class that the project has chosen
-for its tasks. A ``base=`` of our own, as other packages use it, would take away ``delay_on_commit`` and whatever
-else the project's class has.
+The task class is built when an app is finalized, from the mixin and the project's own task class. A ``base=`` of our
+own, as in other packages, would drop ``delay_on_commit`` and everything else that the project's class adds.
 """
 
 import inspect
@@ -87,7 +86,7 @@ def singleton_task(
     """
     Make a Celery task that waits or runs at most once at any time for the same arguments.
 
-    Use it like ``shared_task``, with or without options; it takes all of their options. For those given here
+    Use it like ``shared_task``, with or without options; it takes all options of ``shared_task``. For those given here
     see :class:`~django_redlock.celery.SingletonOptions`. Settings are read when the task is first called.
 
     Raises:
@@ -108,7 +107,7 @@ def singleton_task(
 
 def check_function(function: object) -> None:
     """
-    Make sure that *function* can become a task.
+    Refuse a *function* that cannot become a task.
 
     Raises:
         TypeError: It is a task already, a class, or cannot be called.
@@ -129,7 +128,7 @@ def _parameters(function: Callable[..., Any], celery_options: dict[str, Any]) ->
 
 
 def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:
-    """Register the task with every app there is or will be; returns what finds it in the current one."""
+    """Register the task with every present and future app; return a proxy that finds it in the current app."""
 
     def register(app: Celery) -> Any:
         chosen: Any = celery_options.get("base") or app.Task

@@ -1,5 +1,5 @@
 """
-Send a call: take the slot and publish the message, or answer the caller as ``on_duplicate`` says (internal).
+Send a call: take the slot and publish the message, or answer the caller according to ``on_duplicate`` (internal).
 """
 
 import logging
@@ -17,7 +17,7 @@ from .execution import Execution
 from .options import SingletonOptions
 from .result import SingletonResult, is_gone, is_over, store_revoked
 from .sightings import peek
-from .signals import DUPLICATE, tell
+from .signals import DUPLICATE, report
 from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
 from .state import SlotState
 
@@ -25,7 +25,7 @@ OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 
 log = logging.getLogger("django_redlock")
 
-_beat = 0  # the thread that beat runs in; 0 for none in this process
+_beat = 0  # the thread in which beat runs; 0 if beat does not run in this process
 
 _unanswered: set[str] = set()
 """Aliases about whose nodes a producer has warned, and which have not answered since."""
@@ -42,7 +42,7 @@ class Call:
         kwargs: Its keyword arguments.
         options: Celery's options of the call.
         rules: The task's options, with those of this call.
-        ticket: What its message reports about the slot.
+        ticket: The information about the slot that its message carries.
     """
 
     task: Any
@@ -58,44 +58,44 @@ class Call:
 
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
-            QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` says to raise.
+            QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` is to raise.
         """
         if self.ticket.scope == RUNNING:
-            return self.publish(replace(self.ticket, token=""))
+            return self.publish(replace(self.ticket, secret=""))
         try:
             return self.take_and_send()
         except QuorumUnavailableError as error:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
             _warn_once(self.ticket.using, error)
-            # Some nodes may have made the record of a first message. So it keeps its token, and begins under that.
-            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, token=""))
+            # Some nodes may have created the record of a first message, so that message keeps its secret.
+            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, secret=""))
 
     def send_owned(self) -> SingletonResult[Any]:
-        """Send a call whose id somebody has: with the slot of the run that it goes on with, if there is one."""
+        """Send a call whose id is known elsewhere; if it continues a run, it gets the slot of that run."""
         mine = self._own_run()
         if mine and not mine.ticket.name:
-            return self.publish(replace(self.ticket, name="", token=""))
+            return self.publish(replace(self.ticket, name="", secret=""))
         if not mine and not self.options.get("retries"):
-            return self.publish(replace(self.ticket, token=""))
+            return self.publish(replace(self.ticket, secret=""))
         try:
             passed = self._pass_on(mine)
         except (LockTakenError, QuorumUnavailableError):
             passed = False
-        return self.publish(self.ticket if passed else replace(self.ticket, token=""))
+        return self.publish(self.ticket if passed else replace(self.ticket, secret=""))
 
     def _own_run(self) -> Execution | None:
-        """Return the run in this thread if the message goes on with its work, and it still has its slot."""
+        """Return the run in this thread if the message continues its work and the run still has its slot."""
         execution: Execution | None = self.task.singleton_run
         goes_on = execution and self.ticket.task_id == self.task.request.id and not execution.handed_over
         return execution if goes_on else None
 
     def _pass_on(self, mine: Execution | None) -> bool:
         """
-        Turn the slot of a run into that of the waiting message, or take one; returns whether it has one.
+        Give the slot of the run to the waiting message, or take a new slot; return whether the message has one.
 
         Raises:
-            LockTakenError: Somebody else has it.
+            LockTakenError: Another holder has the slot.
             QuorumUnavailableError: Too few nodes answered.
         """
         ticket, lease = self.ticket, mine.lease if mine else None
@@ -103,20 +103,20 @@ class Call:
             mine.hand_over(ticket, self.ttl)
             return True
         if mine and lease and lease.name == ticket.running:
-            mine.end(hold=False)  # before the message is there: its run would find the slot taken
+            mine.end(hold=False)  # before the message is sent, whose run would otherwise find the slot taken
         if self.task.singleton_options.trails and ticket.waiting == ticket.following:
-            return False  # later calls could not take it over, and would have no place to wait
+            return False  # later calls could not take the slot over, and would have nowhere to wait
         if ticket.waiting:
             take_waiting(ticket, self.ttl, self.task.name, adopt="" if mine else self._kept())
         return bool(ticket.waiting)
 
     def _kept(self) -> str:
-        """Return the token of the slot if it has been kept for this very message, as a worker does for a dead child."""
+        """Return the secret of the slot if it was kept for this very message, as a worker does for a dead child."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        return seen.token if seen.holder.queues_as(self.ticket.task_id) else ""
+        return seen.secret if seen.holder.queues_as(self.ticket.task_id) else ""
 
     def publish(self, ticket: Ticket) -> SingletonResult[Any]:
-        """Send the message with its ticket; if it could not be sent, free its slot."""
+        """Send the message with its ticket; if sending fails, free the slot."""
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
         headers = {**theirs, HEADER: ticket.pack()}
         try:
@@ -124,13 +124,13 @@ class Call:
                 self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
             )
         except BaseException:
-            free(ticket.using, ticket.waiting, ticket.token)
+            free(ticket.using, ticket.waiting, ticket.secret)
             raise
         return sent
 
     @property
     def ttl(self) -> float:
-        """How long the slot of the waiting message lasts, in seconds."""
+        """The time for which the slot of the waiting message lasts, in seconds."""
         delay = self.options.get("countdown") or self._seconds_until(self.options.get("eta")) or 0.0
         expires = self._seconds_until(self.options.get("expires", self.task.expires))
         ttl = max(0.0, delay) + self.rules.queue_ttl
@@ -155,7 +155,7 @@ class Call:
 
     def claim(self) -> Holder | None:
         """
-        Take the slot of the waiting message; returns who has it instead, if somebody does.
+        Take the slot of the waiting message; return the holder if the slot is taken.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered.
@@ -167,26 +167,26 @@ class Call:
 
     @property
     def linked(self) -> bool:
-        """Whether other tasks follow this call, which would be lost if its message did not count any more."""
+        """Whether the call has links, callbacks or a chord, which would be lost if another message replaced its own."""
         return bool(self.options.get("link") or self.options.get("link_error"))
 
     @property
     def label(self) -> str:
-        """What the waiting slot says of the call."""
+        """The label of the waiting slot, which describes the call."""
         return str(self.task.name)
 
     def noted(self, holder: Holder) -> "Call":
         """Report that the call is a duplicate; returns the call."""
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
         about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
-        tell(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
+        report(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
         return self
 
     # A duplicate
 
     def answer(self, holder: Holder) -> SingletonResult[Any]:
         """
-        Answer the caller of a duplicate, as ``on_duplicate`` says.
+        Answer the caller of a duplicate according to ``on_duplicate``.
 
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
@@ -199,9 +199,9 @@ class Call:
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         self.noted(holder)
-        # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.
+        # Beat cannot catch the error and would log a traceback at every tick. The log line above is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
-        # The holder would not follow the links of this call, and nobody would notice that they are lost.
+        # The holder would not run the links of this call, and they would be lost without notice.
         if (how == "raise" and not beat) or self.linked:
             raise holder.error(self.task.singleton_error, self.ticket.name) from None
         if how != "skip" and holder.task_id and not is_gone(self.task, holder):
@@ -220,19 +220,19 @@ class Call:
         return result
 
     def _take_from(self, holder: Holder) -> bool:
-        """Take the slot from a waiting holder; returns whether it still waited."""
+        """Take the slot from a waiting holder; return whether the holder was still waiting."""
         seen = peek(self.ticket.using, self.ticket.waiting)
         if not seen.holder.queues_as(holder.task_id):
             return False
         try:
-            take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.token)
+            take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.secret)
         except LockTakenError:
             return False
         return True
 
 
 def _note_beat(**about: Any) -> None:
-    """Remember in which thread beat runs: before Celery 5.6 its calls do not say whose they are."""
+    """Remember the thread in which beat runs: before Celery 5.6, nothing else shows that a call is from beat."""
     global _beat
     _beat = threading.get_ident()
 

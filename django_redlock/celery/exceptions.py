@@ -1,4 +1,4 @@
-"""The error about a duplicate: a call whose slot another call has."""
+"""The error about a duplicate: a call whose slot is held by another call (internal)."""
 
 from typing import Self
 
@@ -31,7 +31,7 @@ class DuplicateTask(RedlockError):
 
     @classmethod
     def found(cls, holder_id: str | None, state: str, retry_after: float | None, name: str) -> Self:
-        """Return the error about a holder; a subclass whose constructor takes something else overrides this."""
+        """Return the error about a holder; a subclass with another constructor overrides this."""
         return cls(holder_id, state, retry_after, name)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""One run of a singleton task in this process, and the slot that it has."""
+"""One run of a singleton task in this process, and its slot (internal)."""
 
 import logging
 from contextlib import suppress
@@ -6,17 +6,17 @@ from typing import Any
 
 from ..core.outcome import EndReason
 from ..core.owner import Owner
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from .interrupt import Interrupt
 from .options import SingletonOptions
-from .signals import LOST, STOLEN, tell
+from .signals import LOST, STOLEN, report
 from .slots import HELD, LABEL, NOTE, Ticket, free, take_note, take_waiting
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
-REMEMBERED = 60.0  # seconds for which a note says that a message is done, where the result backend says it too
+REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
 
 GOES_ON = " (goes on)" + NOTE
 
@@ -29,12 +29,12 @@ class Execution:
 
     Args:
         task: The task.
-        ticket: What its message says of the slot.
-        options: The task's.
+        ticket: The information about the slot that its message carries.
+        options: The options of the task.
         lease: The slot, RUNNING; None for a run that has none.
         since: When the run began, in seconds on the steady clock.
-        in_queue: Whether the message has kept its place in the queue, because the nodes did not answer.
-        kept: Whether somebody may see its result, and then counts on the slot to be free.
+        in_queue: Whether the message still holds the slot of a waiting message, because the nodes did not answer.
+        kept: Whether somebody may read its result and then expect the slot to be free.
     """
 
     def __init__(
@@ -51,33 +51,33 @@ class Execution:
         self.ticket = ticket
         self.options = options
         self.lease = lease
-        self.handed_over = False  # or given up, by the body itself
-        self.goes_on = False  # with another message, which has the slot
+        self.handed_over = False  # or given up by the body itself
+        self.goes_on = False  # in another message, which has the slot
         self._in_queue = in_queue
         self._kept = kept
         self.interrupt = Interrupt() if lease and options.on_lost == "raise" else None
         self._clock = locks[ticket.using].runtime.clock
         self._since = self._clock() if since is None else since
         if lease:
-            lease.on_lost(self._tell_loss)
+            lease.on_lost(self._report_loss)
 
     @property
     def hold(self) -> float:
-        """For how many seconds more the slot is to stay taken, run or no run."""
+        """The seconds for which the slot must stay taken, whether or not the task still runs."""
         return self.options.hold_for - (self._clock() - self._since)
 
     def hand_over(self, ticket: Ticket, ttl: float) -> None:
         """
-        Turn the slot into that of a message which will go on with the work.
+        Hand the slot over to a message that will continue the work.
 
         Raises:
-            LockTakenError: It was lost, and somebody else has it.
+            LockTakenError: It was lost, and another holder has it.
             QuorumUnavailableError: Too few nodes answered.
         """
         assert self.lease
-        stop_renewal(self.lease)  # or an extension under way would report the slot as lost
+        stop_renewal(self.lease)  # otherwise, an extension in progress would report the slot as lost
         try:
-            take_waiting(ticket, ttl, self.task.name, adopt=self.lease.token)
+            take_waiting(ticket, ttl, self.task.name, adopt=self.lease.secret)
         except BaseException:
             resume_renewal(self.lease)
             raise
@@ -87,9 +87,9 @@ class Execution:
 
     def give_back(self) -> None:
         """
-        Turn the slot into that of its own message again, for one lease: the broker delivers it anew.
+        Return the slot to its own message for one lease, because the broker will deliver the message again.
 
-        No longer, because the message may be gone all the same: Celery stops a child in the same way for a time limit.
+        One lease is enough, because the message may be gone: Celery stops a child in the same way for a time limit.
         """
         ticket = self.ticket.begun
         if self.lease and not self.handed_over and ticket.waiting == self.lease.name and self.lease.valid():
@@ -125,40 +125,40 @@ class Execution:
         elif self.lease:
             self.lease.release()
         elif self._in_queue:
-            free(self.ticket.using, self.ticket.waiting, self.ticket.token)
+            free(self.ticket.using, self.ticket.waiting, self.ticket.secret)
 
     def note_done(self, stored: bool, goes_on: bool = False) -> None:
         """
-        Note that this message is done, for copies of it that are still to come.
+        Note that this message is done, in case copies of it arrive later.
 
         Args:
-            stored: Whether the result backend will say so too.
-            goes_on: Whether another message goes on with the work.
+            stored: Whether the result backend will record it too.
+            goes_on: Whether another message continues the work.
         """
         ticket, ttl = self.ticket, REMEMBERED if stored else max(REMEMBERED, self.options.queue_ttl)
         name = done_name(ticket.task_id, self.task.request.retries or 0)
         try:
             label = self._label + (GOES_ON if goes_on else NOTE)
-            take_note(ticket.using, name, ttl, fresh_nonce(), ticket.task_id, label)
+            take_note(ticket.using, name, ttl, fresh_secret(), ticket.task_id, label)
         except LockTakenError:  # it has been done before
             pass
         except QuorumUnavailableError as error:
-            log.warning("it is not noted that %s is done, a copy of it may run: %s", printable(ticket.task_id), error)
+            log.warning("could not note that %s is done; a copy of it may run: %s", printable(ticket.task_id), error)
 
     @property
     def _label(self) -> str:
         return str(self.task.name)[:LABEL]
 
     def _keep_held(self) -> bool:
-        """Turn the slot into one that nobody renews; returns whether that worked."""
+        """Replace the slot by one that is not renewed; return whether that worked."""
         assert self.lease
         stop_renewal(self.lease)
         request = self.task.request
-        inline = request.is_eager or request.called_directly  # nobody gets a result by its id
+        inline = request.is_eager or request.called_directly  # no caller can read the result by its id
         ref = "" if inline else self.ticket.task_id
-        about = (self.ticket.using, self.ticket.running, self.hold, fresh_nonce(), ref)
+        about = (self.ticket.using, self.ticket.running, self.hold, fresh_secret(), ref)
         try:
-            take_note(*about, self._label + HELD, adopt=self.lease.token)
+            take_note(*about, self._label + HELD, adopt=self.lease.secret)
         except (LockTakenError, QuorumUnavailableError):
             return False
         passed_on(self.lease)
@@ -168,37 +168,37 @@ class Execution:
         if self.interrupt:
             self.interrupt.disarm()
 
-    def _tell_loss(self, lease: Lease) -> None:
+    def _report_loss(self, lease: Lease) -> None:
         reason = lease.reason or EndReason.EXPIRED
         event = STOLEN if reason in (EndReason.SUPERSEDED, EndReason.REVOKED) else LOST
         about = {"task_id": self.ticket.task_id, "name": lease.name, "lease": lease, "reason": reason}
         try:
-            tell(self.task, event, "%s was lost by task %s (%s)", lease.name, self.ticket.task_id, reason, **about)
-        finally:  # a broker that is away must not keep the body going
+            report(self.task, event, "%s was lost by task %s (%s)", lease.name, self.ticket.task_id, reason, **about)
+        finally:  # an unreachable broker must not keep the body running
             if self.interrupt:
                 self.interrupt.strike()
 
 
 def leave_queue(ticket: Ticket, hold: float, label: str) -> None:
-    """Free the lock that a message had while it waited, or leave it held for *hold* seconds."""
+    """Free the lock that a message held while it waited, or keep it for *hold* seconds."""
     if hold > 0 and ticket.waiting == ticket.queue:
         with suppress(LockTakenError, QuorumUnavailableError):
-            about = (fresh_nonce(), ticket.task_id, label[:LABEL] + HELD, ticket.token)
+            about = (fresh_secret(), ticket.task_id, label[:LABEL] + HELD, ticket.secret)
             take_note(ticket.using, ticket.waiting, hold, *about)
     else:
-        free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.waiting, ticket.secret)
 
 
 def done_name(task_id: str, retries: int) -> str:
-    """Return the name of the note that says that one attempt of a task is done."""
+    """Return the name of the note that one attempt of a task is done."""
     return f"done:{task_id}:{retries}"
 
 
 def begun_name(task_id: str, retries: int) -> str:
-    """Return the name of the note that says that one attempt of a task has begun."""
+    """Return the name of the note that one attempt of a task has begun."""
     return f"begun:{task_id}:{retries}"
 
 
 def moved_on(owner: Owner) -> bool:
-    """Return whether a note says that another message goes on with the work of the one that is done."""
+    """Return whether a note records that another message continues the work of the one that is done."""
     return owner.label.endswith(GOES_ON)

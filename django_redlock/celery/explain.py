@@ -1,4 +1,4 @@
-"""Say in words what is known of the slot of a call: for ``task.singleton.explain()`` and ``redlock_inspect``."""
+"""Describe the slot of a call in words, for ``task.singleton.explain()`` and ``redlock_inspect`` (internal)."""
 
 import json
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ OVERLAPS = {
 
 
 class Explanation(NamedTuple):
-    """What is known of the slot of a call, in lines, and its state."""
+    """A description of the slot of a call, line by line, and the state of the slot."""
 
     text: str
     state: SlotState
@@ -41,7 +41,7 @@ class Explanation(NamedTuple):
 
 def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
     """
-    Return what is known of the slot of a call of *task*.
+    Describe the slot of a call of *task*.
 
     Raises:
         TypeError: The arguments do not fit the task, or one cannot be part of a key.
@@ -71,23 +71,25 @@ def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
 
 def explain_call(name: str, args: str, kwargs: str) -> Explanation:
     """
-    Return the same for a task's name and arguments in JSON, as they are typed in a shell.
+    Describe the slot of a call, given the task's name and the arguments in JSON, as typed in a shell.
 
     Raises:
-        ValueError: There is no such singleton task, or the arguments are not what they should be.
+        ValueError: There is no such singleton task, or the arguments are not valid JSON of the right type.
     """
     app: Any = get_current_app()
     app.loader.import_default_modules()
     known = {task.name: task for task in app.tasks.values() if hasattr(task, "singleton_options")}
     if name not in known and name in app.tasks:
-        raise ValueError(f"{name!r} is no singleton task: its calls share no slot. Decorate it with @singleton_task.")
+        raise ValueError(
+            f"{name!r} is not a singleton task: its calls share no slot. Decorate it with @singleton_task."
+        )
     if name not in known:
         raise ValueError(f"There is no singleton task {name!r}{nearest(name, known)}")
     try:
         positional, named = json.loads(args), json.loads(kwargs)
     except ValueError as error:
         raise ValueError(
-            f"The arguments are no JSON ({error}); write --args '[7]' --kwargs '{{\"day\": 1}}'."
+            f"The arguments are not JSON ({error}); write --args '[7]' --kwargs '{{\"day\": 1}}'."
         ) from None
     if not isinstance(positional, list) or not isinstance(named, dict):
         raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")
@@ -95,7 +97,7 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
         known[name].singleton_ticket("", positional, named)
     except TypeError as error:
         raise ValueError(f"{name} does not take these arguments: {error}") from None
-    except Exception as error:  # the project's own, of what makes the key
+    except Exception as error:  # the error comes from the project's own key function
         raise ValueError(f"{name} has no key for these arguments: {type(error).__name__}: {error}") from None
     return explain(known[name], positional, named)
 
@@ -108,12 +110,12 @@ def _arguments(task: Any, args: Any, kwargs: Any) -> str:
 
 
 def _nodes(using: str, name: str) -> list[str]:
-    """Return what each node has under a lock's key, one line for each."""
+    """Return one line for each node about its entry for a lock's key."""
     manager = locks[using]
     replies = manager.survey(slugs=(slug(name),))
     lines = []
-    for place, node in enumerate(manager.nodes):
-        reply = replies.get(place)
+    for index, node in enumerate(manager.nodes):
+        reply = replies.get(index)
         row = reply.rows[0] if reply and reply.rows else None
         if row is None:
             lines.append(f"  {node.name}  no answer ({reply})")

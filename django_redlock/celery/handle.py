@@ -16,7 +16,7 @@ from .state import SlotState
 
 
 class Task(Protocol):
-    """What this module needs of a task; :class:`~django_redlock.celery.SingletonTask` has it."""
+    """The part of a :class:`~django_redlock.celery.SingletonTask` that this module uses."""
 
     name: str
     ignore_result: bool
@@ -32,21 +32,21 @@ class Task(Protocol):
 
     @property
     def singleton_run(self) -> Execution | None:
-        """The run under way in this thread."""
+        """The run in progress in this thread."""
 
     def singleton_ticket(self, task_id: str, args: Any, kwargs: Any) -> Ticket:
-        """Return what the message of a call says of its slot."""
+        """Return the ticket of a call: the information about the slot that its message carries."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder:
     """
-    Who has a slot now.
+    The present holder of a slot.
 
     Args:
         id: Id of the task; None if the holder is not a task.
         state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
-        since: When it got into that state, in seconds since the epoch on the clock of *hostname*.
+        since: When it entered that state, in seconds since the epoch on the clock of *hostname*.
         ttl: Seconds until the slot frees itself unless it is renewed.
         hostname: The machine.
         nodes: How many lock nodes agree.
@@ -62,7 +62,7 @@ class SlotHolder:
 
 class Singleton:
     """
-    The slots of one task. The arguments of every method are those of the call in question.
+    The slots of one task; every method takes the arguments of the call whose slot it concerns.
 
     Args:
         task: The task.
@@ -79,7 +79,7 @@ class Singleton:
     @property
     def lease(self) -> Lease | None:
         """
-        The lease of the run under way in this thread; None outside a run, or after ``retry()`` gave the slot away.
+        The lease of the run in progress in this thread; None outside a run, and after ``retry()`` gave the slot away.
 
         Its ``fencing_token`` is a number greater than that of every earlier run.
         """
@@ -88,17 +88,17 @@ class Singleton:
 
     @property
     def lost(self) -> bool:
-        """Whether the run under way has lost its slot, so that another one may have begun; makes no network call."""
+        """Whether the current run has lost its slot, so that another run may have begun; makes no network call."""
         return bool(self.lease and not self.lease.valid())
 
     @property
     def remaining(self) -> float:
-        """The seconds that the run under way has its slot for without renewal; 0.0 without a slot."""
+        """The seconds for which the current run keeps its slot without renewal; 0.0 without a slot."""
         return self.lease.remaining() if self.lease else 0.0
 
     def check(self) -> None:
         """
-        Check between two steps of a body that the run still has its slot; makes no network call.
+        Check, between two steps of a body, that the run still has its slot; makes no network call.
 
         Does nothing in a direct call that has no slot.
 
@@ -122,12 +122,12 @@ class Singleton:
 
     def holder(self, *args: Any, **kwargs: Any) -> SlotHolder | None:
         """
-        Return who has the slot of a call; None if it is free. By the time you read the answer it may be wrong.
+        Return the holder of the slot of a call; None if the slot is free. The answer may be outdated when you read it.
 
-        If one call runs and another one waits for it, that is the run.
+        If one call runs and another one waits for it, the holder is the run.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered and agree, so it is unknown.
+            QuorumUnavailableError: Too few nodes answered and agreed to know.
         """
         for name, seen in self._slots(args, kwargs):
             if seen.value:
@@ -138,10 +138,10 @@ class Singleton:
 
     def is_locked(self, *args: Any, **kwargs: Any) -> bool:
         """
-        Return whether a call would be a duplicate now. By the time you read the answer it may be wrong.
+        Return whether a call would be a duplicate now. The answer may be outdated when you read it.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered and agree, so it is unknown.
+            QuorumUnavailableError: Too few nodes answered and agreed to know.
         """
         slots = self._slots(args, kwargs)
         if any(seen.value for _, seen in slots):
@@ -153,22 +153,22 @@ class Singleton:
 
     def release(self, *args: Any, **kwargs: Any) -> str:
         """
-        Free the slot of a call whose message was lost, such as in a queue that was purged.
+        Free the slot of a call whose message was lost, for example when a queue was purged.
 
-        This includes what single nodes have left of a slot.
+        This also removes remains of a slot on single nodes.
 
-        In a body, and without arguments: give up the slot of the run before its end.
+        In a body and without arguments, give up the slot of the run before its end.
 
         Args:
-            force: True frees it also if the task is running. Nothing stops that run, so a duplicate may then run
-                beside it. If the task has a parameter of this name, it is an argument like all others.
+            force: Whether to free the slot even while the task is running. The run continues, so a duplicate may run
+                beside it. If the task has a parameter of this name, this is that argument.
 
         Returns:
-            ``released``, ``expired`` (it was free), ``taken`` (it is running, and *force* was not given, or it
-            changed hands meanwhile), or ``unknown`` (too few nodes confirmed it).
+            ``released``, ``expired`` (the slot was free), ``taken`` (the task is running and *force* was not given, or
+            the slot changed hands meanwhile), or ``unknown`` (too few nodes confirmed the release).
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered when asked who has it.
+            QuorumUnavailableError: Too few nodes answered to know the holder.
         """
         execution = self._task.singleton_run
         force = "force" not in self._task.singleton_parameters.signature.parameters and kwargs.pop("force", False)
@@ -177,7 +177,7 @@ class Singleton:
             released = execution.lease.reason is EndReason.RELEASED
             return Outcome.RELEASED if released else execution.lease.release()
         outcomes = {
-            free(self._task.singleton_options.using, name, found.token)
+            free(self._task.singleton_options.using, name, found.secret)
             if force or (found.holder.state is not SlotState.RUNNING and found.holder.task_id)
             else Outcome.TAKEN
             for name, seen in self._slots(args, kwargs)
@@ -190,20 +190,20 @@ class Singleton:
         """
         Revoke the task that has the slot of a call, and free the slot at once if it was waiting.
 
-        Celery's ``revoke()`` alone leaves the slot of a task with a countdown or eta taken until that is over. A task
-        that is running is left alone, as by ``revoke()``.
+        Celery's ``revoke()`` alone leaves the slot of a task with a countdown or eta taken until that time has passed.
+        A running task continues, as with ``revoke()``.
 
         Returns:
             The id of the revoked task; None if no waiting task has the slot.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered and agree, so it is unknown which task that is.
+            QuorumUnavailableError: Too few nodes answered and agreed to know that task.
         """
         slots = self._slots(args, kwargs)
         for name, seen in slots:
             holder: Holder = seen.holder
             if seen.value and holder.task_id and holder.state is SlotState.QUEUED:
-                free(self._task.singleton_options.using, name, seen.token)  # first: what follows may fail
+                free(self._task.singleton_options.using, name, seen.secret)  # first, because the revocation may fail
                 self._task.app.control.revoke(holder.task_id)
                 store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
                 return holder.task_id
@@ -214,17 +214,17 @@ class Singleton:
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """
-        Return, in words, what is known of the slot of a call: its key, who has it, and what a call would do now.
+        Describe the slot of a call in words: its key, its holder, and what a call would do now.
 
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        from .explain import explain
+        from .explain import explain  # only here: tasks seldom need it
 
         return explain(self._task, args, kwargs).text
 
     def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
-        """Return the locks of a call, that of its run first and of a run after it last, and what nodes have there."""
+        """Return the locks of a call and their state on the nodes: first that of its run, last that of a later run."""
         ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
         names = ticket.places(self._task.singleton_options.trails)
         return [(name, peek(ticket.using, name)) for name in names]

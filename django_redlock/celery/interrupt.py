@@ -1,9 +1,9 @@
 """
-Interrupt a running body from another thread: ``on_lost="raise"``.
+Interrupt a running body from another thread, for ``on_lost="raise"`` (internal).
 
 Python raises an exception in another thread before its next instruction (``PyThreadState_SetAsyncExc``). So a loop is
-interrupted, and a call that waits in C only when it returns. Under gevent one thread runs many tasks and the wrong one
-could be hit; there the task's greenlet is killed at its next switch instead.
+interrupted at once, and a call that waits in C when it returns. Under gevent, one thread runs many tasks, and the
+exception could hit the wrong one. There, the task's greenlet is killed at its next switch instead.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ PATIENCE = 1.0
 
 
 class SlotLostError(LockLostError):
-    """The slot of a singleton was lost while its body ran; raised in the body, wherever it is."""
+    """The slot of a singleton was lost while its body ran; raised at an arbitrary point in the body."""
 
     def __init__(self, name: str = "", reason: str = "expired", held: float = 0.0) -> None:
         super().__init__(name, reason, held)
 
 
 class Interrupt:
-    """What can raise :class:`SlotLostError` in the thread, or greenlet, that made it."""
+    """A means to raise :class:`SlotLostError` in the thread or greenlet that created it."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -59,8 +59,8 @@ class Interrupt:
 
 
 def _take_back(thread: int) -> None:
-    # To withdraw it would leave a mark with the interpreter, up to Python 3.12, that slows all threads down and makes
-    # ``sys.settrace`` hang. What arrives takes the mark away, so it is raised once more, where it does no harm.
+    # Up to Python 3.12, withdrawing it would leave a mark in the interpreter that slows all threads down and makes
+    # ``sys.settrace`` hang. An exception that arrives removes the mark, so it is raised again where it is harmless.
     with suppress(SlotLostError):
         raise_in(thread, SlotLostError)
         for _ in range(1000):
@@ -68,8 +68,8 @@ def _take_back(thread: int) -> None:
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise *error* in the thread with that number, before its next instruction."""
-    # Up to Python 3.11 a thread that was started has the number of the thread that started it until it runs. It would
+    """Raise *error* in the thread with the given number, before its next instruction."""
+    # Up to Python 3.11, a new thread has the number of the thread that started it until it runs. It would
     # get the exception, and a start() that waits for it would never return.
     until = time.monotonic() + (PATIENCE if sys.version_info < (3, 12) else 0)
     number, raised = ctypes.c_ulong(thread), ctypes.py_object(error)

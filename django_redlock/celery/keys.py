@@ -1,9 +1,9 @@
 """
-What tells two calls of a task apart: the key, and the name of the lock made from it.
+The key of a call, which distinguishes it from other calls, and the lock's name made from it (internal).
 
-By default the key is made of all arguments, bound to the parameters' names, with defaults, and in the form that
-Celery's JSON has for them. So it does not matter how a call was written, nor whether it is computed before the
-message was sent or after it arrived: a tuple is a list by then, and the keys of a dict are strings. Values of
+By default the key contains all arguments, bound to the parameters' names, with defaults, and in the form that
+Celery's JSON gives them. So it does not matter how a call was written, or whether the key is computed before the
+message is sent or after it has arrived, when a tuple has become a list and the keys of a dict are strings. Values of
 different types give different keys.
 """
 
@@ -25,7 +25,7 @@ from .options import Key, SingletonOptions, nearest
 
 SHOWN = 100  # characters of a key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
-LONG = 1 << 63  # how long whole numbers get without anybody asking how many digits Python may write
+LONG = 1 << 63  # digits up to which Python writes a whole number whatever its limit is set to
 CONSTANTS = {None: "null", False: "false", True: "true"}
 
 
@@ -34,7 +34,7 @@ class Parameters:
     The parameters of a task's body, and the calls that fit them.
 
     Args:
-        signature: The body's, without ``self``.
+        signature: The signature of the body, without ``self``.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -47,10 +47,10 @@ class Parameters:
 
     def bound(self, args: Any, kwargs: Any) -> BoundArguments:
         """
-        Return the arguments of a call, and the defaults of those it leaves out.
+        Return the arguments of a call, including the defaults of those that it omits.
 
         Raises:
-            TypeError: They do not fit.
+            TypeError: The arguments do not fit the parameters.
         """
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -58,15 +58,15 @@ class Parameters:
 
     def values(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
         """
-        Return the same by the names of the parameters, in their order.
+        Return the arguments of a call, including defaults, by parameter name and in the order of the parameters.
 
         Raises:
-            TypeError: They do not fit.
+            TypeError: The arguments do not fit the parameters.
         """
         if self._ordinary and isinstance(args, (list, tuple)):
             given = dict(zip(self._names, args, strict=False))
             given.update(kwargs)
-            # Shorter, if there were too many or one was given twice. Those calls are refused below.
+            # zip() hides arguments that are too many or given twice. Such calls are refused below.
             whole = len(given) == len(args) + len(kwargs)
             if whole and self._needed <= given.keys() <= self._names.keys():
                 return {name: given[name] if name in given else self._defaults[name] for name in self._names}
@@ -75,11 +75,11 @@ class Parameters:
 
 def signature_of(body: Callable[..., Any]) -> Signature:
     """
-    Return the parameters of the calls of a body.
+    Return the signature with which a body is called.
 
-    A decorator around it that says itself what it takes is believed. One that takes anything, as most do, passes on
-    what it gets, as far as anybody can tell; so what counts is what the body takes. One that does not, but adds an
-    argument of its own for instance, has to say so: by parameters, or by ``__signature__``.
+    If a decorator around the body declares parameters of its own, these count. Most decorators take anything and pass
+    it on, so then the parameters of the body count. A decorator that changes the arguments, for example by adding one,
+    must declare that: by parameters or by ``__signature__``.
     """
     own = signature(body, follow_wrapped=False)
     anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
@@ -91,8 +91,8 @@ def check_key(key: Key, signature: Signature) -> None:
     Check that *key* can be made from the parameters in *signature*.
 
     Raises:
-        TypeError: It is none of names, template and function.
-        ValueError: It names something that is not a parameter, or is a template that cannot tell calls apart.
+        TypeError: It is neither names nor a template nor a function.
+        ValueError: It names something that is not a parameter, or its template can give different calls the same key.
     """
     if key is None or callable(key):
         return
@@ -127,7 +127,7 @@ def lock_name(task: str, options: SingletonOptions, parameters: Parameters, args
 
 def canonical(parameters: Parameters, args: Any, kwargs: Any) -> str:
     """
-    Return all arguments of a call, as a key has them, whatever its key is made of.
+    Return all arguments of a call in the form that a key has, whatever the task's own key contains.
 
     Raises:
         TypeError: The arguments do not fit the parameters, or one cannot be part of a key.
@@ -154,7 +154,7 @@ def _key(key: Key, parameters: Parameters, args: Any, kwargs: Any) -> str:
 
 
 def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
-    # JSON ends where it ends, so no value can look like the next parameter.
+    # JSON marks its own end, so no value can look like the next parameter.
     return ",".join([f"{name}={_encoded(name, values[name])}" for name in names])
 
 
@@ -172,7 +172,7 @@ def _from_template(template: str, values: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1024)
 def _parsed(template: str) -> tuple[list[tuple[str, str | None, str | None, Any]], frozenset[str]]:
-    # A character of the template itself is escaped in values: "{a}-{b}" must tell ("1-2", "3") from ("1", "2-3").
+    # In values, characters of the template are escaped: "{a}-{b}" must distinguish ("1-2", "3") from ("1", "2-3").
     parts = list(Formatter().parse(template))
     return parts, frozenset("".join(literal for literal, *_ in parts)) | {"%"}
 
@@ -187,7 +187,7 @@ def _percent(character: str) -> str:
 
 def _from_function(text: object) -> str:
     if not isinstance(text, str) or not text:
-        raise TypeError(f"The function in key= must return a str that is not empty, not {text!r}.")
+        raise TypeError(f"The function in key= must return a non-empty str, not {text!r}.")
     return text
 
 
@@ -198,9 +198,9 @@ def _encoded(name: str, value: Any) -> str:
 
 def _plain(value: Any) -> str | None:
     """
-    Return the canonical form of a value that JSON leaves as it is; None if it takes more care.
+    Return the canonical form of a value that JSON leaves unchanged; None for any other value.
 
-    Halves of surrogate pairs take it: what is printable has none.
+    A text with half of a surrogate pair is such a value: it is not printable.
     """
     kind = type(value)
     if kind is str:
@@ -212,7 +212,7 @@ def _plain(value: Any) -> str | None:
 
 def _through_json(name: str, value: object) -> str:
     try:
-        # Once through JSON and back: then the keys of dicts are strings and can be sorted.
+        # After a round trip through JSON, the keys of dicts are strings and can be sorted.
         plain = json.loads(_encoder.encode(value))
     except (TypeError, ValueError, RecursionError) as error:
         kind = ValueError if isinstance(error, ValueError) else TypeError
@@ -242,7 +242,7 @@ class _Encoder(JSONEncoder):
         return super().default(value)
 
 
-# Making an encoder takes longer than what it does for a call's arguments.
+# Creating an encoder takes longer than encoding a call's arguments.
 _encoder = _Encoder()
 _sorting = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -256,7 +256,9 @@ def _saved(instance: Model) -> Any:
 def _shortened(key: str) -> str:
     if len(key) <= SHOWN and key.isascii():
         return key
-    text = key.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is no Unicode, but is JSON
+    text = key.encode(
+        "utf-8", "backslashreplace"
+    ).decode()  # half of a surrogate pair is valid in JSON, but not in UTF-8
     if len(text) <= SHOWN and CUT not in text:
         return text
     return text[:SHOWN] + CUT + blake2b(text.encode(), digest_size=16).hexdigest()
@@ -269,7 +271,7 @@ def _check_template(template: str, signature: Signature) -> None:
         raise ValueError(f"key={template!r} is not a template: {error}.") from None
     fields = [field for _, field, _, _ in parts if field is not None]
     if not template:
-        raise ValueError("key='' makes all calls equal; leave key out, or name the work: key='nightly'.")
+        raise ValueError("key='' gives all calls the same key; leave key out, or name the work: key='nightly'.")
     if template in signature.parameters:
         raise ValueError(f"key={template!r} is a text, not a parameter; write key=({template!r},).")
     for field in fields:

@@ -14,15 +14,15 @@ from .dispatch import Call
 from .options import SingletonOptions
 from .slots import HEADER, RECEIVED_HEADER, Holder, Ticket
 
-PREFETCHED = 1.0  # seconds in a worker's hands after which the broker may have given the message to another one
+PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 
 
 class Answered(Exception):
-    """The task has a result without running; the first argument is the result."""
+    """The task ends without a run; the first argument is its result."""
 
 
 class Skipped(Ignore):
-    """An eager call ended without running; *holder* has its slot, or is None if that is not the reason."""
+    """An eager call ended without running; *holder* has its slot, or is None if there is another reason."""
 
     def __init__(self, reason: str, holder: Holder | None) -> None:
         super().__init__(reason)
@@ -49,18 +49,18 @@ class Message:
 
     @property
     def redelivered(self) -> bool:
-        """Whether the broker reports that it delivers the message again."""
+        """Whether the broker marks the message as delivered again."""
         return bool((self.request.delivery_info or {}).get("redelivered"))
 
     @property
     def kept(self) -> bool:
-        """Whether this worker received it long ago, so that another worker may have received a copy, and run it."""
+        """Whether this worker received it so long ago that another worker may have received and run a copy."""
         received = self.request.get(RECEIVED_HEADER)
         return not isinstance(received, float) or steady() - received > PREFETCHED
 
     @property
     def result_ignored(self) -> bool:
-        """Whether nobody wants its result, as the call or the task says."""
+        """Whether the call or the task declares that its result is ignored."""
         ignored = vars(self.request).get("ignore_result")
         return bool(self.task.ignore_result if ignored is None else ignored)
 
@@ -70,7 +70,7 @@ class Message:
         return not self.result_ignored and not isinstance(self.task.backend, DisabledBackend)
 
     def has_result(self) -> bool:
-        """Return whether a result is stored under its id; False if the result backend cannot tell."""
+        """Return whether a result is stored under its id; False if the result backend does not answer."""
         try:
             return bool(self.task.backend.get_state(self.request.id) in states.READY_STATES)
         except Exception:  # there is no result backend, or it does not answer
@@ -80,7 +80,7 @@ class Message:
         """
         End the task as revoked, without a run.
 
-        Ignore alone would let everybody wait who has its id: callers, the rest of a chain, the body of a chord.
+        ``Ignore`` alone would leave everybody waiting who has its id: callers, the rest of a chain, a chord's body.
 
         Raises:
             Skipped: The call is eager.
@@ -95,11 +95,13 @@ class Message:
             store_result=not self.result_ignored,
             state=states.REVOKED,
         )
-        raise Ignore(reason) from None  # Celery's own: it is pickled on its way to the parent process
+        raise Ignore(
+            reason
+        ) from None  # Celery's own class, because the exception is pickled on its way to the parent process
 
     def answer_with(self, task_id: str) -> None:
         """
-        End the task with the result of another one, if that is stored.
+        End the task with the result of another task, if that result is stored.
 
         Raises:
             Answered: That task succeeded.
@@ -115,14 +117,14 @@ class Message:
     def send_again(self, ticket: Ticket, pause: float) -> None:
         """Put the message back into the queue for *pause* seconds, with *ticket*."""
         request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
-        # The sender chose what logs show of the arguments; Celery would show them anew.
-        shown = {name: said for name in ("argsrepr", "kwargsrepr") if (said := request.get(name)) is not None}
+        # The sender chose how logs show the arguments; Celery would derive that again from the arguments.
+        shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
         message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
         Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
         self.put_back = True
 
 
 def ticket_of(task: Any, request: Any, args: Any, kwargs: Any) -> tuple[Ticket, bool]:
-    """Return the ticket of a message, and whether it had none, so that this one was made of its arguments."""
+    """Return the ticket of a message, and whether it had none and got one made from its arguments."""
     found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
     return found or task.singleton_ticket(request.id, args, kwargs), found is None

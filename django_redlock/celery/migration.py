@@ -1,8 +1,8 @@
 """
-For projects that come from celery-once or celery-singleton: their base classes, over the slots of this package.
+Base classes with the interfaces of celery-once and celery-singleton, over the slots of this package.
 
-One changes an import, and nothing else. Old options are mapped to those of
-:class:`~django_redlock.celery.SingletonOptions`; what was unsafe warns when the task is declared. New tasks take
+A project that comes from one of these packages changes only an import. Old options are mapped to those of
+:class:`~django_redlock.celery.SingletonOptions`; unsafe ones cause a warning when the task is declared. New tasks use
 :func:`~django_redlock.celery.singleton_task`.
 """
 
@@ -52,7 +52,7 @@ class AlreadyQueued(DuplicateTask):
 
     @property
     def message(self) -> str:
-        """The same as celery-once's."""
+        """The message that celery-once would give."""
         return f"Expires in {self.countdown} seconds"
 
 
@@ -90,7 +90,7 @@ class DuplicateTaskError(DuplicateTask):
 
 
 class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-arg]
-    """The common base of the two classes; it makes its options of the old ones when they are first needed."""
+    """The common base of the two classes; it converts the old options when they are first needed."""
 
     abstract = True
 
@@ -106,17 +106,17 @@ class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-ar
 
     @cached_property
     def singleton_options(self) -> SingletonOptions:  # type: ignore[override]
-        """What the old options mean here."""
+        """The equivalent of the old options."""
         return self._migrated(self.app.conf)
 
     @classmethod
     def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
-        """Return what the old options of this task and of the app mean here."""
+        """Return the equivalent of the old options of this task and of the app."""
         raise NotImplementedError
 
     @classmethod
     def _warn(cls) -> None:
-        """Warn about old options that were not safe, or do something else now."""
+        """Warn about old options that were unsafe or have another effect now."""
 
 
 class QueueOnce(MigratedTask):
@@ -144,14 +144,14 @@ class QueueOnce(MigratedTask):
 
     @classmethod
     def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
-        """Return what ``once`` and the app's ``ONCE`` mean here."""
+        """Return the equivalent of ``once`` and the app's ``ONCE``."""
         for name in cls.once:
             if name not in ONCE:
                 raise TypeError(f"once has no option {name!r}{nearest(name, ONCE)}")
         settings = (conf.get("ONCE") or {}).get("settings", {})
         keys = cls.once.get("keys")
         return SingletonOptions(
-            key=None if keys is None else tuple(keys),  # an empty list makes all calls of the task equal
+            key=None if keys is None else tuple(keys),  # with an empty list, all calls of the task have the same key
             on_duplicate="join" if cls.once.get("graceful") else "raise",
             queue_ttl=float(cls.once.get("timeout") or settings.get("default_timeout") or 3600),
             scope="until_executing" if cls.once.get("unlock_before_run") else "until_executed",
@@ -162,7 +162,7 @@ class QueueOnce(MigratedTask):
         """Warn about ``unlock_before_run``."""
         if cls.once.get("unlock_before_run"):
             warnings.warn(
-                f"{cls.__name__}: unlock_before_run lets two runs of equal calls overlap, as it always did. If they "
+                f"{cls.__name__}: unlock_before_run lets two runs of equal calls overlap, as in celery-once. If they "
                 'must not, write @singleton_task(scope="until_and_while_executing").',
                 stacklevel=4,
             )
@@ -184,7 +184,7 @@ class Singleton(MigratedTask):
 
     @classmethod
     def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
-        """Return what the attributes and the app's ``singleton_`` settings mean here."""
+        """Return the equivalent of the attributes and the app's ``singleton_`` settings."""
         raises = conf.get("singleton_raise_on_duplicate") if cls.raise_on_duplicate is None else cls.raise_on_duplicate
         return SingletonOptions(
             key=_key(_names(cls.unique_on), conf.get("singleton_json_encoder_class")),
@@ -203,7 +203,7 @@ class Singleton(MigratedTask):
             )
 
     def release_lock(self, task_args: Sequence[Any] | None = None, task_kwargs: Mapping[str, Any] | None = None) -> str:
-        """Free the slot of a call, also of one that is running; see :meth:`Singleton.release`."""
+        """Free the slot of a call, even of a running one; see :meth:`Singleton.release`."""
         return self.singleton.release(*(task_args or ()), force=True, **(task_kwargs or {}))
 
 
@@ -217,14 +217,14 @@ def _chosen(once: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    """Return the parameters that count; None for all. An empty list or name makes all calls of the task equal."""
+    """Return the parameters that count; None for all. With an empty list or name, all calls have the same key."""
     if names is None:
         return None
     return tuple(filter(None, (names,) if isinstance(names, str) else names))
 
 
 def _key(names: tuple[str, ...] | None, encoder: type[json.JSONEncoder] | str | None) -> Key:
-    """Return the key that these parameters make, with the encoder that the app's settings name."""
+    """Return the key made from these parameters by the encoder named in the app's settings."""
     if encoder is None:
         return names
     chosen = symbol_by_name(encoder) if isinstance(encoder, str) else encoder

@@ -1,4 +1,4 @@
-"""The options of a singleton task, checked when the function is decorated."""
+"""The options of a singleton task, checked when the function is decorated (internal)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +21,7 @@ Redelivery = Literal["resume", "drop"]
 
 
 class OnUnavailable(TypedDict, total=False):
-    """What to do when too few lock nodes answer, at each stage; a stage that is not given keeps the first choice."""
+    """What to do when too few lock nodes answer, at each stage; a missing stage has its first choice."""
 
     enqueue: Literal["publish", "raise"]
     run: Literal["retry", "run", "fail"]
@@ -55,7 +55,7 @@ REDELIVERY = get_args(Redelivery)
 RETIRED_OPTIONS = {
     "on_redis_error": "on_unavailable={...}",
     "overlap_value": "on_overlap=Return(value)",
-    "challenge": "nothing: a call that meets one with a countdown looks by itself whether that was revoked",
+    "challenge": "nothing: a call that finds one with a countdown checks by itself whether that was revoked",
 }
 RETIRED_VALUES = {
     ("scope", "lifetime"): 'scope="until_executed"',
@@ -69,7 +69,7 @@ RETIRED_VALUES = {
     ("on_overlap", "succeed"): "on_overlap=Return(value)",
 }
 
-# What other parts of this package, or other packages, call one of our options.
+# Names that other parts of this package, or other packages, have for one of our options.
 OTHER_NAMES = {
     **dict.fromkeys(("ttl", "lock_ttl", "lock_timeout", "lease_time", "lease_ttl", "heartbeat", "renew"), "'lease'"),
     **dict.fromkeys(("lock_expiry", "expiry", "timeout", "ttl_queue"), "'queue_ttl'"),
@@ -80,7 +80,7 @@ OTHER_NAMES = {
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }
 
-# Options that one call may set. The others are for the worker, which goes by the options of the task.
+# Options that a single call may set. The others concern the worker, which uses the options of the task.
 PER_CALL = ("on_duplicate", "queue_ttl")
 
 # Options of Celery's decorator that are not attributes of its task class.
@@ -96,28 +96,28 @@ class SingletonOptions:
     The options of :func:`~django_redlock.celery.singleton_task` that are not Celery's.
 
     Args:
-        key: What tells calls apart: parameter names, a template such as ``"shop:{shop_id}"``, or a function of the
-            :class:`inspect.BoundArguments` that returns a str; None is all parameters.
-        scope: Who excludes whom: ``until_executed`` (one waiting or running), ``until_executing`` (one waits, any
-            number runs), ``while_executing`` (one runs, any number waits) or ``until_and_while_executing`` (one waits
-            and one runs).
-        on_duplicate: The answer to a call while the slot is taken, unless it has an id of its own: ``join`` (the result
-            of the other call), ``skip`` (a revoked result), ``raise`` (``DuplicateTask``), ``rerun`` (one more
-            run, with the newest arguments) or ``replace`` (a call that waits takes the newest arguments and time).
+        key: What distinguishes calls: parameter names, a template such as ``"shop:{shop_id}"``, or a function of the
+            :class:`inspect.BoundArguments` that returns a str; None means all parameters.
+        scope: Which calls exclude each other: ``until_executed`` (one waiting or running), ``until_executing``
+            (one waits, any number run), ``while_executing`` (one runs, any number wait) or
+            ``until_and_while_executing`` (one waits and one runs).
+        on_duplicate: How a call is answered while the slot is taken, unless it has an id of its own: ``join`` (the
+            result of the other call), ``skip`` (a revoked result), ``raise`` (``DuplicateTask``), ``rerun`` (one more
+            run, with the newest arguments) or ``replace`` (a waiting call takes the newest arguments and time).
         on_overlap: How a worker treats a message that finds the slot taken: ``wait`` for it, ``drop`` the message
             as revoked, ``follow`` (end with the result of the other run), ``fail`` with ``DuplicateTask``, or
             ``Return(value)``. None is ``wait`` for the scopes with *while* and for ``rerun`` and ``replace``, else
             ``drop``.
         wait_for: How long a message is put back with ``wait`` or ``follow``, in seconds, before it is dropped; None is
             for ever.
-        hold_for: How long the slot stays taken at least, in seconds from the start of the run.
+        hold_for: The least time for which the slot stays taken, in seconds from the start of the run.
         lease: How long the slot of a running task lasts without renewal, in seconds. It is renewed while the task
-            runs, so this is how long a killed worker leaves the slot taken.
+            runs, so after the death of its worker the slot is taken for at most this long.
         queue_ttl: How long the slot of a waiting task lasts, in seconds, beyond its countdown or eta.
         using: Alias in ``REDLOCK``.
         group: Tasks of one group share slots; None is a slot of the task's own.
-        version: Raise it when the meaning of the key changes.
-        on_lost: The fate of a body whose slot was lost: ``flag`` lets it check for itself, ``raise`` interrupts it.
+        version: A number to increase when the meaning of the key changes.
+        on_lost: What happens to a body whose slot was lost: ``flag`` lets it check by itself, ``raise`` interrupts it.
         on_unavailable: What to do when too few lock nodes answer: ``{"enqueue": "publish" or "raise", "run":
             "retry", "run" or "fail"}``; a stage that is not given keeps the first choice.
         redelivery: How a worker treats a message that the broker delivers again after a run of it had begun:
@@ -146,7 +146,7 @@ class SingletonOptions:
     lock_direct_calls: bool = False
 
     def __new__(cls, **options: Any) -> "SingletonOptions":
-        """Refuse an option that has another name now; the error says which."""
+        """Refuse an option that has been renamed; the error has the present name."""
         for name in RETIRED_OPTIONS.keys() & options.keys():
             raise TypeError(retired(name))
         return object.__new__(cls)
@@ -175,12 +175,12 @@ class SingletonOptions:
 
     @property
     def trails(self) -> bool:
-        """Whether a duplicate may wait to be the next that runs."""
+        """Whether a duplicate may wait for the next run."""
         return self.on_duplicate in ("rerun", "replace")
 
     @property
     def pends(self) -> bool:
-        """Whether a call that waits is pending, and later calls take it over, also if nothing runs."""
+        """Whether a waiting call is a pending call, which later calls take over, even if nothing runs."""
         return self.on_duplicate == "replace" or (self.on_duplicate == "rerun" and self.scope != LIFETIME)
 
     def without_nodes(self, stage: str) -> str:
@@ -190,10 +190,10 @@ class SingletonOptions:
 
     def for_call(self, chosen: Mapping[str, Any]) -> "SingletonOptions":
         """
-        Return the options of one call that chose some for itself.
+        Return the options of a call that sets some of them itself.
 
         Raises:
-            TypeError: It may not choose that.
+            TypeError: A call may not set that option.
             ValueError: A value cannot work.
         """
         if not isinstance(chosen, Mapping):
@@ -228,7 +228,7 @@ class SingletonOptions:
         if self.scope == RUNNING and "enqueue" in self.on_unavailable:
             raise ValueError(
                 "on_unavailable={'enqueue': ...} has no meaning with scope='while_executing', "
-                "whose calls are sent without a look."
+                "whose calls are sent without a check."
             )
         if self.scope == RUNNING and self.on_duplicate != "join":
             raise ValueError(
@@ -246,10 +246,10 @@ OPTIONS = tuple(field.name for field in fields(SingletonOptions))
 
 def check_celery_options(options: Iterable[str]) -> None:
     """
-    Refuse what looks like one of our options, and is none.
+    Refuse a name that resembles one of our options.
 
-    Celery makes attributes of the task of all options that it does not know. That is useful, so only the names that
-    are near one of ours are refused.
+    Celery turns all options that it does not know into attributes of the task. That is useful, so only names that are
+    similar to one of ours are refused.
 
     Raises:
         TypeError: An option is a misspelling of one of ours.
@@ -270,7 +270,7 @@ def retired(name: str) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" for the end of a message, or nothing."""
+    """Return "; did you mean ...?" for the end of a message, or an empty text."""
     close = get_close_matches(str(word), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else "."
 

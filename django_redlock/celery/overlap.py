@@ -1,5 +1,5 @@
 """
-End a message whose slot another task has, or put it back, as ``on_overlap`` says (internal).
+End or put back a message whose slot another task has, according to ``on_overlap`` (internal).
 """
 
 from dataclasses import replace
@@ -12,13 +12,13 @@ from ..exceptions import printable
 from .message import Answered, Message
 from .options import Return
 from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff
-from .signals import OVERLAP, tell
+from .signals import OVERLAP, report
 from .slots import Holder
 
 
 def give_way(message: Message, holder: Holder) -> NoReturn:
     """
-    End the message, or put it back, because *holder* has its slot.
+    End the message or put it back into the queue, because *holder* has its slot.
 
     Raises:
         Answered: The task has a result without running.
@@ -39,7 +39,7 @@ def give_way(message: Message, holder: Holder) -> NoReturn:
 
 def _report(message: Message, holder: Holder) -> None:
     ticket, how = message.ticket, message.rules.overlap
-    tell(
+    report(
         message.task,
         OVERLAP,
         "%s is %s",
@@ -54,7 +54,7 @@ def _report(message: Message, holder: Holder) -> None:
 
 
 def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
-    """Put the message back until the holder is done; uses up no retry."""
+    """Put the message back into the queue until the holder is done; this uses up no retry."""
     ticket = message.ticket
     if follow and holder.task_id and not isinstance(message.task.backend, DisabledBackend):
         ticket = replace(ticket, joined=ticket.joined or holder.task_id)

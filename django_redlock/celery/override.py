@@ -1,4 +1,4 @@
-"""Switch singletons off, for tests of the tasks themselves."""
+"""Switch singletons off for tests of the tasks themselves (internal)."""
 
 import threading
 from contextlib import ContextDecorator
@@ -11,19 +11,19 @@ _off: list[object] = []
 
 
 def switched_off() -> bool:
-    """Return whether tasks are sent and run without slots at the moment."""
+    """Return whether tasks are now sent and run without slots."""
     return bool(_off)
 
 
 class override_singleton(ContextDecorator):
     """
-    Send and run singleton tasks as ordinary ones while a ``with`` block, a decorated function or a coroutine runs.
+    Treat singleton tasks as ordinary ones during a ``with`` block, a decorated function or a coroutine.
 
-    It applies to the whole process, and to the workers that get a message that was sent inside. For tests of
-    singletons as such, use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://a"}}``.
+    This applies to the whole process, and to workers that receive a message sent meanwhile. To test the singletons
+    themselves, use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://a"}}``.
 
     Args:
-        enabled: Whether singletons are on; inside a block that has switched them off, True does not switch them on.
+        enabled: Whether singletons are on. Inside a block that has switched them off, True has no effect.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -31,10 +31,10 @@ class override_singleton(ContextDecorator):
 
     def __call__(self, function: Any) -> Any:
         """
-        Return *function*, a coroutine function or not, with singletons switched while it runs.
+        Return *function*, which may be a coroutine function, so that it runs inside this block.
 
         Raises:
-            TypeError: It is a class or a generator, which does its work after the call.
+            TypeError: It is a class or a generator function, whose body would run after the call.
         """
         if isinstance(function, type) or isgeneratorfunction(function) or isasyncgenfunction(function):
             raise TypeError(

@@ -1,5 +1,5 @@
 """
-Earlier deliveries of a message, which the broker may deliver more than once: has it begun, is it done (internal).
+Recognize earlier deliveries of a message, because the broker may deliver it more than once (internal).
 """
 
 import logging
@@ -10,7 +10,7 @@ from typing import NoReturn
 from celery import states
 from celery.exceptions import Ignore, Reject
 
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, printable
 from .execution import Execution, begun_name, done_name, moved_on
 from .message import Message
@@ -19,7 +19,7 @@ from .sightings import peek
 from .slots import LABEL, NOTE, Holder, free, take_note
 from .state import SlotState
 
-DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
+DONE = frozenset({states.SUCCESS, states.REVOKED})  # the redelivery of a failed task is left to Celery's rules
 
 log = logging.getLogger("django_redlock")
 
@@ -34,25 +34,25 @@ class Redelivery:
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        self.began_pending = False  # it is the message of a pending call, and a copy of it has begun a run
+        self.began_pending = False  # whether this is the message of a pending call of which a copy has begun a run
 
     # Is it done?
 
     def leave_if_done(self, kept: bool = False) -> None:
         """
-        Leave a message whose work is done.
+        End a message whose work is done.
 
         Args:
             kept: Whether another worker may have received a copy of it while this one kept it.
 
         Raises:
-            Ignore: It is done; or a result is expected, and it was put back.
+            Ignore: It is done, or it was put back to wait for a result.
         """
         if self._is_done(kept):
-            raise Ignore(f"{self.message.request.id} came a second time, and had been done.")
+            raise Ignore(f"{self.message.request.id} was delivered a second time, and is already done.")
 
     def _is_done(self, kept: bool) -> bool:
-        """Return whether this is a copy of a message whose work is done; one that was *kept* may have become one."""
+        """Return whether this is a copy of a message whose work is done; a message that was *kept* may be one, too."""
         message, ticket = self.message, self.message.ticket
         copy = message.redelivered or bool(ticket.watch)
         if not (copy or ticket.tries or kept) or message.request.is_eager:
@@ -60,8 +60,8 @@ class Redelivery:
         owner = peek(ticket.using, done_name(ticket.task_id, message.request.retries or 0)).owner
         if owner and (moved_on(owner) or not message.stores_results):
             return True
-        # The backend goes by the id. A message that is no copy is judged by it alone only if the id was drawn for it.
-        if not (owner or copy or (kept and ticket.token)):
+        # The backend knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
+        if not (owner or copy or (kept and ticket.secret)):
             return False
         try:
             done = message.task.backend.get_state(message.request.id) in DONE
@@ -73,28 +73,29 @@ class Redelivery:
 
     def _await_result(self) -> NoReturn:
         """
-        Look again later: the work is done, and its result has not been stored.
+        Put the message back, because the work is done but its result is not stored yet.
 
-        The worker is about to store it, or died before it could. In that case the note has expired when the message
-        comes back, and the work is repeated.
+        The worker is about to store the result, or died first. If it died, the note has expired when the message comes
+        back, and the work is repeated.
         """
         pause = self.message.rules.lease
         self.message.send_again(self.message.ticket, pause)
         task_id = self.message.request.id
-        raise Ignore(f"{task_id} has been done, without a result; it is looked at again in {pause:.1f} s.")
+        raise Ignore(f"{task_id} is done, but its result is not stored; it is checked again in {pause:.1f} s.")
 
     def note_done(self, execution: Execution, goes_on: bool = False) -> None:
         """
-        Leave a note for later copies of a message that the broker may deliver again though it is done.
+        Leave a note for later copies of a message that the broker may deliver again although it is done.
 
         Args:
             execution: The run.
-            goes_on: Whether another message goes on with the work, and the result is not that of this run.
+            goes_on: Whether another message continues the work and will have the result.
         """
         message, ticket = self.message, self.message.ticket
         if message.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
             return
-        delayed = message.request.eta and not ticket.tries  # it may have waited for longer than the broker does
+        # A delayed message may have waited for longer than the broker's visibility timeout.
+        delayed = message.request.eta and not ticket.tries
         if message.task.acks_late or delayed or message.redelivered or ticket.watch:
             execution.note_done(message.stores_results, goes_on)
 
@@ -102,7 +103,7 @@ class Redelivery:
 
     def leave_if_begun(self) -> None:
         """
-        Note that the run begins, for ``redelivery="drop"``; leave the message if it had begun before.
+        Note that the run begins, for ``redelivery="drop"``; end the message if it had begun before.
 
         Raises:
             Ignore: It had begun before.
@@ -111,7 +112,7 @@ class Redelivery:
         if message.rules.redelivery != "drop" or message.request.is_eager:
             return
         try:
-            about = (fresh_nonce(), ticket.task_id, message.task.name[:LABEL] + NOTE)
+            about = (fresh_secret(), ticket.task_id, message.task.name[:LABEL] + NOTE)
             take_note(ticket.using, self._begun_name, max(LONGEST_PAUSE, message.rules.queue_ttl), *about)
         except LockTakenError:
             self.drop()
@@ -126,7 +127,7 @@ class Redelivery:
 
     def drop(self) -> NoReturn:
         """
-        Leave a message that has come a second time. Revoke the task if no run will store a result.
+        End a message that was delivered a second time. Revoke the task if no run will store a result.
 
         Raises:
             Ignore: Always.
@@ -144,33 +145,34 @@ class Redelivery:
 
     def watch(self, holder: Holder) -> NoReturn:
         """
-        Look again later: the holder is a run of this very message, which the broker has delivered twice.
+        Put the message back, because the holder is a run of this same message, which the broker has delivered twice.
 
-        The run may be alive or dead, and only the end of its lease will tell. A copy that was dropped now would be
-        missing if the run dies: on Redis, the broker takes both copies for one. One waiting copy is enough, however.
+        The run may be alive or dead; only the end of its lease will show that. If this copy were dropped and the run
+        died, the message would be lost, because on Redis the broker takes both copies for one. One waiting copy is
+        enough.
 
         Raises:
-            Ignore: This copy was put back, or another copy waits already.
-            Reject: The broker did not accept the copy, and is to deliver the message again.
+            Ignore: This copy was put back, or another copy is already waiting.
+            Reject: The broker did not accept the copy, and must deliver the message again.
         """
-        message, ticket, token = self.message, self.message.ticket, fresh_nonce()
+        message, ticket, secret = self.message, self.message.ticket, fresh_secret()
         lease = message.rules.lease
         pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
-        about = (ticket.using, self._watch_name, pause + message.rules.queue_ttl, token, ticket.task_id)
+        about = (ticket.using, self._watch_name, pause + message.rules.queue_ttl, secret, ticket.task_id)
         try:
             take_note(*about, message.task.name[:LABEL] + NOTE, adopt=ticket.watch)
         except LockTakenError:
-            raise Ignore(f"{ticket.task_id} came once more; another copy of it waits already.") from None
+            raise Ignore(f"{ticket.task_id} was delivered again; another copy is already waiting.") from None
         try:
-            message.send_again(replace(ticket, watch=token), pause)
+            message.send_again(replace(ticket, watch=secret), pause)
         except Exception as error:
-            # No failure, which would be stored for the run that is alive.
-            free(ticket.using, self._watch_name, token)
+            # Not a failure, which would be stored as the result of the live run.
+            free(ticket.using, self._watch_name, secret)
             log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
             if message.task.acks_late:
                 raise Reject(error, requeue=True) from error
             raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
-        raise Ignore(f"{ticket.task_id} came a second time; it is looked at again in {pause:.1f} s.") from None
+        raise Ignore(f"{ticket.task_id} was delivered a second time; it is checked again in {pause:.1f} s.") from None
 
     def stop_watching(self) -> None:
         """Let other copies watch a run of this message."""

@@ -1,7 +1,7 @@
 """
-Free slots in a worker's parent process: of messages that never run, and of children that died (internal).
+Free the slots of messages that never run and of children that died, in a worker's parent process (internal).
 
-Imported in workers only.
+This module is imported in workers only.
 """
 
 import logging
@@ -18,33 +18,33 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
 from .sightings import peek
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note
 
-KILL_TIME = 3.0  # seconds in which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
+KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
 log = logging.getLogger("django_redlock")
 
 
 class SingletonRequest(Request):
     """
-    Mixed into the request class of a singleton task.
+    A mixin for the request class of a singleton task.
 
-    It draws the token of the run for each delivery. A redelivered message has the same id and headers as the copy
-    that may still run, so only this tells the two apart; and because the parent drew it, the parent can free the
-    slot of a child that died.
+    The parent draws a secret of the run for each delivery. A redelivered message has the same id and headers as the
+    copy that may still run, so only the secret distinguishes the two. With it, the parent can free the slot of a child
+    that died.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.request_dict[RUN_HEADER] = fresh_nonce()
+        self.request_dict[RUN_HEADER] = fresh_secret()
         self.request_dict[RECEIVED_HEADER] = steady()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
-        """Free the slot of a child that is dead. Other failures freed it in the child, or have yet to."""
+        """Free the slot of a dead child. For other failures, the child frees the slot."""
         error = _cause(exc_info)
         if isinstance(error, (WorkerLostError, Terminated)):
             self._free_dead_child(requeued=self._comes_back(error))
@@ -53,91 +53,91 @@ class SingletonRequest(Request):
         super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Shorten the slot of a child that is about to be killed; Celery before 5.7 tells of it only here."""
+        """Shorten the slot of a child that is about to be killed; before Celery 5.7, only this method learns of it."""
         if not soft:
             self._shorten()
         super().on_timeout(soft, timeout)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """Free the place of a message that was revoked or has expired, before its result says so."""
-        # Not if terminated: that is announced before the child is dead, and its body may outlive the signal.
+        """Free the slot of a message that was revoked or has expired, before its result shows that."""
+        # Not if it was terminated: that is announced before the child is dead, and the body may outlive the signal.
         if not terminated:
             ticket = self._ticket()
             if ticket:
-                free(ticket.using, ticket.waiting, ticket.token)
+                free(ticket.using, ticket.waiting, ticket.secret)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
     def _comes_back(self, error: BaseException) -> bool:
-        """Return whether the broker delivers the message again though its child is dead, or Celery retries it."""
+        """Return whether the message of a dead child is delivered again by the broker or retried by Celery."""
         if isinstance(error, WorkerLostError) and getattr(self.task, "retry_on_worker_lost", None):
             longest = self.task.max_retries
             if longest is None or (self.request_dict.get("retries") or 0) < longest:
                 return True
         if not self.task.acks_late or cast(Any, self.task).singleton_options.redelivery == "drop":
             return False
-        # A worker that must stop at once cancels what it has not acknowledged, and the broker gets that back.
+        # A worker that must stop at once cancels unacknowledged messages, which return to the broker.
         cancelled = isinstance(error, Terminated) and getattr(self, "_already_cancelled", False)
         return bool(cancelled or (isinstance(error, WorkerLostError) and self.task.reject_on_worker_lost))
 
     def _free_dead_child(self, requeued: bool) -> None:
-        """Free the slot of a dead child; one whose message is delivered again gets it back, for a while."""
+        """Free the slot of a dead child, or return it to the message for a while if that is delivered again."""
         ticket = self._ticket()
         if not ticket:
             return
         run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
-        if ticket.trailing:  # it may have died before it freed that
-            free(ticket.using, ticket.waiting, ticket.token)
+        if ticket.trailing:  # the child may have died before it freed this lock
+            free(ticket.using, ticket.waiting, ticket.secret)
             ticket = ticket.begun
         if requeued and ticket.waiting == ticket.running:
-            kept = replace(ticket, token=ticket.token or fresh_nonce())
-            if any(self._give_back(kept, token) for token in (run, unsent) if token):
+            kept = replace(ticket, secret=ticket.secret or fresh_secret())
+            if any(self._give_back(kept, secret) for secret in (run, unsent) if secret):
                 return
         free(ticket.using, ticket.running, run)
-        free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.waiting, ticket.secret)
         free(ticket.using, ticket.queue, unsent)
 
     def _unsent(self, ticket: Ticket) -> str:
         """
-        Return the token under which the child has left the slot to a retry; empty for none.
+        Return the secret with which the child left the slot to a retry; empty if it did not.
 
-        Nobody knows whether that was sent. If so, it takes the slot anew when it runs.
+        It is unknown whether the retry was sent. If it was, it takes the slot again when it runs.
         """
         if ticket.queue:
             with suppress(QuorumUnavailableError):
                 seen = peek(ticket.using, ticket.queue)
                 if seen.holder.queues_as(self.id):
-                    return seen.token
+                    return seen.secret
         return ""
 
-    def _give_back(self, ticket: Ticket, token: str) -> bool:
-        """Turn the slot that *token* has into that of the message, for one lease; returns whether it was there."""
+    def _give_back(self, ticket: Ticket, secret: str) -> bool:
+        """Give the slot held with *secret* to the message for one lease; return whether there was such a slot."""
         task = cast(Any, self.task)
-        about = (task.singleton_options.lease, ticket.token, ticket.task_id, task.name[:LABEL] + QUEUED)
+        about = (task.singleton_options.lease, ticket.secret, ticket.task_id, task.name[:LABEL] + QUEUED)
         try:
-            take_note(ticket.using, ticket.waiting, *about, adopt=token, strict=True)
+            take_note(ticket.using, ticket.waiting, *about, adopt=secret, strict=True)
         except (LockTakenError, QuorumUnavailableError):
             return False
         return True
 
     def _shorten(self) -> None:
         """
-        Let the slot end soon: Celery reports a hard limit before the child is dead, and it may still be working.
+        Let the slot end soon: Celery reports a hard limit before the child is dead, so the body may still be running.
 
-        A child that dies has its slot freed by nobody. One that outlives the kill by more than this is not known.
+        The slot of a child that dies is not freed otherwise. No child is known to outlive the kill by more than this.
         """
         ticket = self._ticket()
         run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
         if not ticket or not ticket.running:
             return
         with suppress(LockTakenError, QuorumUnavailableError):
-            if peek(ticket.using, ticket.running).token == run:
+            if peek(ticket.using, ticket.running).secret == run:
                 left = min(KILL_TIME, task.singleton_options.lease)
-                # Under a token that the child does not have: it can neither renew it nor give it to its message.
-                about = (fresh_nonce(), ticket.task_id, task.name[:LABEL], run)
+                # The child does not have this secret, so it can neither renew the slot nor give it to its message.
+                about = (fresh_secret(), ticket.task_id, task.name[:LABEL], run)
                 take_note(ticket.using, ticket.running, left, *about)
 
     def _ticket(self) -> Ticket | None:
-        """Return what the message says of its slot, or what can be made of its arguments."""
+        """Return the ticket of the message, or one made from its arguments."""
         try:
             task: Any = self.task
             return Ticket.unpack(self.request_dict.get(HEADER), self.id) or task.singleton_ticket(
@@ -150,7 +150,7 @@ class SingletonRequest(Request):
 
 @cache
 def mixed_request(base: Any) -> Any:
-    """Return the request class of a task, a class or a path, with ours mixed in."""
+    """Return the request class of a task, given as a class or a path, with the mixin added."""
     cls = symbol_by_name(base)
     if issubclass(cls, SingletonRequest):
         return cls
@@ -160,7 +160,7 @@ def mixed_request(base: Any) -> Any:
 
 
 def freeing_unreadable(receive: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what receives a task's messages and frees the place of one that cannot be decoded: no signal tells."""
+    """Return a strategy that frees the slot of a message that cannot be decoded, for which there is no signal."""
 
     @wraps(receive)
     def receive_or_free(message: Any, *about: Any, **options: Any) -> Any:
@@ -179,11 +179,11 @@ def _cause(exc_info: Any) -> Any:
 
 
 def _free_refused(message: Any = None, **about: Any) -> None:
-    """Free the place of a message that this worker refuses: its task is unknown here, or it cannot be read."""
+    """Free the slot of a message that this worker rejects because its task is unknown or it cannot be read."""
     headers = getattr(message, "headers", None) or {}
     ticket = Ticket.unpack(headers.get(HEADER), headers.get("id"))
     if ticket:
-        free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.waiting, ticket.secret)
 
 
 signals.task_unknown.connect(_free_refused, weak=False, dispatch_uid="django_redlock.unknown")

@@ -1,4 +1,4 @@
-"""What a caller of a singleton task gets back."""
+"""The result that a caller of a singleton task receives (internal)."""
 
 import logging
 from time import time
@@ -13,9 +13,9 @@ from .state import SlotState
 
 log = logging.getLogger("django_redlock")
 
-STORED = 10.0  # seconds after the end of a run by which its result is stored; clocks of machines differ by less
+STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
-SAID = ("duplicate", "reason", "holder_id", "accepted")
+ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 
 
 class SingletonResult(BaseResult[R]):
@@ -23,7 +23,7 @@ class SingletonResult(BaseResult[R]):
     An :class:`~celery.result.AsyncResult` that knows whether the call was a duplicate.
 
     For a joined duplicate it is the result of the holder: ``get()`` waits for that task, and ``revoke()`` revokes it.
-    ``bool()`` is true as for every result, also for a duplicate.
+    ``bool()`` is true for every result, including that of a duplicate.
     """
 
     duplicate: bool = False
@@ -37,37 +37,37 @@ class SingletonResult(BaseResult[R]):
 
     def __copy__(self) -> Self:
         copy = cast(Self, super().__copy__())
-        copy.__dict__.update(self._said)
+        copy.__dict__.update(self._answer_fields)
         return copy
 
     def __reduce__(self) -> Any:
-        return *super().__reduce__(), self._said
+        return *super().__reduce__(), self._answer_fields
 
-    def __setstate__(self, said: dict[str, Any]) -> None:
-        self.__dict__.update(said)  # and nothing else: Celery makes the rest anew
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        self.__dict__.update(given)  # nothing else: Celery recreates the rest
 
     @property
-    def _said(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SAID}
+    def _answer_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ANSWER_FIELDS}
 
     def about(self, holder: Holder, *, accepted: bool) -> Self:
-        """Note that the call was a duplicate, and of whom."""
+        """Note that the call was a duplicate, and of which holder."""
         self.duplicate, self.accepted = True, accepted
         self.reason, self.holder_id = str(holder.state), holder.task_id
         return self
 
 
 def eager_result(result: Any) -> Any:
-    """Add to a result of Celery's eager mode, in which nothing waits or runs beside it, what ours knows."""
+    """Add our attributes to a result of Celery's eager mode, in which no other call waits or runs."""
     if isinstance(result, SingletonResult):
         return result
-    for name in SAID:
+    for name in ANSWER_FIELDS:
         setattr(result, name, getattr(SingletonResult, name))
     return result
 
 
 def store_revoked(task: Any, task_id: str, reason: str, wanted: bool) -> None:
-    """Store that a call was revoked. A backend that cannot, such as ``rpc://`` outside a worker, is logged only."""
+    """Store that a call was revoked. If the backend cannot, as ``rpc://`` outside a worker, only log that."""
     try:
         task.backend.mark_as_revoked(task_id, reason, store_result=wanted)
     except Exception:
@@ -82,9 +82,9 @@ def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:
 
 def is_over(task: Any, holder: Holder, queue_ttl: float) -> bool:
     """
-    Return whether a holder that waits for its countdown has ended already, because it was revoked.
+    Return whether a holder that waits for its countdown has already ended because it was revoked.
 
-    Others are not looked up. Their slot is freed as soon as a worker gets the message.
+    Other holders are not checked, because their slot is freed as soon as a worker gets the message.
     """
     delayed = holder.retry_after is not None and holder.retry_after > queue_ttl
     return bool(delayed and holder.task_id and _state(task, holder) in OVER)
@@ -92,9 +92,9 @@ def is_over(task: Any, holder: Holder, queue_ttl: float) -> bool:
 
 def is_gone(task: Any, holder: Holder) -> bool:
     """
-    Return whether a task is over whose slot is still held, and its result does not exist any more.
+    Return whether a task whose slot is still held has ended and its result no longer exists.
 
-    The slot of a run is held before its result is stored, so only some time later is a missing result gone.
+    The slot is held from before the result is stored, so a missing result counts as gone only after some time.
     """
     if holder.state is not SlotState.HELD or task.ignore_result or time() - holder.since < STORED:
         return False
@@ -102,7 +102,7 @@ def is_gone(task: Any, holder: Holder) -> bool:
 
 
 def _state(task: Any, holder: Holder) -> str:
-    """Return the state of a holder; empty if there is no result backend, or if it cannot be asked."""
+    """Return the state of a holder; empty if there is no result backend or it does not answer."""
     try:
         return str(task.backend.get_state(holder.task_id))
     except Exception:

@@ -1,5 +1,5 @@
 """
-Ask the lock nodes who has a slot, and repair a slot about which they disagree (internal).
+Ask the lock nodes for the holder of a slot, and repair a slot about which they disagree (internal).
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..core.names import slug
-from ..core.owner import Owner, decode, nonce_of
+from ..core.owner import Owner, decode, secret_of
 from ..core.replies import Kind, Reply, Row
 from ..core.requests import Extend, Term
 from ..core.rules import MIN_TTL
@@ -27,8 +27,8 @@ class Record(NamedTuple):
     A pending call.
 
     Args:
-        task_id: Its id.
-        digest: Tells the arguments of the message that counts from others.
+        task_id: The id of its task.
+        digest: A digest of the arguments of the message that counts.
         number: The number of that message.
     """
 
@@ -39,16 +39,16 @@ class Record(NamedTuple):
 
 class Seen(NamedTuple):
     """
-    What the nodes have under a lock's key.
+    The state of a lock's key on the nodes.
 
     Args:
         value: The value that a quorum has; empty if the key is free, or if no quorum has one value.
-        left: Seconds until it expires, on the node that says least.
+        left: Seconds until it expires, on the node where it expires first.
         nodes: How many nodes agree.
         fence: The fencing token under which it was written.
         split: The values that fewer nodes than a quorum have, newest first, if no quorum agrees on one value or on
             a free key. The nodes that did not answer may decide either way, so the lock is neither held nor free.
-        said: The report of each node if it is split, by the node's display name.
+        reported: The report of each node if it is split, by the node's display name.
     """
 
     value: str
@@ -56,31 +56,31 @@ class Seen(NamedTuple):
     nodes: int
     fence: int = 0
     split: tuple["Seen", ...] = ()
-    said: tuple[tuple[str, str], ...] = ()
+    reported: tuple[tuple[str, str], ...] = ()
 
     @property
     def free(self) -> bool:
-        """Whether a quorum of nodes has nothing under the key."""
+        """Whether a quorum of nodes has no value under the key."""
         return not self.value and not self.split
 
     @property
     def sightings(self) -> "tuple[Seen, ...]":
-        """Values of any node, as evidence that they were once written; newest first."""
+        """The values on single nodes, which prove that they were once written; newest first."""
         return (self,) if self.value else self.split
 
     @property
-    def token(self) -> str:
-        """The holder's token; empty if there is none."""
-        return nonce_of(self.value) if self.value else ""
+    def secret(self) -> str:
+        """The holder's secret; empty if there is none."""
+        return secret_of(self.value) if self.value else ""
 
     @property
     def owner(self) -> Owner | None:
-        """Who has it; None if nobody, or nobody of ours."""
+        """The holder; None if there is none, or if another program wrote the value."""
         return decode(self.value) if self.value else None
 
     @property
     def record(self) -> "Record | None":
-        """What it says of a pending call; None if it is none."""
+        """The pending call that the value describes; None if it describes none."""
         owner = self.owner
         if owner is None or owner.kind != "task" or not owner.ref:
             return None
@@ -89,7 +89,7 @@ class Seen(NamedTuple):
 
     @property
     def holder(self) -> Holder:
-        """The same as a refusal would tell it."""
+        """The holder as an error about a taken lock would name it."""
         return Holder.described(self.owner, self.left)
 
 
@@ -98,7 +98,7 @@ FREE = Seen("", 0.0, 0)
 
 def peek(using: str, name: str) -> Seen:
     """
-    Ask the nodes who has a lock, in one round trip.
+    Ask the nodes for the holder of a lock, in one round trip.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
@@ -108,7 +108,7 @@ def peek(using: str, name: str) -> Seen:
 
 def look(using: str, *names: str) -> tuple[Seen, ...]:
     """
-    Ask the nodes who has each of some locks, in one round trip for all of them.
+    Ask the nodes for the holders of several locks, in one round trip.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
@@ -123,7 +123,7 @@ def look(using: str, *names: str) -> tuple[Seen, ...]:
 
 def undecided(using: str, name: str, seen: Seen) -> QuorumUnavailableError:
     """Return the error about a lock that is split."""
-    return QuorumUnavailableError(name, nodes=dict(seen.said), needed=locks[using].rules.needed)
+    return QuorumUnavailableError(name, nodes=dict(seen.reported), needed=locks[using].rules.needed)
 
 
 def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen:
@@ -134,18 +134,18 @@ def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen
         return _agreed([row for row in rows if row.value == value]) if value else FREE
     found = [_agreed([row for row in rows if row.value == value]) for value in votes if value]
     split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
-    return FREE._replace(split=split, said=tuple(_reported(manager, replies, slug).items()))
+    return FREE._replace(split=split, reported=tuple(_reported(manager, replies, slug).items()))
 
 
 def _reported(manager: LockManager, replies: Mapping[int, Reply], slug: str = "") -> dict[str, str]:
-    """Return what each node reports of the lock with this slug, by the node's display name."""
-    said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
+    """Return what each node reports about the lock with this slug, by the node's display name."""
+    reported = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
     for node, reply in replies.items():
         for row in reply.rows:
             if row.slug == slug:
                 about = str(Holder.described(decode(row.value), row.left)) if row.value else str(SlotState.FREE)
-                said[manager.nodes[node].name] = about
-    return said
+                reported[manager.nodes[node].name] = about
+    return reported
 
 
 def _agreed(rows: list[Row]) -> Seen:
@@ -154,15 +154,15 @@ def _agreed(rows: list[Row]) -> Seen:
 
 def write_back(using: str, name: str, seen: Seen) -> bool:
     """
-    Have a quorum of nodes keep a value that fewer are known to have; returns whether a quorum does now.
+    Write a value that too few nodes are known to have to a quorum; return whether a quorum has it now.
 
-    A node that knows of a later holder, or that this one was released, refuses. The value keeps its token.
+    A node refuses if it knows of a later holder or of a release. The value keeps its secret.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
     manager = locks[using]
-    term = Term((slug(name),), seen.token, seen.value, max(MIN_TTL, seen.left), seen.fence)
+    term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
     request = Extend((term,), manager.rules.fence_keep)
     replies = everywhere(manager, request).replies
     kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]

@@ -1,8 +1,8 @@
 """
-What singletons report: Django signals, Celery events of the same names, and structured log lines.
+The reports of singletons: Django signals, Celery events of the same names, and log lines (internal).
 
 The sender of a signal is the task. Receivers run where the event happened: in the caller, the worker, or the watchdog's
-thread. A failing receiver disturbs no task. Celery events are sent where the project has switched them on, with
+thread. A failing receiver does not affect the task. Celery events are sent if the project has switched them on, with
 ``task_send_sent_event`` for callers and ``worker_send_task_events`` for workers. The name of a Celery event has hyphens
 in place of underscores.
 """
@@ -29,10 +29,10 @@ class Event(NamedTuple):
     Something that happens to a slot.
 
     Args:
-        name: What the log line and Celery's event are called.
+        name: The name of the log event and of Celery's event.
         signal: Its signal.
         level: The level of its log line.
-        setting: The setting of Celery's that switches its event on.
+        setting: The Celery setting that switches its event on.
     """
 
     name: str
@@ -50,7 +50,7 @@ EVENTS = (DUPLICATE, OVERLAP, LOST, STOLEN)
 log = logging.getLogger("django_redlock")
 
 
-def tell(task: Any, event: Event, text: str, *values: object, **about: Any) -> None:
+def report(task: Any, event: Event, text: str, *values: object, **about: Any) -> None:
     """
     Report an event: by a log line, to the receivers of its signal, and to Celery if its events are switched on.
 
@@ -58,7 +58,7 @@ def tell(task: Any, event: Event, text: str, *values: object, **about: Any) -> N
         task: The task.
         event: The event.
         text: The log line.
-        values: What stands for each ``%s`` in it; may have any characters.
+        values: The value for each ``%s`` in the text; may have any characters.
         about: The signal's arguments.
     """
     fields = {name: value for name, value in about.items() if name != "lease"}
@@ -75,7 +75,7 @@ def tell(task: Any, event: Event, text: str, *values: object, **about: Any) -> N
 def _send_event(task: Any, kind: str, fields: dict[str, Any]) -> None:
     try:
         with task.app.events.default_dispatcher() as dispatcher:
-            # A field called "name" is what Celery calls a task.
+            # In Celery's events, a field called "name" is the name of a task.
             dispatcher.send(kind, uuid=fields.pop("task_id"), lock=fields.pop("name"), task=task.name, **fields)
     except Exception:
         log.exception("the event %s could not be sent", kind)

@@ -1,15 +1,15 @@
 """
-The slot of one call: a lock, in one of three states.
+The slot of one call: a lock in one of three states (internal).
 
-QUEUED: a message is on its way. The lock's token travels with the message, and nobody renews it. RUNNING: a worker
-runs the task and renews a short lease under a token of its own. HELD: the run has ended, and ``hold_for`` has not. Each
-step takes the lock over from the previous one if that one still has it, in one atomic round, so a slot is never free
-in between. When a queued slot expires, one more message is let into the queue, and nothing worse happens.
+QUEUED: a message is on its way. The lock's secret travels with the message, and nobody renews it. RUNNING: a worker
+runs the task and renews a short lease under a secret of its own. HELD: the run has ended, and ``hold_for`` has not.
+Each step takes the lock over from the previous one, if that one still has it, in one atomic round. So a slot is never
+free in between. If a queued slot expires, the worst result is one more message in the queue.
 
 A task with ``on_duplicate="rerun"`` or ``"replace"`` has a pending call as well; see :mod:`.pending`.
 
-Beside the slots there are notes, which are locks of their own that nobody waits for: which copy of a message watches
-another (``watch:``), which message has been done (``done:``), or has begun (``begun:``, ``began:``).
+There are also notes, which are separate locks that are never waited for. They record which copy of a message watches
+another (``watch:``), which message is done (``done:``), and which has begun (``begun:``, ``began:``).
 """
 
 import json
@@ -38,7 +38,7 @@ FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
 NEXT = " (next)" + QUEUED  # of a pending call, which later calls may take over
-INLINE = " (inline)"  # of a run in the process of its caller: nobody ever gets a result by its id
+INLINE = " (inline)"  # for a run in the process of its caller, whose result cannot be read by its id
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
@@ -46,32 +46,32 @@ log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
 
 
-@dataclass(slots=True)  # not frozen: each message has one, and making a frozen one takes five times as long
+@dataclass(slots=True)  # not frozen: each message has one, and creating a frozen one takes five times as long
 class Ticket:
     """
-    What a message says about its slot; travels in one header. Nobody changes it: ``replace()`` makes another.
+    The information about its slot that a message carries in one header; treat it as immutable, use ``replace()``.
 
     A flat string passes through every broker. It holds the message's own id, because people start tasks with
     ``headers=self.request.headers``, and such a task must not inherit the slot.
 
     Args:
-        name: Name of the lock; empty for a message that is to run without one. A worker goes by this, also if the key
-            is made differently since a deploy.
+        name: Name of the lock; empty for a message that is to run without one. A worker uses this name even if a deploy
+            has changed how the key is made.
         using: Alias in ``REDLOCK``.
         task_id: Id of the message's task.
-        token: Token of the queued slot; empty if the message was sent without one.
+        secret: Secret of the queued slot; empty if the message was sent without one.
         tries: How often a worker has put the message back into the queue.
-        scope: Which slots there are: while it waits, while it runs, or one for both.
-        number: How many messages of a pending call there have been, this one included; 0 if it is no pending call's.
-        waited: For how many seconds it has been put back to wait for its slot.
-        watch: Token of the note of the only copy that watches another; empty for all other messages.
-        joined: Id of the task whose result it waits for; empty for none.
+        scope: The option of this name: which slots there are while the message waits and while it runs.
+        number: How many messages of a pending call there have been, including this one; 0 for any other call.
+        waited: Seconds for which it has been put back to wait for its slot.
+        watch: Secret of the note of the only copy that watches another; empty for all other messages.
+        joined: Id of the task whose result it waits for; empty if it waits for none.
     """
 
     name: str
     using: str
     task_id: str
-    token: str = ""
+    secret: str = ""
     tries: int = 0
     scope: str = LIFETIME
     number: int = 0
@@ -86,7 +86,7 @@ class Ticket:
 
     @property
     def waiting(self) -> str:
-        """Name of the lock that the message has while it waits; empty for none."""
+        """Name of the lock that the message holds while it waits; empty if it holds none."""
         if self.trailing:
             return self.following
         if self.scope == RUNNING:
@@ -95,27 +95,27 @@ class Ticket:
 
     @property
     def following(self) -> str:
-        """Name of the lock that a pending call holds; if one call may wait during a run, its place in the queue."""
+        """Name of the lock that a pending call holds, or that the one call holds which may wait during a run."""
         return f"next:{self.name}" if self.scope in (LIFETIME, RUNNING) else self.queue
 
     @property
     def begun(self) -> "Ticket":
-        """The same message once its run has begun: no later call can take it over any more."""
+        """The ticket once the run has begun: no later call can take it over."""
         return replace(self, number=0) if self.trailing else self
 
     @property
     def queue(self) -> str:
-        """Name of the lock that calls with this key have while they wait; empty for none."""
+        """Name of the lock that calls with this key hold while they wait; empty if they hold none."""
         return {LIFETIME: self.name, WAITING: self.name, BOTH: f"queued:{self.name}"}.get(self.scope, "")
 
     @property
     def running(self) -> str:
-        """Name of the lock that its run has; empty for none."""
+        """Name of the lock that its run holds; empty if it holds none."""
         return "" if self.scope == WAITING else self.name
 
     def places(self, trails: bool) -> list[str]:
         """
-        Return the names of all locks that calls with this key may have: that of the run, and those of waiting messages.
+        Return the names of all locks that calls with this key may hold, for a run and for waiting messages.
 
         Args:
             trails: Whether a duplicate may run after the holder.
@@ -125,34 +125,34 @@ class Ticket:
 
     def pack(self) -> str:
         """Return the header's value."""
-        # By hand: dataclasses.astuple() copies deeply, and this is done for every message.
-        mine = (self.name, self.using, self.task_id, self.token, self.tries, self.scope)
+        # Not dataclasses.astuple(), which copies deeply: this runs for every message.
+        mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
         return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined])
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
-        """Return what a header says, or None if there is none or it is not this task's own."""
+        """Return the ticket in a header, or None if there is none or it belongs to another task."""
         with suppress(TypeError, ValueError):
-            version, name, using, owner, token, tries, scope, number, waited, watch, joined = json.loads(
+            version, name, using, owner, secret, tries, scope, number, waited, watch, joined = json.loads(
                 header  # type: ignore[arg-type]
             )
-            tokens = is_token(token, or_empty=True) and is_token(watch, or_empty=True)
-            if version == FORMAT and owner == task_id and tokens and scope in SCOPES:
+            secrets = is_secret(secret, or_empty=True) and is_secret(watch, or_empty=True)
+            if version == FORMAT and owner == task_id and secrets and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined))
-                return cls(str(name), str(using), owner, token, *done)
+                return cls(str(name), str(using), owner, secret, *done)
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """
-    Who has a slot, as far as a refusal says.
+    The holder of a slot, as described by the error about the taken lock.
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
         state: QUEUED, RUNNING, or HELD when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
-        since: When the holder got into that state, in seconds since the epoch on its own clock; 0.0 when unknown.
+        since: When the holder entered that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """
 
     task_id: str | None
@@ -161,9 +161,9 @@ class Holder:
     since: float = 0.0
 
     @classmethod
-    def of(cls, refusal: LockTakenError) -> "Holder":
-        """Return whom a refusal tells of."""
-        return cls.described(Owner(**refusal.holder) if refusal.holder else None, refusal.retry_after)
+    def of(cls, taken: LockTakenError) -> "Holder":
+        """Return the holder that the error names."""
+        return cls.described(Owner(**taken.holder) if taken.holder else None, taken.retry_after)
 
     @classmethod
     def described(cls, owner: Owner | None, left: float | None) -> "Holder":
@@ -177,8 +177,8 @@ class Holder:
         return self.state is SlotState.QUEUED and self.task_id == task_id
 
     def error(self, kind: Any, name: str) -> Exception:
-        """Return the error of the class *kind*, a DuplicateTask, about the lock *name* that it has."""
-        # A plain text: programs without this package may unpickle the error.
+        """Return an error of the class *kind*, a DuplicateTask, about the lock *name* that this holder has."""
+        # Plain text, because programs without this package may unpickle the error.
         error: Exception = kind.found(self.task_id, str(self.state), self.retry_after, name)
         return error
 
@@ -192,99 +192,100 @@ class Holder:
 
 def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> None:
     """
-    Take the lock that a message has while it waits, in one round trip.
+    Take the lock that a message holds while it waits, in one round trip.
 
     Raises:
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED, adopt)
+    take_note(ticket.using, ticket.waiting, ttl, ticket.secret, ticket.task_id, label[:LABEL] + QUEUED, adopt)
 
 
 def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
     """
-    Take the lock that a message has while it waits, in one round trip; returns who has it instead, if somebody does.
+    Take the lock that a message holds while it waits, in one round trip; return the holder if the lock is taken.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
     label = label if label.endswith(QUEUED) else label[:LABEL] + QUEUED
-    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label)
+    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.secret, ticket.task_id, label)
     outcome = locks[ticket.using].acquirer.run(wanted)
-    # Duplicates are frequent, and only receivers of the signal would see the error. So no error is made without them.
+    # Duplicates are frequent, and only receivers of the signal see the error. Without receivers, none is created.
     if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
         return Holder.described(decode(outcome.holder), outcome.retry_after)
     try:
-        _tell(ticket.using, wanted, outcome)
-    except LockTakenError as refusal:
-        return Holder.of(refusal)
+        _report(ticket.using, wanted, outcome)
+    except LockTakenError as taken:
+        return Holder.of(taken)
     return None
 
 
 def take_note(
-    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+    using: str, name: str, ttl: float, secret: str, ref: str, label: str, adopt: str = "", strict: bool = False
 ) -> None:
     """
-    Take a lock that nobody renews; it ends with its ttl.
+    Take a lock that is not renewed; it ends with its ttl.
 
     Args:
-        adopt: Token of a holder that it may be taken over from.
-        strict: Whether it must be taken over, from *adopt* or from *token* itself, so that a free one is refused.
+        adopt: Secret of a holder from which the lock may be taken over.
+        strict: Whether the lock must be taken over, from *adopt* or from *secret* itself; a free lock is then refused.
 
     Raises:
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    wanted = _left_alone(using, name, ttl, token, ref, label, adopt, strict)
-    _tell(using, wanted, locks[using].acquirer.run(wanted))
+    wanted = _left_alone(using, name, ttl, secret, ref, label, adopt, strict)
+    _report(using, wanted, locks[using].acquirer.run(wanted))
 
 
 def _left_alone(
-    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+    using: str, name: str, ttl: float, secret: str, ref: str, label: str, adopt: str = "", strict: bool = False
 ) -> Wanted:
-    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "secret": token}
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "secret": secret}
     return locks[using].acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
 
 
-def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
-    """Send the signal about an attempt, and raise why it failed if it did."""
-    # Of a lock that is left to itself, a lease is nothing but the signal's argument.
+def _report(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
+    """Send the signal about an attempt, and raise its error if it failed."""
+    # A lock that is not renewed needs a lease only as the signal's argument.
     if isinstance(outcome, GaveUp) or lock_acquired.receivers:
         locks[using].acquirer.held(wanted, outcome, renew=False)
 
 
-def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: bool = False) -> Lease:
+def take_running(ticket: Ticket, lease: float, label: str, secret: str, inline: bool = False) -> Lease:
     """
     Take the slot for a run: from the message's ticket, or anew if it is free.
 
     Args:
-        ticket: The message's.
+        ticket: The ticket of the message.
         lease: How long it lasts without renewal, in seconds.
         label: The task's name.
-        token: The secret of the hold; empty draws a fresh one.
-        inline: Whether it runs in the process of its caller.
+        secret: The secret of the hold; empty draws a fresh one.
+        inline: Whether the task runs in the process of its caller.
 
     Raises:
         LockTakenError: Another task has it, or another run of this one.
         QuorumUnavailableError: Too few nodes answered.
     """
-    adopt = ticket.token if ticket.waiting == ticket.running else ""
+    adopt = ticket.secret if ticket.waiting == ticket.running else ""
     label = label[:LABEL] + (INLINE if inline else "")
     about: dict[str, Any] = {"kind": "task", "label": label, "ref": ticket.task_id}
-    lock = locks[ticket.using].claim(ticket.running, ttl=lease, wait=0, renew=True, secret=token, adopt=adopt, **about)
+    lock = locks[ticket.using].claim(ticket.running, ttl=lease, wait=0, renew=True, secret=secret, adopt=adopt, **about)
     return lock.acquire()
 
 
-def free(using: str, name: str, token: str) -> Outcome:
+def free(using: str, name: str, secret: str) -> Outcome:
     """
-    Free a lock if *token* has it; returns what :meth:`LockManager.release` returns, ``unknown`` without either.
+    Free a lock that is held with *secret*; return what :meth:`LockManager.release` returns.
 
-    Never raises: it is called on the way out of something worse.
+    It never raises, because it is called while another error is handled. Without a name or secret it returns
+    ``unknown``.
     """
-    if not token or not name:
+    if not secret or not name:
         return Outcome.UNKNOWN
     try:
-        return Outcome(locks[using].release(name, token))
+        return Outcome(locks[using].release(name, secret))
     except Exception:
         log.exception("the slot %s could not be freed; it ends with its time", printable(name))
         return Outcome.UNKNOWN
@@ -297,6 +298,6 @@ def state_of(label: str) -> SlotState:
     return SlotState.HELD if label.endswith((HELD, NOTE)) else SlotState.RUNNING
 
 
-def is_token(value: Any, or_empty: bool = False) -> bool:
-    """Return whether *value* can be a lock's token."""
+def is_secret(value: Any, or_empty: bool = False) -> bool:
+    """Return whether *value* can be a lock's secret."""
     return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{32}", value) or (or_empty and not value))

@@ -1,9 +1,9 @@
 """
-The task class: takes the slot when a call is sent, and again when a worker runs it.
+The task class, which takes the slot when a call is sent and again when a worker runs it (internal).
 
-``apply_async`` and ``__call__`` are the two places that every call passes: ``delay``, ``retry``, signatures and
-``delay_on_commit`` end in the first, and the second surrounds the body so closely that the slot is free before the
-result can be seen. Celery's handlers and signals do neither.
+Every call passes through ``apply_async`` and ``__call__``. ``delay``, ``retry``, signatures and ``delay_on_commit`` all
+call the first. The second surrounds the body so closely that the slot is free before the result can be seen. Celery's
+handlers and signals offer neither.
 """
 
 import sys
@@ -16,7 +16,7 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
-from ..engine.acquirer import fresh_nonce
+from ..engine.acquirer import fresh_secret
 from ..handler import locks
 from ._compat import BaseTask, P, R
 from .arrival import Arrival, stays_with_its_message, under_direct_call
@@ -33,7 +33,7 @@ from .result import SingletonResult, eager_result, result_of
 from .slots import Ticket, free
 from .trailing import TrailingCall
 
-# Options of ours that do nothing as attributes of a class. The other two are names that a project may use.
+# Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
 
@@ -59,44 +59,46 @@ class SingletonTask(BaseTask[P, R]):
         super().__init_subclass__(**options)
         for name in LOST_OPTIONS.intersection(vars(cls)):
             raise TypeError(
-                f"{cls.__name__} has {name}={vars(cls)[name]!r}, which says nothing to Celery; write "
+                f"{cls.__name__} has {name}={vars(cls)[name]!r}, which Celery ignores; write "
                 f"singleton_options=SingletonOptions({name}=...), or use @singleton_task({name}=...)."
             )
 
     @property
     def singleton(self) -> Singleton:
-        """What can be known and done about the slots of this task."""
+        """The handle with which to inspect and free the slots of this task."""
         return Singleton(self)
 
     @property
     def singleton_run(self) -> Execution | None:
-        """The run under way in this thread, if it is one of this task's."""
+        """The run in progress in this thread, if it is a run of this task."""
         return getattr(self.request, EXECUTION, None)
 
     @cached_property
     def singleton_parameters(self) -> Parameters:
         """The parameters of the body, without ``self``."""
-        signature = signature_of(getattr(self, "_orig_run", self.run))  # without what Celery itself has put around it
+        signature = signature_of(getattr(self, "_orig_run", self.run))  # without Celery's own wrapper
         check_key(self.singleton_options.key, signature)
         return Parameters(signature)
 
-    def singleton_ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
+    def singleton_ticket(
+        self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], secret: str = ""
+    ) -> Ticket:
         """
-        Return what the message of a call says of its slot.
+        Return the ticket of a call: the information about the slot that its message carries.
 
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
         options = self.singleton_options
         name = lock_name(self.name, options, self.singleton_parameters, args, kwargs)
-        return Ticket(name, options.using, task_id, token, scope=options.scope)
+        return Ticket(name, options.using, task_id, secret, scope=options.scope)
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
         """Return the result of one of this task's messages."""
         return result_of(self, task_id, **options)
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
-        """Mix our part into the request class that the task has, whoever chose it; workers call this."""
+        """Mix our part into the request class of the task, whichever that is; workers call this."""
         from .request import freeing_unreadable, mixed_request  # only here: it needs Celery's worker
 
         self.Request = mixed_request(self.Request)
@@ -121,7 +123,7 @@ class SingletonTask(BaseTask[P, R]):
         decides. A retry is always sent, too.
 
         Args:
-            singleton: False sends and runs this call without a slot, whoever has it. A dict has options for this
+            singleton: False sends and runs this call without a slot, even if one is held. A dict has options for this
                 call: ``on_duplicate``, ``queue_ttl``.
 
         Returns:
@@ -145,7 +147,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
-        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_nonce())
+        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_secret())
         kind = TrailingCall if self.singleton_options.trails else Call
         call = kind(self, args, kwargs, options, rules, ticket)
         return call.send() if task_id is None else call.send_owned()
@@ -155,7 +157,7 @@ class SingletonTask(BaseTask[P, R]):
         Run the call at once, as Celery's eager mode does. Nothing can wait, so a duplicate is skipped.
 
         Raises:
-            DuplicateTask: It is a duplicate, and *rules* say to raise.
+            DuplicateTask: It is a duplicate, and ``on_duplicate="raise"``.
         """
         done: Any = self.singleton_publish(args, kwargs, **options)
         skipped = done.result if isinstance(done, EagerResult) else None  # the project's own class may return another
@@ -176,7 +178,7 @@ class SingletonTask(BaseTask[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the body, in a worker under the slot; a direct call takes a lock only with ``lock_direct_calls``."""
         request = self.request
-        # In a body, self(...) finds the request of the run around it.
+        # In a body, self(...) finds the request of the enclosing run.
         if self.singleton_run or switched_off():
             return super().__call__(*args, **kwargs)
         if request.called_directly:
@@ -206,16 +208,16 @@ class SingletonTask(BaseTask[P, R]):
             execution.end()
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Let the project's own method run, and free the slot if that is the end of the task."""
+        """Run the project's own method, and free the slot if the method ends the task."""
         try:
             super().before_start(task_id, args, kwargs)
         except Exception:
             ticket, _ = ticket_of(self, self.request, args, kwargs)
-            free(ticket.using, ticket.waiting, ticket.token)
+            free(ticket.using, ticket.waiting, ticket.secret)
             raise
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Let Celery check the arguments before a slot is taken; it would do it afterwards."""
+        """Let Celery check the arguments before a slot is taken; by itself, it would do so afterwards."""
         rules = locks[self.singleton_options.using].rules
         if rules is not self._allowed_by:
             self._check_lease(rules)
@@ -224,7 +226,7 @@ class SingletonTask(BaseTask[P, R]):
             check(*args, **kwargs)
 
     def _check_lease(self, rules: Rules) -> None:
-        """Check that the settings allow the lease; once, because neither they nor the task's options change."""
+        """Check that the settings allow the lease; once is enough, because neither can change."""
         lease = self.singleton_options.lease
         try:
             rules.check_ttl(lease)

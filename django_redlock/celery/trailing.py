@@ -18,42 +18,44 @@ class TrailingCall(Call):
 
     def take_and_send(self) -> SingletonResult[Any]:
         """
-        Take the slot if nobody has it and no call is pending, or take part in the pending call.
+        Take the slot if it is free and no call is pending; otherwise join the pending call.
 
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
             QuorumUnavailableError: Too few nodes answered.
         """
-        # A later call would take it over without its links, so a linked call keeps its place and its arguments.
+        # A later call would take it over without its links, so a linked call is never replaced.
         self.ticket = replace(self.ticket, number=int(self.task.singleton_options.pends and not self.linked))
         takes_part = self.rules.trails and not self.linked
         run, record = self._look()
-        if takes_part and self._says_the_same(record):
+        if takes_part and self._has_these_arguments(record):
             return self._joined(run, record)
         free, holder = not run.value and record.free, run.holder if run.value else record.holder
-        if free and not self.ticket.number:  # the slot of a run is no record, so nobody has to wait for a turn
-            refusal = self.claim()
-            if not refusal:
+        if free and not self.ticket.number:  # the slot of a run is not a record, so no turn is needed
+            taken_by = self.claim()
+            if not taken_by:
                 return self.publish(self.ticket)
-            free, holder = False, refusal
+            free, holder = False, taken_by
         if not free and not takes_part:
             return self.answer(holder)
         with turn(self.ticket):
-            refusal = self.claim() if free else holder
-            if refusal and takes_part:
+            taken_by = self.claim() if free else holder
+            if taken_by and takes_part:
                 run, record = self._look()
                 return self._take_part(run, settle(self.ticket, record))
-        return self.answer(refusal) if refusal else self.publish(self.ticket)
+        return self.answer(taken_by) if taken_by else self.publish(self.ticket)
 
     def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
-        """Create the pending call, or take it over; in this call's turn."""
+        """Create the pending call, or take it over; only in this call's turn."""
         if record.record:
-            if self._says_the_same(record):
+            if self._has_these_arguments(record):
                 return self._joined(run, record)
             return self._take_over_pending(run, record, record.record)
-        if record.value:  # what waits cannot be taken over, or is no task: this one comes after it
-            return self.noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
-        # The attempt to take the slot decides whether there is a run, because a value on single nodes decides nothing.
+        if record.value:  # the waiting call cannot be taken over or is not a task, so this call comes after it
+            return (
+                self.noted(record.holder).publish(replace(self.ticket, secret="")).about(record.holder, accepted=True)
+            )
+        # The attempt to take the slot decides whether there is a run; a value on single nodes does not.
         holder = run.holder if run.value else self.claim()
         if holder is None:
             return self.publish(self.ticket)
@@ -65,10 +67,10 @@ class TrailingCall(Call):
         raise LockTakenError(self.ticket.waiting)
 
     def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
-        """Send the message that counts from now on, under the id of the pending call; in this call's turn."""
+        """Send the message that counts from now on, under the id of the pending call; only in this call's turn."""
         holder = run.holder if run.value else seen.holder
         self.ticket = ticket = replace(self.ticket, number=record.number + 1)
-        # If it was revoked, its callers know the outcome, and nobody waits for it any more.
+        # If it was revoked, its callers know the outcome and no longer wait for it.
         if is_over(self.task, seen.holder, self.rules.queue_ttl):
             take_over(ticket, self.ttl, self.label, seen)
             return self.publish(ticket)
@@ -79,27 +81,27 @@ class TrailingCall(Call):
         return sent.about(holder, accepted=True)
 
     def _joined(self, run: Seen, record: Seen) -> SingletonResult[Any]:
-        """Answer a call with the arguments of the pending one, which it has no need to send."""
+        """Answer a call whose arguments are those of the pending call, so that no message is needed."""
         holder = run.holder if run.value else record.holder
         return self.noted(holder).result(str(record.holder.task_id)).about(holder, accepted=False)
 
     def _look(self) -> tuple[Seen, Seen]:
-        """Return who has the slot of a run, and the pending call."""
+        """Return the holder of the run's slot, and the pending call."""
         ticket = self.ticket
         if not ticket.running:
             return Seen("", 0.0, 0), peek(ticket.using, ticket.following)
         run, record = look(ticket.using, ticket.running, ticket.following)
         return run, record
 
-    def _says_the_same(self, record: Seen) -> bool:
-        """Return whether the pending call has these arguments. One that is put off is moved all the same."""
+    def _has_these_arguments(self, record: Seen) -> bool:
+        """Return whether the pending call has these arguments; False with ``replace``, which also moves the time."""
         found = record.record
         moved = self.rules.on_duplicate == "replace"
         return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
 
     @property
     def label(self) -> str:
-        """What the slot says of the call: for a pending one, which arguments and which message count."""
+        """The label of the slot; for a pending call, it identifies the arguments and the message that count."""
         if not self.ticket.trailing:
             return str(self.task.name)
         return label_of(self.task.name, digest_of(self.task, self.args, self.kwargs), self.ticket.number)

@@ -59,7 +59,7 @@ class Acquisition:
         wanted: The lock to take.
         rules: The options of the alias.
         highest: The highest tokens seen in this process.
-        fresh_nonce: Draws 128 random bits as 32 hexadecimal digits.
+        fresh_secret: Draws 128 random bits as 32 hexadecimal digits.
         chance: Draws a number from 0 to 1, for jitter.
         waiter: The waiter's name in the nodes' queues; a caller with an empty name joins no queue.
     """
@@ -69,7 +69,7 @@ class Acquisition:
         wanted: Wanted,
         rules: Rules,
         highest: HighestToken,
-        fresh_nonce: Callable[[], str],
+        fresh_secret: Callable[[], str],
         chance: Callable[[], float],
         waiter: str = "",
     ) -> None:
@@ -78,7 +78,7 @@ class Acquisition:
         self.explained = False
         self._rules = rules
         self._highest = highest
-        self._fresh_nonce = fresh_nonce
+        self._fresh_secret = fresh_secret
         self._chance = chance
         self._backoff: Backoff | None = None  # made when a first attempt has failed
         self._slugs = tuple(map(slug, wanted.names))
@@ -86,7 +86,7 @@ class Acquisition:
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = self._since = NEVER
         self._attempts = 0
-        # The attempt under way, or the last one. The first one exists before it begins, so that an interruption at any
+        # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
         # moment finds an attempt to undo.
         self._attempt = self._new_attempt(self._slugs)
         # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too.
@@ -135,10 +135,10 @@ class Acquisition:
         return granted
 
     def _new_attempt(self, slugs: tuple[str, ...]) -> Attempt:
-        # Each attempt has a fresh nonce, unless the caller chose one. A late request of a released attempt then finds
+        # Each attempt has a fresh secret, unless the caller chose one. A late request of a released attempt then finds
         # that attempt's own tombstone, and cannot harm the next attempt.
-        nonce = self.wanted.nonce or self._fresh_nonce()
-        return Attempt(self.wanted, slugs, nonce, self._rules, self._highest, self.waiter.name, self._timeout)
+        secret = self.wanted.secret or self._fresh_secret()
+        return Attempt(self.wanted, slugs, secret, self._rules, self._highest, self.waiter.name, self._timeout)
 
     def _try_permits(self) -> Generator[Step, Instant, Granted | None]:
         """Try the permits of the lock one after another, until none can be free or the time has passed."""
@@ -170,9 +170,9 @@ class Acquisition:
             needed=rules.needed,
         )
         self._at = yield round
-        ours = {self.wanted.nonce, self.wanted.adopt} - {""}
+        ours = {self.wanted.secret, self.wanted.adopt} - {""}
         rows = [row for reply in round.replies.values() for row in reply.rows]
-        taken = Counter(row.slug for row in rows if row.left != ABSENT and owners.nonce_of(row.value) not in ours)
+        taken = Counter(row.slug for row in rows if row.left != ABSENT and owners.secret_of(row.value) not in ours)
         return [(slug,) for (slug,) in permits if taken[slug] <= rules.spare]
 
     def _permits(self) -> list[tuple[str, ...]]:
@@ -205,7 +205,7 @@ class Acquisition:
         if waiter:
             nodes |= self._enrolled
             nodes |= set() if attempt.given_back else attempt.may_queue()
-        release = Release(attempt.slugs, attempt.nonce, 0.0, waiter, self.wanted.shared, self._queue)
+        release = Release(attempt.slugs, attempt.secret, 0.0, waiter, self.wanted.shared, self._queue)
         # A detached lock may last for hours, and each failed attempt would leave a tombstone for just as long.
         tombstone = min(self.wanted.ttl, self._rules.max_ttl)
         # An attempt that was already given back still counts: a node that has not answered may execute its request

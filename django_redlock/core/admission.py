@@ -29,7 +29,7 @@ MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
-FRESH = 1.0  # seconds for which a node's clock is not examined again unless a reply tells more about it
+FRESH = 1.0  # seconds for which a node's clock is not examined again unless a reply narrows it down
 EVEN = EXPIRY_ROUNDING / 2  # seconds; a larger difference does not come from a slow reply: the clock was set
 CLOCK_RATE = 0.001  # seconds that a clock may gain in one second without having been set; NTP slews by half of that
 

@@ -39,9 +39,9 @@ class Granted(NamedTuple):
 
     Args:
         slugs: The names that are held, as written in the keys.
-        nonce: The secret that extends and releases the hold.
-        value: The value that the nodes store: the nonce and a description of the holder.
-        token: The fencing token.
+        secret: The secret that extends and releases the hold.
+        value: The value that the nodes store: the secret and a description of the holder.
+        fencing_token: The fencing token.
         start: When the winning round began, in seconds on the client's steady clock.
         deadline: When the lease ends, in seconds on the same clock.
         rounds: The rounds of the attempt; some of their replies may still be in flight.
@@ -52,9 +52,9 @@ class Granted(NamedTuple):
     """
 
     slugs: tuple[str, ...]
-    nonce: str
+    secret: str
     value: str
-    token: int
+    fencing_token: int
     start: float
     deadline: float
     rounds: tuple[Round, ...]
@@ -66,12 +66,12 @@ class Granted(NamedTuple):
 
 class Attempt:
     """
-    One attempt, its nonce, and what it may have left on the nodes.
+    One attempt, its secret, and what it may have left on the nodes.
 
     Args:
         wanted: The lock to take.
         slugs: The names to take, as written in the keys; for a lock with several permits, one permit.
-        nonce: The secret that proves the hold if the attempt succeeds; empty for an attempt that is never made.
+        secret: The secret that proves the hold if the attempt succeeds; empty for an attempt that is never made.
         rules: The options of the alias.
         highest: The highest tokens seen in this process.
         waiter: The waiter's name in the nodes' queues; a caller with an empty name joins no queue.
@@ -83,21 +83,21 @@ class Attempt:
 
     __slots__ = (
         *("_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
-        *("at", "enrolled", "given_back", "nonce", "rounds", "slugs"),
+        *("at", "enrolled", "given_back", "rounds", "secret", "slugs"),
     )
 
     def __init__(
         self,
         wanted: Wanted,
         slugs: tuple[str, ...],
-        nonce: str,
+        secret: str,
         rules: Rules,
         highest: HighestToken,
         waiter: str,
         timeout: float,
     ) -> None:
         self.slugs = slugs
-        self.nonce = nonce
+        self.secret = secret
         self.at = NEVER
         self.rounds: list[Round] = []
         self.enrolled: Set[int] = NO_NODES
@@ -123,29 +123,39 @@ class Attempt:
         # the reply takes, the nodes' keys expire later than ``start + ttl``, never sooner.
         self.at = at
         start, ttl = at.now, self._wanted.ttl
-        value, token = self._value(), max(at.wall, self._above_highest())
-        first = yield from self._ask_all(value, token, since.wall)
+        value, fencing_token = self._value(), max(at.wall, self._above_highest())
+        first = yield from self._ask_all(value, fencing_token, since.wall)
         if not first.won and first.count(Kind.ACCEPTED) < self._rules.needed:
             if first.count(*GRANTS) < self._rules.needed:
                 return None
             # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
             # second proposal is at least the slowest granting node's own time.
-            token = max(self._above_highest(), granting_time(first.replies))
-            second = yield from self._raise_token(first, token)
+            fencing_token = max(self._above_highest(), granting_time(first.replies))
+            second = yield from self._raise_token(first, fencing_token)
             # Only the second round counts. A node that accepted the first number may not have accepted this one, and a
             # token that no quorum accepted can be given twice.
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
-        self._highest.lift(self.slugs, token)
+        self._highest.lift(self.slugs, fencing_token)
         deadline = self._rules.deadline(start, ttl)
         if self.at.now + self._rules.least_validity(ttl) > deadline:
             self.enrolled = first.may_queue() if self._waiter else NO_NODES
             return None
-        # A nonce that the caller chose may also belong to an earlier hold, which a node may still have.
-        untouched = NO_NODES if self._wanted.nonce else frozenset(first.untouched() - self.enrolled - enrolled)
+        # A secret that the caller chose may also belong to an earlier hold, which a node may still have.
+        untouched = NO_NODES if self._wanted.secret else frozenset(first.untouched() - self.enrolled - enrolled)
         rounds, waited = tuple(self.rounds), self.at.now - since.now
         return Granted(
-            self.slugs, self.nonce, value, token, start, deadline, rounds, self._waiter, self._queue, untouched, waited
+            self.slugs,
+            self.secret,
+            value,
+            fencing_token,
+            start,
+            deadline,
+            rounds,
+            self._waiter,
+            self._queue,
+            untouched,
+            waited,
         )
 
     @property
@@ -178,14 +188,14 @@ class Attempt:
     def _value(self) -> str:
         """Return the value to store; that of a shared lock describes no single holder."""
         if self._wanted.shared:
-            return owners.encode(self.nonce, owners.Owner(kind=owners.SHARED_KIND, ttl=self._wanted.ttl))
-        return owners.encode_since(self.nonce, self._wanted.owner, self.at.wall / 1e6)
+            return owners.encode(self.secret, owners.Owner(kind=owners.SHARED_KIND, ttl=self._wanted.ttl))
+        return owners.encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
 
     def _ask_all(self, value: str, number: int, stamp: int) -> Generator[Round, Instant, Round]:
         wanted, rules = self._wanted, self._rules
         request = Acquire(
             self.slugs,
-            self.nonce,
+            self.secret,
             value,
             wanted.ttl,
             number,
@@ -207,7 +217,7 @@ class Attempt:
         return round
 
     def _raise_token(self, first: Round, number: int) -> Generator[Round, Instant, Round]:
-        request = Raise(self.slugs, self.nonce, number, self._rules.fence_keep, self._wanted.shared)
+        request = Raise(self.slugs, self.secret, number, self._rules.fence_keep, self._wanted.shared)
         granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
         return (yield from self._ask(dict.fromkeys(granted, request), partial(second_round_decided, self._rules)))
 

@@ -16,7 +16,7 @@ from .verdict import Verdict
 
 POLL = 1.0  # seconds after which a waiter asks again, even though nodes would notify it of its turn
 LEAST_POLL = 0.02  # least seconds before a waiter asks again about a hold that is about to end
-UNTOLD_POLL = 0.05  # seconds of pause per waiter ahead in the queue, while too few nodes can notify this one
+UNNOTIFIED_POLL = 0.05  # seconds of pause per waiter ahead in the queue, while too few nodes can notify this one
 
 
 class Pause(NamedTuple):
@@ -25,12 +25,12 @@ class Pause(NamedTuple):
 
     Args:
         seconds: How long to wait if too few nodes can notify the waiter of its turn.
-        told: How long to wait, in seconds, if a quorum of nodes can.
+        notified: How long to wait, in seconds, if a quorum of nodes can.
         silent: The replies of nodes that gave no vote, if their silence is why the caller has no lock yet.
     """
 
     seconds: float
-    told: float
+    notified: float
     silent: Mapping[int, Reply] = MappingProxyType({})
 
 
@@ -58,20 +58,20 @@ class Backoff:
             verdict: What the replies to the last attempt mean.
             left: Seconds for which to go on trying; None is for ever.
         """
-        told = self._poll(verdict.free_in)
+        notified = self._poll(verdict.free_in)
         if verdict.split:
             # The contenders gave back what they had, so one of them wins soon unless all of them ask again at the same
             # moment.
-            seconds = told = self._rules.retry_delay * self._chance()
+            seconds = notified = self._rules.retry_delay * self._chance()
         elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
             # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
             # pauses that get shorter as its turn comes nearer.
-            seconds = min(told, UNTOLD_POLL * (verdict.last_position + self._chance()))
+            seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
         else:
             # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings.
-            seconds = told = min(told, self._grow())
+            seconds = notified = min(notified, self._grow())
         limit = float("inf") if left is None else max(left, 0.0)
-        return Pause(min(seconds, limit), min(told, limit), verdict.silent)
+        return Pause(min(seconds, limit), min(notified, limit), verdict.silent)
 
     def _poll(self, free_in: float | None) -> float:
         """Return the seconds after which a waiter asks again even if no notification has come."""

@@ -107,8 +107,8 @@ class Hold(Validity):
     def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
         super().__init__(wanted, granted, rules)
         self.names = wanted.names
-        self.nonce = granted.nonce
-        self.token = granted.token
+        self.secret = granted.secret
+        self.fencing_token = granted.fencing_token
         self.waited = granted.waited
         self.shared = wanted.shared
         self._value = granted.value
@@ -118,8 +118,8 @@ class Hold(Validity):
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._rounds: list[Round] = list(granted.rounds)
-        # If the caller chose the nonce, a later hold may have the same one; these rounds tell the two apart.
-        self._granting = granted.rounds if wanted.nonce and not wanted.shared else ()
+        # If the caller chose the secret, a later hold may have the same one; these rounds distinguish the two.
+        self._granting = granted.rounds if wanted.secret and not wanted.shared else ()
         self._untouched = granted.untouched
         self._numbers = itertools.count()
         self._preparing: set[int] = set()  # extensions that are about to be sent
@@ -132,9 +132,9 @@ class Hold(Validity):
 
     # Used by the fence in a database
 
-    def fenced_out(self, token: int, now: float) -> None:
-        """End the hold, because a database has seen the *token* of a later holder; the next proposal goes above it."""
-        self._highest.lift(self._slugs, token)
+    def fenced_out(self, fencing_token: int, now: float) -> None:
+        """End the hold, because a database has seen a later holder's *fencing_token*; the next proposal is higher."""
+        self._highest.lift(self._slugs, fencing_token)
         self.end(EndReason.FENCED, now)
 
     def permit(self) -> str:
@@ -173,7 +173,7 @@ class Hold(Validity):
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
         self._renew_at = now + self.ttl / 12
         value = counted(self._value, self.extensions + 1)
-        return Term(self._slugs, self.nonce, value, self.ttl, self.token, self.shared, shorten, number)
+        return Term(self._slugs, self.secret, value, self.ttl, self.fencing_token, self.shared, shorten, number)
 
     def asked(self, round: Round, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
@@ -204,22 +204,22 @@ class Hold(Validity):
         ttl = terms[number].ttl
         # A request to shorten the lease may still be on its way; a node may execute it after this extension.
         unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
-        said = [
+        reported = [
             reply.terms[number]
             for node, reply in round.replies.items()
             if len(reply.terms) == len(terms) and node not in unsure
         ]
-        self._highest.lift(self._slugs, max((fence for _, fence in said), default=0))
+        self._highest.lift(self._slugs, max((fence for _, fence in reported), default=0))
         if not self.check(now):
             return False
-        if sum(kind is Kind.HELD for kind, _ in said) >= self._rules.needed:
+        if sum(kind is Kind.HELD for kind, _ in reported) >= self._rules.needed:
             if ttl != self.ttl:
                 return False
             self.extensions += 1
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
-        refused = [(kind, fence) for kind, fence in said if kind in REFUSALS]
+        refused = [(kind, fence) for kind, fence in reported if kind in REFUSALS]
         if len(refused) > self._rules.spare:
             self.end(self._reason_of_refusal(refused), now)
         return False
@@ -234,7 +234,7 @@ class Hold(Validity):
         """
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._rounds)
-        release = Release(self._slugs, self.nonce, 0.0, self._leaving, self.shared, self._queue)
+        release = Release(self._slugs, self.secret, 0.0, self._leaving, self.shared, self._queue)
         round = cleanup(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
         if self._granting:
             self._limit(round, cast("Mapping[int, Release]", round.requests))
@@ -247,21 +247,24 @@ class Hold(Validity):
 
     def _limit(self, round: Round, releases: Mapping[int, Release]) -> None:
         """
-        Keep releases from ending a later hold with the same nonce, which may have begun by the time one arrives.
+        Keep releases from ending a later hold with the same secret, which may have begun by the time one arrives.
 
         A node that granted the hold in spite of a higher fence reported that fence, so the limit for it is that fence.
         A node that has not answered gets this release after the request that it ends, so only a release that is
         redelivered to the node is limited.
         """
         fences = {node: self._fence_on(node) for node in releases}
-        limited = {node: release._replace(token=max(self.token, fences[node])) for node, release in releases.items()}
+        limited = {
+            node: release._replace(fencing_token=max(self.fencing_token, fences[node]))
+            for node, release in releases.items()
+        }
         round.requests = {node: limited[node] if fences[node] else release for node, release in releases.items()}
         round.remedy = limited
 
     def _fence_on(self, node: int) -> int:
         """Return the fence that a node had when it granted the hold; 0 if it has not answered."""
-        said = [round.late.get(node) or round.replies.get(node) for round in self._granting]
-        return max([reply.fence for reply in said if reply], default=0)
+        reported = [round.late.get(node) or round.replies.get(node) for round in self._granting]
+        return max([reply.fence for reply in reported if reply], default=0)
 
     def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
         """
@@ -272,7 +275,7 @@ class Hold(Validity):
         """
         if any(kind is Kind.REVOKED for kind, _ in refused):
             return EndReason.REVOKED
-        later = sum(fence > self.token for _, fence in refused)
+        later = sum(fence > self.fencing_token for _, fence in refused)
         return EndReason.SUPERSEDED if later > self._rules.spare else EndReason.FORGOTTEN
 
 
@@ -295,8 +298,8 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
             for lease in leases
         )
 
-    def settled(said: list[Kind]) -> bool:
-        return said.count(Kind.HELD) >= rules.needed or sum(kind in REFUSALS for kind in said) > rules.spare
+    def settled(reported: list[Kind]) -> bool:
+        return reported.count(Kind.HELD) >= rules.needed or sum(kind in REFUSALS for kind in reported) > rules.spare
 
     leases = range(len(terms))
     request = Extend(tuple(terms), rules.fence_keep)

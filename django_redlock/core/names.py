@@ -110,6 +110,6 @@ def shown(slug: str) -> str:
     """Return the name to show for a slug: a long name is cut short, and a permit's number follows the name."""
     name, _, behind = slug[1:].rpartition("}")
     if not name:
-        raise ValueError(f"no lock's name: {slug!r}")
+        raise ValueError(f"not a lock's name: {slug!r}")
     _, has_number, number = behind.partition("#")
     return f"{name} #{number}" if has_number else name

@@ -1,7 +1,7 @@
 """
-The value of a lock's key: the holder's nonce and, for people, who holds it.
+The value of a lock's key: the holder's secret and, for people, who holds it.
 
-A process that knows the nonce can extend and release the lock, so no part of the nonce is ever shown. The rest is a
+A process that knows the secret can extend and release the lock, so no part of the secret is ever shown. The rest is a
 small JSON object that the admin and ``redis-cli`` can read. It holds nothing secret.
 """
 
@@ -16,7 +16,7 @@ HolderKind = Literal["manual", "task", "view", "model", "command"]
 """The kind of work that holds a lock, for people."""
 
 SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of its holders
-NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
+SECRET_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 MAX_REF = 1000  # characters; programs compare refs with those they know, so a real ref must not be cut
 
@@ -58,14 +58,14 @@ class Owner(NamedTuple):
         return f"{what} on {self.host}:{self.pid}" if self.host else what
 
 
-def encode(nonce: str, owner: Owner) -> str:
+def encode(secret: str, owner: Owner) -> str:
     """Return the value to store under the holder's key."""
-    return f"{nonce}{_lasting(owner)}{json.dumps(owner.since)}}}"
+    return f"{secret}{_lasting(owner)}{json.dumps(owner.since)}}}"
 
 
-def encode_since(nonce: str, owner: Owner, since: float) -> str:
+def encode_since(secret: str, owner: Owner, since: float) -> str:
     """Return the value of :func:`encode` for a hold that began at *since*."""
-    return f"{nonce}{_lasting(owner)}{since!r}}}"
+    return f"{secret}{_lasting(owner)}{since!r}}}"
 
 
 def counted(value: str, extensions: int) -> str:
@@ -74,7 +74,7 @@ def counted(value: str, extensions: int) -> str:
 
 
 def uncounted(value: str) -> str:
-    """Return a stored value, with or without its nonce, as it was before the first extension."""
+    """Return a stored value, with or without its secret, as it was before the first extension."""
     before, extended, _ = value.rpartition(',"extensions":')
     return f"{before}}}" if extended else value
 
@@ -96,7 +96,7 @@ def _start(host: str, pid: int, kind: str, label: str) -> str:
 
 
 def decode(text: str) -> Owner | None:
-    """Return the owner that a value describes, with or without its nonce; None if this package did not write it."""
+    """Return the owner that a value describes, with or without its secret; None if this package did not write it."""
     try:
         fields, end = _read(text, text.index("{"))
         if text[end:].strip():
@@ -131,21 +131,21 @@ def lease_of(text: str) -> tuple[float, str]:
     return (owner.ttl, owner.process) if owner else (0.0, "")
 
 
-def nonce_of(value: str) -> str:
-    """Return the part of a stored value that identifies its owner: the nonce, or all of another program's value."""
-    return value[:NONCE_SIZE] if value[NONCE_SIZE : NONCE_SIZE + 1] in ("", "{") else value
+def secret_of(value: str) -> str:
+    """Return the part of a stored value that identifies its owner: the secret, or all of another program's value."""
+    return value[:SECRET_SIZE] if value[SECRET_SIZE : SECRET_SIZE + 1] in ("", "{") else value
 
 
 def fingerprint(value: str) -> str:
-    """Return a short digest that tells holders apart on a page without revealing their nonces."""
-    return _digest(nonce_of(value))
+    """Return a short digest that tells holders apart on a page without revealing their secrets."""
+    return _digest(secret_of(value))
 
 
 def fingerprint_of_sharers(last: int) -> str:
     """
     Return a fingerprint of the holders that share a lock, from the fencing token of the *last* one to join.
 
-    The key of a shared lock has no nonce. So the fingerprint changes whenever a holder joins, but not when one leaves.
+    The key of a shared lock has no secret. So the fingerprint changes whenever a holder joins, but not when one leaves.
     """
     return _digest(f"shared {last}")
 

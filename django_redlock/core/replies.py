@@ -17,7 +17,7 @@ class Kind(Enum):
     QUEUED = "others wait"  # the lock is free, but others came first
     CANCELLED = "cancelled"  # this attempt was released before its request arrived
     HELD = "held"  # extended
-    MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` says which
+    MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` shows which
     REFUSED = "refused"  # no longer ours
     REVOKED = "revoked"  # as refused, because an operator asked the holder to stop
     RELEASED = "released"

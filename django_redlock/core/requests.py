@@ -27,13 +27,13 @@ class Acquire(NamedTuple):
 
     Args:
         slugs: The names, as written in the keys.
-        nonce: The holder's secret.
-        value: The value to store: the nonce and a description of the holder.
+        secret: The holder's secret.
+        value: The value to store: the secret and a description of the holder.
         ttl: Length of the lease, in seconds.
         number: The fencing token proposed.
         keep: How long the node remembers the fencing token, in seconds; None is for ever.
         ahead: How far beyond its clock the node accepts a token, in seconds.
-        adopt: The nonce of a holder that may be replaced.
+        adopt: The secret of a holder that may be replaced.
         strict: Whether the keys must already be ours or *adopt*'s; a free key is refused like a taken one.
         waiter: The waiter, as ``process|number``, which joins the queue if the lock is refused; empty if the caller
             does not wait.
@@ -44,7 +44,7 @@ class Acquire(NamedTuple):
     """
 
     slugs: tuple[str, ...]
-    nonce: str
+    secret: str
     value: str
     ttl: float
     number: int
@@ -68,7 +68,7 @@ class Raise(NamedTuple):
     """Propose a higher *number* to a node that granted the lock but not the token."""
 
     slugs: tuple[str, ...]
-    nonce: str
+    secret: str
     number: int
     keep: float | None
     shared: bool = False
@@ -76,7 +76,7 @@ class Raise(NamedTuple):
 
 class Term(NamedTuple):
     """
-    One lease to extend: its holder gets *ttl* seconds from now, under its fencing *token*.
+    One lease to extend: its holder gets *ttl* seconds from now, under its *fencing_token*.
 
     A node that lost the lease restores it unless the node has accepted a later token; with a token below 0 no node
     restores it.
@@ -86,10 +86,10 @@ class Term(NamedTuple):
     """
 
     slugs: tuple[str, ...]
-    nonce: str
+    secret: str
     value: str
     ttl: float
-    token: int
+    fencing_token: int
     shared: bool = False
     shorten: bool = False
     number: int = 0
@@ -106,23 +106,23 @@ class Release(NamedTuple):
     """
     Delete the holder keys that are ours, and notify the first waiter.
 
-    For *tombstone* seconds a tombstone refuses late requests with the same nonce. *leaving* is a waiter that leaves the
-    queue. *revoke* makes the tombstone report that an operator asked the holder to stop. A release without names only
-    writes the tombstone. The other fields are as in :class:`Acquire`.
+    For *tombstone* seconds a tombstone refuses late requests with the same secret. *leaving* is a waiter that leaves
+    the queue. *revoke* makes the tombstone report that an operator asked the holder to stop. A release without names
+    only writes the tombstone. The other fields are as in :class:`Acquire`.
 
-    With ``SHARED`` as the nonce, the release ends the holds of all callers that share the lock, unless one of them
-    joined with a token later than *token*. It does not end an exclusive hold with a later token either: that is another
-    hold with the same nonce.
+    With ``SHARED`` as the secret, the release ends the holds of all callers that share the lock, unless one of them
+    joined with a token later than *fencing_token*. It does not end an exclusive hold with a later token either: that is
+    another hold with the same secret.
     """
 
     slugs: tuple[str, ...]
-    nonce: str
+    secret: str
     tombstone: float = 0.0
     leaving: str = ""
     shared: bool = False
     queue: str = ""
     revoke: bool = False
-    token: int = 2**53 - 1  # HIGHEST
+    fencing_token: int = 2**53 - 1  # HIGHEST
 
 
 class Survey(NamedTuple):
@@ -170,7 +170,7 @@ SMALLEST_PART = 100
 """The most names in one step of etcd, the kind of node that takes the fewest."""
 
 SHARED = "shared".ljust(32, "-")
-"""The nonce in the key of a shared lock; each of its holders has a nonce of its own besides."""
+"""The secret in the key of a shared lock; each of its holders has a secret of its own besides."""
 
 ENROLMENT = 3.0
 """Seconds for which a node keeps a waiter in its queue without a request; a waiter asks at least once a second."""

@@ -128,8 +128,8 @@ def most_held(replies: Mapping[int, Reply]) -> int:
 
     Values are compared without the number of extensions, because a node may have missed some.
     """
-    said = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
-    if said.count(said[0] if said else "") == len(said):  # the usual case
-        return len(said)
-    holders = list(map(owners.uncounted, said))
+    reported = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    if reported.count(reported[0] if reported else "") == len(reported):  # the usual case
+        return len(reported)
+    holders = list(map(owners.uncounted, reported))
     return max(map(holders.count, holders))

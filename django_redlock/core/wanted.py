@@ -16,10 +16,10 @@ class Wanted(NamedTuple):
         ttl: Length of the lease, in seconds.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
         owner: The description of the future holder, with the length of its lease.
-        nonce: The secret to hold the lock with; empty draws a fresh one for every attempt. A node that did not answer
+        secret: The secret to hold the lock with; empty draws a fresh one for every attempt. A node that did not answer
             an attempt in time refuses the same secret for one more ttl, because it cannot tell the two attempts apart.
         adopt: The secret of a holder whose lock may be taken over.
-        strict: Whether the lock must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free
+        strict: Whether the lock must be taken over, from *adopt* or from an earlier hold with the same *secret*; a free
             lock is refused like a taken one with an unknown holder.
         detached: Whether the lock is neither renewed nor watched.
         limit: How many holders the lock may have at once, each with a permit of its own.
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
     ttl: float
     wait: float | None
     owner: owners.Owner
-    nonce: str = ""
+    secret: str = ""
     adopt: str = ""
     detached: bool = False
     limit: int = 1

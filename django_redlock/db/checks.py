@@ -33,14 +33,14 @@ def _check_entry(alias: str, entry: dict[str, Any]) -> Iterator[CheckMessage]:
     flags = options.get("client_flag", FOUND_ROWS)
     if engine == MYSQL and isinstance(flags, int) and not flags & FOUND_ROWS:
         yield Error(
-            f"DATABASES[{alias!r}]['OPTIONS'] has a client_flag without FOUND_ROWS, so the database does not say how "
-            "many rows a claim matched: fenced() can refuse the rightful holder.",
+            f"DATABASES[{alias!r}]['OPTIONS'] has a client_flag without FOUND_ROWS, so the database does not report "
+            "how many rows a claim matched: fenced() can refuse the rightful holder.",
             hint="Add it: from MySQLdb.constants import CLIENT; 'client_flag': CLIENT.FOUND_ROWS | ...",
             id="redlock.E031",
         )
     if engine in (MYSQL, POSTGRESQL) and _level(options) not in ("read committed", "read uncommitted"):
         yield Warning(
-            f"DATABASES[{alias!r}] is not at READ COMMITTED: fenced() stays safe, but it can run into other "
+            f"DATABASES[{alias!r}] is not at READ COMMITTED: fenced() stays safe, but it can conflict with other "
             "transactions, and nested=True is refused.",
             hint="Leave isolation_level out, or use fenced(lease, retries=...).run(function) and silence this check.",
             id="redlock.W031",
@@ -67,8 +67,8 @@ def _check_storage(alias: str) -> Iterator[CheckMessage]:
         row = cursor.fetchone()
     if row and row[0] in ("MyISAM", "Aria", "MEMORY"):
         yield Error(
-            f"The table {Fence._meta.db_table} of database {alias!r} is stored by {row[0]}, which knows no "
+            f"The table {Fence._meta.db_table} of database {alias!r} is stored by {row[0]}, which has no "
             "transactions: its fences protect nothing.",
-            hint=f"ALTER TABLE {Fence._meta.db_table} ENGINE = InnoDB, and so for the tables that it protects.",
+            hint=f"ALTER TABLE {Fence._meta.db_table} ENGINE = InnoDB, and the same for the tables that it protects.",
             id="redlock.E032",
         )

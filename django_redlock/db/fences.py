@@ -42,7 +42,7 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
     Raises:
         StaleTokenError: The database has seen a later holder; the lease is lost now.
     """
-    fences = {fence_key(name, place): shown(name, place) for name, place in lease.hold.slots()}
+    fences = {fence_key(name, permit): shown(name, permit) for name, permit in lease.hold.slots()}
     keys = sorted(fences)
     missing: dict[str, str] = {}
     for first in range(0, len(keys), BATCH):
@@ -52,17 +52,17 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
 
 
 def _claim(lease: Lease, using: str, keys: list[str]) -> list[str]:
-    token, owner = lease.fencing_token, lease.hold.owner()
+    number, owner = lease.fencing_token, lease.hold.owner()
     rows = Fence.objects.using(using).filter(pk__in=keys)
-    mine = Q(token=token, owner=owner)
-    if rows.filter(Q(token__lt=token) | mine).update(token=token, owner=owner, updated=Now()) == len(keys):
+    mine = Q(token=number, owner=owner)
+    if rows.filter(Q(token__lt=number) | mine).update(token=number, owner=owner, updated=Now()) == len(keys):
         return []
     overtaken = [
-        seen for seen, by in rows.values_list("token", "owner") if (seen, by) != (token, owner) and seen >= token
+        seen for seen, by in rows.values_list("token", "owner") if (seen, by) != (number, owner) and seen >= number
     ]
     if overtaken:
         fence_out(lease, max(overtaken))
-        raise StaleTokenError(lease.name, token)
+        raise StaleTokenError(lease.name, number)
     # A fence that this query finds but the update did not may be unclaimed, or claimed by this lease in another
     # thread. Either way, this transaction does not hold it.
     found = set(rows.values_list("key", flat=True))
@@ -75,9 +75,9 @@ def create(using: str, rows: Mapping[str, str]) -> None:
     Fence.objects.using(using).bulk_create(fences, batch_size=BATCH // 5, ignore_conflicts=True)
 
 
-def shown(name: str, place: str) -> str:
+def shown(name: str, permit: str) -> str:
     """Return a lock's name in a form that people can read in the table."""
-    text = f"{name} #{place}" if place else name
+    text = f"{name} #{permit}" if permit else name
     text = text.replace("\0", "�")  # PostgreSQL cannot store NUL
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 

@@ -215,7 +215,7 @@ def check_number(rows: Sequence[object], label: str) -> None:
     """
     if len(rows) > MAX_ROWS:
         raise ValueError(
-            f"These are more than {MAX_ROWS} rows of {label}, the most that one lock can have. Lock slices of them, or "
+            f"There are more than {MAX_ROWS} rows of {label}, the most that one lock can have. Lock slices of them, or "
             f"one name for all of them: with lock('{label.lower()}:all')."
         )
 
@@ -240,7 +240,7 @@ def _check_instance(instance: object) -> None:
         raise TypeError(f"lock_for_update() of a list needs model instances, not {type(instance).__name__}.")
     if instance._state.adding or None in _parts(instance.pk):
         raise ValueError(
-            f"This {instance._meta.label} is not saved, so it has no row to lock. Save it first; nobody else can "
+            f"This {instance._meta.label} is not saved, so it has no row to lock. Save it first; no other process can "
             "know it before."
         )
 

@@ -28,7 +28,7 @@ from .process import HOST, process
 from .refused import error_of, explain_waiting
 
 
-def fresh_nonce() -> str:
+def fresh_secret() -> str:
     """Return 128 random bits as 32 hexadecimal digits."""
     return os.urandom(16).hex()
 
@@ -85,7 +85,7 @@ class Acquirer:
         return Wanted(check_names(name), chosen, 0, owner, secret, adopt, detached=True, strict=strict)
 
     def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
-        if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.nonce):
+        if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.secret):
             self._took_over(wanted, outcome)
         return outcome
 
@@ -106,7 +106,7 @@ class Acquirer:
         if wanted.owner.pid != process.pid:  # the lock was described before the process forked
             owner = wanted.owner._replace(pid=process.pid, process=wanted.owner.process and process.name)
             wanted = wanted._replace(owner=owner)
-        return Acquisition(wanted, self._rules, self._highest, fresh_nonce, self._manager.runtime.random, waiter)
+        return Acquisition(wanted, self._rules, self._highest, fresh_secret, self._manager.runtime.random, waiter)
 
     def take(
         self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = nothing
@@ -188,7 +188,7 @@ class Acquirer:
                 elif acquisition.waiter.name:
                     explain_waiting(self._nodes, acquisition, step)
                     waiting()
-                    notifications.wait(acquisition.waiter, step.seconds, step.told)
+                    notifications.wait(acquisition.waiter, step.seconds, step.notified)
                 else:
                     self._manager.runtime.sleep(step.seconds)
                 step = steps.send(instant())
@@ -226,7 +226,7 @@ class Acquirer:
                 elif acquisition.waiter.name:
                     explain_waiting(self._nodes, acquisition, step)
                     waiting()
-                    await notifications.wait(acquisition.waiter, step.seconds, step.told)
+                    await notifications.wait(acquisition.waiter, step.seconds, step.notified)
                 else:
                     await self._manager.runtime.asleep(step.seconds)
                 step = steps.send(instant())

@@ -22,12 +22,12 @@ class Breaker:
     rest: float = 0.0
     until: float = 0.0
     tried: float = 0.0  # until when a thread tries to connect to the node
-    tell: Callable[[bool, str], object] = lambda down, why: None  # called when the node goes down or is back
+    report: Callable[[bool, str], object] = lambda down, why: None  # called when the node goes down or is back
 
     def failed(self, now: float, why: str = "") -> None:
         """Note a failure and its reason; the node is left alone for a while."""
         if not self.rest:
-            self.tell(True, why)
+            self.report(True, why)
         if now >= self.until:
             self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
             self.until = now + self.rest
@@ -48,7 +48,7 @@ class Breaker:
         """Note an answer; the node is asked again."""
         if self.rest:
             self.rest = self.until = 0.0
-            self.tell(False, "")
+            self.report(False, "")
 
 
 class Breakers(list[Breaker]):
@@ -60,7 +60,7 @@ class Breakers(list[Breaker]):
 
     def __init__(self, nodes: int) -> None:
         self.news: deque[tuple[int, bool, str]] = deque(maxlen=100)
-        super().__init__(Breaker(tell=partial(self._note, node)) for node in range(nodes))
+        super().__init__(Breaker(report=partial(self._note, node)) for node in range(nodes))
 
     def _note(self, node: int, down: bool, why: str) -> None:
         self.news.append((node, down, why))

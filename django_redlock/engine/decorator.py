@@ -108,7 +108,7 @@ def _done(lock: Locked, function: Callable[..., Any], result: Any) -> Any:
         result.close()
     # Holding the lock over the await would seem to work, but waiting for the lock would have blocked the event loop.
     raise TypeError(
-        f"{_name(function)} returned something to await, which would run without lock {lock.name!r}. Decorate a "
+        f"{_name(function)} returned an awaitable, which would run without lock {lock.name!r}. Decorate a "
         "coroutine function ('async def'), or write 'async with lock(...):' inside it."
     )
 

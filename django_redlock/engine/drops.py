@@ -55,14 +55,14 @@ def note_drops() -> None:
 
 def warn_of_drop(name: str, left: float) -> None:
     """Warn about one dropped lease; if a filter turns the warning into an error, log it instead."""
-    said = (
+    message = (
         f"Lock {name!r} was dropped without a release. Nobody renews it, and it stays taken for another {left:.1f} s. "
         "Keep the lease until release(), or use a with block."
     )
     try:
-        warnings.warn(said, ResourceWarning, stacklevel=2)
+        warnings.warn(message, ResourceWarning, stacklevel=2)
     except ResourceWarning:
-        log.error("%s", said)
+        log.error("%s", message)
 
 
 # A forked child does not have the leases of its parent.

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from ..core.names import heartbeat
-from ..core.owner import NONCE_SIZE, Owner, encode
+from ..core.owner import SECRET_SIZE, Owner, encode
 from ..core.replies import POSITIVE
 from ..core.requests import Acquire
 from ..core.round import Round, count
@@ -92,9 +92,9 @@ class ProcessHeartbeat:
         self._dog = dog
         self._clock = clock
         self._mutex = threading.Lock()
-        # All event loops and threads of a process use the same nonce: they write the same key, and each of them keeps
+        # All event loops and threads of a process use the same secret: they write the same key, and each of them keeps
         # it alive.
-        self._nonce = blake2b(owner.process.encode(), key=_KEY, digest_size=NONCE_SIZE // 2).hexdigest()
+        self._secret = blake2b(owner.process.encode(), key=_KEY, digest_size=SECRET_SIZE // 2).hexdigest()
         self._slugs = (heartbeat(owner.process),)
         self._due = NEVER
 
@@ -158,8 +158,8 @@ class ProcessHeartbeat:
         rules = self._manager.rules
         # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
         life = rules.guard + LIFE
-        value = encode(self._nonce, self._owner._replace(ttl=life))
-        request = Acquire(self._slugs, self._nonce, value, life, 0, life, 0.0)
+        value = encode(self._secret, self._owner._replace(ttl=life))
+        request = Acquire(self._slugs, self._secret, value, life, 0, life, 0.0)
         everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
         timeout = rules.timeout(rules.ttl)
         return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)

@@ -57,7 +57,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     @property
     def fencing_token(self) -> int:
         """A number that is greater than that of every earlier holder of any of the names."""
-        return self.hold.token
+        return self.hold.fencing_token
 
     @property
     def ttl(self) -> float:
@@ -65,9 +65,9 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return self.hold.ttl
 
     @property
-    def token(self) -> str:
+    def secret(self) -> str:
         """The secret that extends and releases this lock, in 32 hexadecimal digits. Never show it."""
-        return self.hold.nonce
+        return self.hold.secret
 
     @property
     def reason(self) -> EndReason | None:
@@ -333,9 +333,9 @@ def resume_renewal(lease: Lease) -> None:
     lease.hold.keeper.runtime.watchdog.watch(lease)
 
 
-def fence_out(lease: Lease, token: int) -> None:
-    """End the lease, because a database has seen a later holder's *token*; the next token proposed is higher."""
-    lease.hold.fenced_out(token, lease.hold.clock())
+def fence_out(lease: Lease, fencing_token: int) -> None:
+    """End the lease, because a database has seen a later holder's *fencing_token*; the next proposal is higher."""
+    lease.hold.fenced_out(fencing_token, lease.hold.clock())
     lease.valid()  # this reports the loss
 
 

@@ -155,7 +155,7 @@ class LockManager:
         described = Description(self, wanted, renew, once=wait is UNSET)
         return Lock(names, lambda: described, chosen)
 
-    def release(self, name: str | Iterable[str], token: str) -> Outcome:
+    def release(self, name: str | Iterable[str], secret: str) -> Outcome:
         """
         Release a lock by its secret, in any process; return what :meth:`Lease.release` returns.
 
@@ -166,7 +166,7 @@ class LockManager:
         process.notice_fork()
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        round = cleanup(Release(slugs, token), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
+        round = cleanup(Release(slugs, secret), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
         round.lasting = LASTING
         self.ask(round)
         return release_outcome(round, self.rules)

@@ -39,6 +39,7 @@ ATTRIBUTES = {
 LEASE_ATTRIBUTES = {
     **dict.fromkeys(("locked", "owned"), "write lease.valid() or lease.ensure()"),
     "reacquire": "write lease.extend()",
+    "token": "write lease.fencing_token",
     "acquire": "a lease is held once; write lock({name!r}).acquire() to take the lock again",
 }
 

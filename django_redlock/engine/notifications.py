@@ -49,18 +49,18 @@ class Notifications:
         self._mutex = threading.Lock()
         self._listener: Listener | None = None
 
-    def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+    def wait(self, waiter: Waiter, seconds: float, notified: float) -> None:
         """
         Block until *waiter* is notified.
 
         Args:
             waiter: The waiter.
             seconds: How long to wait at most if too few nodes can notify it.
-            told: How long to wait at most, in seconds, if enough nodes can.
+            notified: How long to wait at most, in seconds, if enough nodes can.
         """
         bell = self.waiters.join(waiter)
         listener = self._listen()
-        listener.wait(waiter, bell, self._clock() + (told if self.waiters.told else seconds))
+        listener.wait(waiter, bell, self._clock() + (notified if self.waiters.notified else seconds))
 
     def _listen(self) -> "Listener":
         """Return the connections, or new ones if these have not been used for long."""
@@ -215,8 +215,8 @@ class Listener:
         self._wakeup.ring()
 
     def _take_arrivals(self) -> None:
-        while self._arrived:
-            node, link = self._arrived[0]  # it stays there until it is in use, because this may be interrupted
+        for arrival in self._arrived.copy():
+            node, link = arrival  # it stays there until it is in use, because this may be interrupted
             if isinstance(link, LinkError):
                 self._again[node] = self._clock() + RETRY
             else:
@@ -225,7 +225,8 @@ class Listener:
                     if not self._closed:
                         self._waiters.reached(node)
             self._connecting.discard(node)
-            self._arrived.popleft()
+            with suppress(ValueError):  # the manager was closed, and the thread that connected has dropped it
+                self._arrived.remove(arrival)
 
     def _poll(self, left: float) -> list[int]:
         """Wait for an event; return the nodes whose connections can be read."""
@@ -291,12 +292,12 @@ class AsyncNotifications:
         self._tasks: list[asyncio.Task[None]] = []
         self._end: asyncio.TimerHandle | None = None
 
-    async def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+    async def wait(self, waiter: Waiter, seconds: float, notified: float) -> None:
         """Do what :meth:`Notifications.wait` does without blocking."""
         event = self.waiters.join(waiter)
         self._listen()
         with suppress(TimeoutError):
-            async with asyncio.timeout(told if self.waiters.told else seconds):
+            async with asyncio.timeout(notified if self.waiters.notified else seconds):
                 await event.wait()
 
     async def aclose(self) -> None:

@@ -55,7 +55,7 @@ class Redelivery:
         self._inbox.append((requests, until))
         self._bell.ring()
         if why := self._thread.start():  # the next missed release tries again
-            log.warning("no thread to bring missed releases: %s", why)
+            log.warning("no thread to redeliver missed releases: %s", why)
 
     def close(self) -> None:
         """Drop all undelivered releases, and end the thread."""

@@ -265,7 +265,8 @@ class Interruption:
 
     def _strike(self) -> None:
         if not self._over:
-            self._struck = self._task.cancel()
+            self._struck = True  # first: an exception may arrive as soon as the task has been cancelled
+            self._task.cancel()
 
     def end(self, kind: type[BaseException] | None) -> bool:
         """Note that the body ended, with an exception of *kind*; return whether this interruption ended it."""

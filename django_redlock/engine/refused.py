@@ -22,13 +22,13 @@ def error_of(
 ) -> LockTakenError | QuorumUnavailableError:
     """Return the error of an acquisition that gave up: the lock is taken, or too few nodes answered."""
     name = named(wanted.names)
-    said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
+    reported = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
     if not outcome.taken:
         after = votes_in(outcome.replies.values(), rules.needed) or None
         why = (rules.needed, outcome.misconfigured, after)
-        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, *why)
+        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *why)
     about = _about(decode(outcome.holder))
-    return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, outcome.queued)
+    return LockTakenError(name, outcome.waited, outcome.attempts, reported, outcome.retry_after, about, outcome.queued)
 
 
 def _about(holder: Owner | None) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Paus
     """Log, once per acquisition, that the caller waits for nodes rather than for another holder."""
     if pause.silent and not acquisition.explained:
         acquisition.explained = True
-        said = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
+        reported = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
         log.warning(
             "waiting for a quorum: %s",
-            said,
+            reported,
             extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
         )

@@ -24,7 +24,7 @@ from .per_loop import PerLoop
 from .process import process
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
-TICK = 1.0  # most seconds between two looks, so that a new lease seldom has to wake the thread
+TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
 NEVER = float("inf")
 
 log = logging.getLogger("django_redlock")

@@ -148,7 +148,7 @@ class AsyncGather:
         for node in poll.missing():
             self._breakers[node].failed(now, "timeout")
             sent = node in poll.sent
-            poll.tell(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
+            poll.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
         poll.round.close()
         poll.settle()
 
@@ -160,9 +160,9 @@ class AsyncGather:
             if line:
                 self._send(node, line, poll, now)
             elif node in resting:
-                poll.tell(node, failed(Failure.FAILED_LATELY))
+                poll.receive(node, failed(Failure.FAILED_LATELY))
             elif not round.timeout:
-                poll.tell(node, failed(Failure.NOT_CONNECTED))
+                poll.receive(node, failed(Failure.NOT_CONNECTED))
             else:
                 self._connect(node, poll)
 
@@ -195,7 +195,7 @@ class AsyncGather:
                 line.silent_since = self._clock()
             if breaker.rest and reply.kind is not Kind.UNKNOWN:
                 breaker.answered()
-            poll.tell(node, self._admission.judge(node, reply, now))
+            poll.receive(node, self._admission.judge(node, reply, now))
             return False
 
         if not line.in_flight:
@@ -207,7 +207,7 @@ class AsyncGather:
             line.link.send(round.requests[node], poll.packed, on_reply, in_full=not round.timeout and round.in_full)
         except LinkError as error:
             line.in_flight -= 1
-            poll.tell(node, error.reply())
+            poll.receive(node, error.reply())
 
     def _connect(self, node: int, poll: "Poll") -> None:
         task = self._connecting.get(node)
@@ -224,7 +224,7 @@ class AsyncGather:
                 self._send(node, self._lines[node], poll, self._clock())
             else:
                 error = None if task.cancelled() else task.result()
-                poll.tell(node, (error or LinkError(Failure.CLOSED)).reply())
+                poll.receive(node, (error or LinkError(Failure.CLOSED)).reply())
 
         task.add_done_callback(connected)
 
@@ -258,7 +258,7 @@ class Poll:
         """Return the nodes that have not replied."""
         return set(self.round.requests) - set(self.round.replies)
 
-    def tell(self, node: int, reply: Reply) -> None:
+    def receive(self, node: int, reply: Reply) -> None:
         """Give a reply to the round, and wake the driver if that settles the round."""
         self.round.receive(node, reply)
         self.settle()

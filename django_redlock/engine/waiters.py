@@ -42,7 +42,7 @@ class Waiters(Generic[Event]):
         return f"{self.process}|{next(self._numbers)}"
 
     @property
-    def told(self) -> bool:
+    def notified(self) -> bool:
         """Whether enough nodes can notify a waiter of its turn."""
         return len(self.listening) >= self._needed
 
@@ -85,9 +85,9 @@ class Waiters(Generic[Event]):
 
         Once enough nodes are, all waiters ask again, in case they missed a notification.
         """
-        before = self.told
+        before = self.notified
         self.listening.add(node)
-        if self.told and not before:
+        if self.notified and not before:
             for waiter, event in list(self._waiting.values()):
                 waiter.recall()
                 event.set()

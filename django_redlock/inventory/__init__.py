@@ -119,7 +119,7 @@ def find_locks(
         InvalidRedlockError: The alias cannot be used.
     """
     nodes = enumerate(after.nodes if after else ())
-    silent = {place: node.detail for place, node in nodes if not node.answered}
+    silent = {index: node.detail for index, node in nodes if not node.answered}
     return ask_for(slugs, locks[using], silent, waiters).snapshot()
 
 
@@ -163,6 +163,6 @@ def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:
     """
     snapshot = find_locks(slugs_of(name), using)
     if not snapshot.has_quorum:
-        said = {node.name: node.detail or "answered" for node in snapshot.nodes}
-        raise QuorumUnavailableError(name, 0.0, 1, said, snapshot.rules.needed)
+        reported = {node.name: node.detail or "answered" for node in snapshot.nodes}
+        raise QuorumUnavailableError(name, 0.0, 1, reported, snapshot.rules.needed)
     return snapshot.locks[0] if snapshot.locks else None

@@ -65,25 +65,25 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         InvalidRedlockError: The alias cannot be used.
     """
     manager = locks[using]
-    said = inspect_all(manager.nodes, timeout)
+    inspected = inspect_all(manager.nodes, timeout)
     found = [
         *_settings(using),
-        *_quorum(said, manager.rules),
+        *_quorum(inspected, manager.rules),
         *(
             finding
-            for node in said
+            for node in inspected
             for check in (*CHECKS, *store_checks.CHECKS)
             for finding in check(node, manager.rules)
         ),
-        *_duplicates(said),
-        *_clocks(said),
-        *_tokens(using, said, timeout),
+        *_duplicates(inspected),
+        *_clocks(inspected),
+        *_tokens(using, inspected, timeout),
     ]
     explained = {finding.node for finding in found if finding.level is Level.ERROR}
-    found += [finding for finding in _trials(manager, said, timeout) if finding.node not in explained]
-    told = [finding for finding in found if f"redlock.{finding.id}" not in settings.SILENCED_SYSTEM_CHECKS]
-    worst_first = sorted(told, key=lambda finding: -severity(finding.level))
-    return Diagnosis(using, manager.rules, tuple(said), tuple(worst_first))
+    found += [finding for finding in _trials(manager, inspected, timeout) if finding.node not in explained]
+    shown = [finding for finding in found if f"redlock.{finding.id}" not in settings.SILENCED_SYSTEM_CHECKS]
+    worst_first = sorted(shown, key=lambda finding: -severity(finding.level))
+    return Diagnosis(using, manager.rules, tuple(inspected), tuple(worst_first))
 
 
 def _settings(alias: str) -> Iterator[Finding]:
@@ -94,21 +94,21 @@ def _settings(alias: str) -> Iterator[Finding]:
             yield Finding(str(message.id), level, "", message.msg, str(message.hint or ""))
 
 
-def _quorum(said: list[Inspection], rules: Rules) -> Iterator[Finding]:
-    reached = sum(not node.detail for node in said)
+def _quorum(inspected: list[Inspection], rules: Rules) -> Iterator[Finding]:
+    reached = sum(not node.detail for node in inspected)
     if reached < rules.needed:
         yield Finding(
             "no-quorum",
             Level.ERROR,
             "",
             f"{reached} of {rules.nodes} nodes can be reached, and {rules.needed} are needed: no lock can be taken.",
-            "Bring nodes back; what each of them lacks is below.",
+            "Restore nodes; the findings below show what each of them lacks.",
         )
 
 
-def _duplicates(said: list[Inspection]) -> Iterator[Finding]:
+def _duplicates(inspected: list[Inspection]) -> Iterator[Finding]:
     first: dict[str, str] = {}
-    for node in said:
+    for node in inspected:
         run_id = node.info.get("run_id", "")
         if run_id and first.setdefault(run_id, node.name) != node.name:
             yield Finding(
@@ -120,8 +120,8 @@ def _duplicates(said: list[Inspection]) -> Iterator[Finding]:
             )
 
 
-def _clocks(said: list[Inspection]) -> Iterator[Finding]:
-    known = [node for node in said if node.round_trip and node.known]  # other nodes have no clock to compare
+def _clocks(inspected: list[Inspection]) -> Iterator[Finding]:
+    known = [node for node in inspected if node.round_trip and node.known]  # other nodes have no clock to compare
     if len(known) < 2:
         return
     middle = median(node.ahead for node in known)
@@ -148,10 +148,10 @@ def _clocks(said: list[Inspection]) -> Iterator[Finding]:
         )
 
 
-def _tokens(alias: str, said: list[Inspection], timeout: float) -> Iterator[Finding]:
+def _tokens(alias: str, inspected: list[Inspection], timeout: float) -> Iterator[Finding]:
     """Yield the nodes that give no vote on a lock because of its fencing token, and those that may have more such."""
     searched = absurd_tokens(alias, timeout=timeout)
-    reached = {node.name for node in said if not node.detail}
+    reached = {node.name for node in inspected if not node.detail}
     for name in searched.unsearched:
         if name in reached:
             yield Finding(
@@ -160,7 +160,7 @@ def _tokens(alias: str, said: list[Inspection], timeout: float) -> Iterator[Find
                 name,
                 "Not all fencing tokens on it were read: it was too slow, or has very many. "
                 "Absurd tokens of locks that nobody holds may be among the others.",
-                f"A longer --timeout; for one lock, manage.py redlock_clear --using {alias} --name NAME.",
+                f"Use a longer --timeout; for one lock, manage.py redlock_clear --using {alias} --name NAME.",
             )
     absurd = {**held_locks(alias).absurd, **searched.absurd}
     for slug, nodes in sorted(absurd.items()):
@@ -175,10 +175,10 @@ def _tokens(alias: str, said: list[Inspection], timeout: float) -> Iterator[Find
             )
 
 
-def _trials(manager: LockManager, said: list[Inspection], timeout: float) -> Iterator[Finding]:
+def _trials(manager: LockManager, inspected: list[Inspection], timeout: float) -> Iterator[Finding]:
     """Take, extend and release a lock on each node that can be reached, as if it were the only node."""
-    for node, inspected in zip(manager.nodes, said, strict=True):
-        if inspected.detail:
+    for node, inspection in zip(manager.nodes, inspected, strict=True):
+        if inspection.detail:
             continue
         problem = _trial(node, manager.rules, timeout)
         if problem:
@@ -187,7 +187,8 @@ def _trials(manager: LockManager, said: list[Inspection], timeout: float) -> Ite
                 Level.ERROR,
                 node.name,
                 f"A lock of the doctor's own could not be taken, extended and released on it: {problem}",
-                "See the other findings about it, its log, and what the documentation of settings says of these words.",
+                "See the other findings about it, its log, and the explanation of these words in the documentation of "
+                "settings.",
             )
 
 

@@ -27,7 +27,7 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
     """
     groups, needed = by_holder(views), rules.needed
     if SHARED_MARK in groups:
-        views = _told_apart(views, max([view.fence for view in groups[SHARED_MARK]]))
+        views = _with_current_mark(views, max([view.fence for view in groups[SHARED_MARK]]))
         groups = by_holder(views)
     leader = _leader(list(groups.values()))
     votes = len(leader)
@@ -47,9 +47,9 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
         leader[0].fingerprint,
         about,
         ttl or None,
-        _token(leader),
+        _fencing_token(leader),
         views,
-        _in_line(lines) if lines else (),
+        _in_queue(lines) if lines else (),
     )
 
 
@@ -125,7 +125,7 @@ def _leader(groups: list[list[View]]) -> list[View]:
     return groups[0] if len(groups) == 1 else max(groups, key=lambda group: (len(group), _weight(group)))
 
 
-def _told_apart(views: tuple[View, ...], last: int) -> tuple[View, ...]:
+def _with_current_mark(views: tuple[View, ...], last: int) -> tuple[View, ...]:
     """Return the views with a fingerprint of the current sharers, which changes when another holder joins."""
     mark = fingerprint_of_sharers(last)
     return tuple([view._replace(fingerprint=mark) if view.fingerprint == SHARED_MARK else view for view in views])
@@ -149,7 +149,7 @@ def _weight(group: list[View]) -> float:
     return sum(math.inf if view.left is None else view.left for view in group)
 
 
-def _token(group: list[View]) -> int:
+def _fencing_token(group: list[View]) -> int:
     """Return the token that most of the holder's nodes accepted; a node may have seen a higher one that failed."""
     fences = [view.fence for view in group]
     if fences.count(fences[0]) == len(fences):
@@ -157,14 +157,14 @@ def _token(group: list[View]) -> int:
     return max(fences, key=lambda fence: (fences.count(fence), fence))
 
 
-def _in_line(lines: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
+def _in_queue(queues: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
     """Return the waiters of all nodes in one order: by best position, as one that is first anywhere may be next."""
-    places: dict[str, list[int]] = {}
-    for line in lines:
-        for place, name in enumerate(line):
-            places.setdefault(name, []).append(place)
-    in_order = sorted(places, key=lambda name: (min(places[name]), sum(places[name]), name))
-    return tuple(_waiting(name, len(places[name])) for name in in_order)
+    positions: dict[str, list[int]] = {}
+    for queue in queues:
+        for position, name in enumerate(queue):
+            positions.setdefault(name, []).append(position)
+    in_order = sorted(positions, key=lambda name: (min(positions[name]), sum(positions[name]), name))
+    return tuple(_waiting(name, len(positions[name])) for name in in_order)
 
 
 def _waiting(name: str, nodes: int) -> Waiting:

@@ -10,7 +10,7 @@ from ..nodes.redis.inspect import Inspection
 from .findings import Finding, Level
 
 OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}
-FULL = 0.9  # share of the memory
+FULL = 0.9  # share of the memory above which a node is nearly full
 
 
 def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
@@ -24,30 +24,38 @@ def remedy_of(failure: Failure | None) -> str:
     return REMEDIES.get(failure, OTHERWISE) if failure else OTHERWISE
 
 
-OTHERWISE = "See that the address in NODES is that of the server, and what its log says."
+OTHERWISE = "Check that the address in NODES is that of the server, and check its log."
 REMEDIES = {
-    Failure.REFUSED: "Start the server; see that its port and `bind` are those of NODES, and that no "
-    "firewall is between.",
-    Failure.TIMEOUT: "See whether the host is up, whether a firewall drops packets, and whether something blocks the "
-    "server; on Redis, `redis-cli --latency` and `SLOWLOG GET` show that.",
+    Failure.REFUSED: "Start the server; check that its port and `bind` are those of NODES, and that no "
+    "firewall blocks it.",
+    Failure.TIMEOUT: "Check whether the host is up, whether a firewall drops packets, whether the scheme in NODES is "
+    "that of the server (with or without TLS), and whether something blocks the server; on Redis, `redis-cli "
+    "--latency` and `SLOWLOG GET` show that.",
+    **dict.fromkeys(
+        (Failure.RESET, Failure.CLOSED),
+        "Check that the address and the scheme in NODES are those of the server: it ends connections that do not speak "
+        "its protocol, or speak it without TLS. If they are, check its log.",
+    ),
     Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS.",
     Failure.NOAUTH: "Put the password into the URL or the node's OPTIONS.",
     Failure.WRONGPASS: "Correct the user and the password in the URL or the node's OPTIONS.",
-    Failure.NO_PASSWORD: "Take the password out of the URL, or set `requirepass` on the server.",
+    Failure.NO_PASSWORD: "Take the password out of the URL, or set one on the server: `requirepass` on Redis, `etcdctl "
+    "auth enable` on etcd.",
     Failure.NOPERM: "Give the user the rights that the documentation lists under Security.",
     Failure.CERTIFICATE_EXPIRED: "Renew the server's certificate.",
     Failure.CERTIFICATE_REFUSED: "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs'; "
-    "if it is there, see the reason, and this machine's clock.",
+    "if it is there, check the reason given and this machine's clock.",
     Failure.WRONG_CERTIFICATE: "Use the name in the certificate as the host in NODES.",
     Failure.NO_CLIENT_CERTIFICATE: "Put 'ssl_certfile' and 'ssl_keyfile' into the node's OPTIONS.",
-    Failure.TLS_FAILED: "See that the server speaks TLS on this port, or write redis:// instead of rediss://.",
+    Failure.TLS_FAILED: "Check that the server speaks TLS on this port, or write the scheme without TLS, such as "
+    "redis:// or etcd://.",
     Failure.LOADING: "Wait: it loads its data.",
     Failure.MAX_CLIENTS: "Raise `maxclients`, or find the clients that keep connections open (`CLIENT LIST`).",
     Failure.NO_SUCH_DATABASE: "Use a database number that the server has (`databases`).",
     Failure.NO_TABLE: "Run the command that it names; a router of DATABASE_ROUTERS may have kept the table out.",
-    Failure.IN_MEMORY: "Use a file or a server: no other process finds what is in this one's memory.",
-    Failure.SENTINEL: "See that the sentinels run and know the service: `redis-cli -p 26379 SENTINEL MASTER name`.",
-    Failure.NO_SUCH_FILE: "See that the socket's path in NODES is that of `unixsocket`.",
+    Failure.IN_MEMORY: "Use a file or a server: other processes cannot see a database in this one's memory.",
+    Failure.SENTINEL: "Check that the sentinels run and know the service: `redis-cli -p 26379 SENTINEL MASTER name`.",
+    Failure.NO_SUCH_FILE: "Check that the socket's path in NODES is that of `unixsocket`.",
 }
 
 
@@ -57,7 +65,7 @@ def _silent(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "no-info",
             Level.ERROR,
             node.name,
-            "It refuses INFO, so nobody knows when it restarted: it gives no vote.",
+            "It refuses INFO, so it is unknown when it restarted, and it gives no vote.",
             f"{_grant(node, '+info')} Or OPTIONS['restart_guard'] = False.",
         )
 
@@ -68,11 +76,11 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "replica",
             Level.ERROR,
             node.name,
-            "It is a replica: it takes no locks, and one that is promoted may not have the last ones.",
+            "It is a replica: it takes no locks, and after a promotion it may lack the latest ones.",
             "List its master in NODES, or make it one: REPLICAOF NO ONE.",
         )
     mode = node.info.get("redis_mode", node.info.get("server_mode", "standalone"))
-    if mode != node.mode:
+    if node.info and mode != node.mode:
         yield Finding(
             "mode",
             Level.ERROR,
@@ -85,22 +93,22 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "has-replicas",
             Level.NOTE,
             node.name,
-            f"It has replicas ({node.number('connected_slaves')}): if one takes its place, the last locks are missing.",
-            "Use a master without replicas, or let failovers be known: a node of Redis Sentinel.",
+            f"It has replicas ({node.number('connected_slaves')}): if one replaces it, the latest locks are missing.",
+            "Use a master without replicas, or make failovers visible, with a node of Redis Sentinel.",
         )
 
 
 def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
     field = "valkey_version" if "valkey_version" in node.info else "redis_version"
-    said = node.info.get(field, "")
-    version = tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
+    written = node.info.get(field, "")
+    version = tuple(int(part) for part in written.split(".")[:2] if part.isdigit())
     if len(version) == 2 and version < OLDEST[field]:
         oldest = ".".join(map(str, OLDEST[field]))
         yield Finding(
             "version",
             Level.WARNING,
             node.name,
-            f"It is version {said}; the oldest that is supported is {oldest}.",
+            f"It is version {written}; the oldest that is supported is {oldest}.",
             f"Upgrade it to {oldest} or later.",
         )
 
@@ -114,7 +122,7 @@ def _speed(node: Inspection, rules: Rules) -> Iterator[Finding]:
             node.name,
             f"The shortest of a few round trips took {node.round_trip * 1000:.0f} ms, and a round waits "
             f"{timeout * 1000:.0f} ms: its votes come late, or too late.",
-            f"Use a server nearer by, or raise OPTIONS['node_timeout'] to {4 * node.round_trip:.2f} and ttl with it.",
+            f"Use a nearer server, or raise OPTIONS['node_timeout'] to {4 * node.round_trip:.2f} and ttl with it.",
         )
 
 
@@ -128,7 +136,7 @@ def _memory(node: Inspection, rules: Rules) -> Iterator[Finding]:
             node.name,
             f"Its maxmemory-policy is {policy}: when its memory is full it may drop held locks"
             + (", as OPTIONS['allow_evicting'] accepts." if allowed else ". It gives no vote."),
-            "CONFIG SET maxmemory-policy noeviction, and in redis.conf; or a server of its own for the locks.",
+            "CONFIG SET maxmemory-policy noeviction, and in redis.conf; or use a separate server for the locks.",
         )
     if node.number("evicted_keys"):
         yield Finding(
@@ -160,9 +168,10 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "not-durable",
             Level.ERROR,
             node.name,
-            "OPTIONS['durable'] names it, and it keeps no append-only file: after a restart it votes at once and has "
-            "forgotten its locks, so that two may hold one.",
-            "CONFIG SET appendonly yes and appendfsync always, and in redis.conf; or take it off OPTIONS['durable'].",
+            "OPTIONS['durable'] names it, but it keeps no append-only file: after a restart it votes at once, has "
+            "forgotten its locks, and two callers may hold the same one.",
+            "CONFIG SET appendonly yes and appendfsync always, and in redis.conf; or remove it from "
+            "OPTIONS['durable'].",
         )
     elif not appends and not rules.guards_restarts:
         yield Finding(
@@ -180,7 +189,7 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
             Level.WARNING,
             node.name,
             f"It cannot write its data to disk ({', '.join(broken)}): it may refuse every lock (MISCONF).",
-            "See its log and its disk; CONFIG SET stop-writes-on-bgsave-error no lets it go on meanwhile.",
+            "Check its log and its disk; CONFIG SET stop-writes-on-bgsave-error no lets it go on meanwhile.",
         )
 
 
@@ -195,8 +204,8 @@ def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "no-age",
             Level.WARNING,
             node.name,
-            "It does not say since when it has served these locks: it gives no vote to any process until that process "
-            f"has known it for {rules.guard:.0f} s.",
+            "It does not report since when it has served these locks: it gives no vote to any process until that "
+            f"process has known it for {rules.guard:.0f} s.",
             "See the other findings about it: it may be full, or its user may lack a right.",
         )
     elif (left := rules.guard - node.age) > 0:
@@ -228,8 +237,8 @@ def _grant(node: Inspection, right: str) -> str:
 
 
 GUIDES = {
-    "sentinel": "See that it runs and knows the service: redis-cli -p 26379 SENTINEL MASTER name.",
-    "member": "See that it runs and is in the cluster: redis-cli -h host CLUSTER SLOTS.",
+    "sentinel": "Check that it runs and knows the service: redis-cli -p 26379 SENTINEL MASTER name.",
+    "member": "Check that it runs and is in the cluster: redis-cli -h host CLUSTER SLOTS.",
 }
 """The remedy if a sentinel or a member of the cluster does not name the master."""
 
@@ -240,9 +249,9 @@ def _guides(node: Inspection, rules: Rules) -> Iterator[Finding]:
             node.guide,
             Level.WARNING,
             node.name,
-            f"Not every {node.guide} says where the master is: {', '.join(node.deaf)}. Another one does; when none "
+            f"Not every {node.guide} reports where the master is: {', '.join(node.deaf)}. Another one does; if none "
             "does, the node cannot be found.",
-            f"{GUIDES[node.guide]} Or take it off the list.",
+            f"{GUIDES[node.guide]} Or remove it from the list.",
         )
 
 
@@ -252,7 +261,7 @@ def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "no-tls",
             Level.WARNING,
             node.name,
-            "The connection is not encrypted: who can listen can read names, and forge and end locks.",
+            "The connection is not encrypted: anyone who can listen can read names, and forge and end locks.",
             "Write rediss:// and give the server a certificate; or, if the network is trusted, put 'redlock.no-tls' "
             "into SILENCED_SYSTEM_CHECKS.",
         )

@@ -97,7 +97,7 @@ class Poll:
             if self._sent - started > seconds and not self._urgent:
                 self.complete = False
                 for slug in self._doubtful():
-                    del self.rows[slug]  # not every node was asked about it, so nobody can tell its state
+                    del self.rows[slug]  # not every node was asked about it, so its state is unknown
                 return
             but = {*self.silent, *(self._through if size else ())}
             self._asked, self._paging = set(range(len(self.manager.nodes))) - but, size > 0
@@ -177,18 +177,18 @@ class Poll:
     def snapshot(self) -> Snapshot:
         """Return the locks and the state of the nodes, as far as the answers show them."""
         enough = len(self.manager.nodes) - len(self.silent) >= self.manager.rules.needed
-        listed = self._told() if enough else []
+        listed = self._with_processes() if enough else []
         return Snapshot(
             alias=self.manager.alias,
-            nodes=tuple(self._status(place) for place in range(len(self.manager.nodes))),
+            nodes=tuple(self._status(index) for index in range(len(self.manager.nodes))),
             locks=tuple(sorted(listed, key=soonest_first)),
             complete=self.complete,
             taken=self.manager.runtime.wall(),
             rules=self.manager.rules,
             total=self.total,
             absurd={
-                slug: tuple(self.manager.nodes[place].name for place in sorted(places))
-                for slug, places in self._absurd.items()
+                slug: tuple(self.manager.nodes[index].name for index in sorted(indexes))
+                for slug, indexes in self._absurd.items()
             },
         )
 
@@ -213,13 +213,13 @@ class Poll:
         answering = len(self.manager.nodes) - len(self.silent)
         return [slug for slug, rows in self.rows.items() if len(rows) < answering and self.seen(slug)]
 
-    def _status(self, place: int) -> NodeStatus:
-        name = self.manager.nodes[place].name
-        if place in self.silent:
-            return NodeStatus(name, False, self.silent[place])
-        return NodeStatus(name, True, self.manager.driver.admission.objection(place) or self.refusing.get(place, ""))
+    def _status(self, index: int) -> NodeStatus:
+        name = self.manager.nodes[index].name
+        if index in self.silent:
+            return NodeStatus(name, False, self.silent[index])
+        return NodeStatus(name, True, self.manager.driver.admission.objection(index) or self.refusing.get(index, ""))
 
-    def _told(self) -> list[HeldLock]:
+    def _with_processes(self) -> list[HeldLock]:
         """Return the locks in the states that follow from whether their processes are alive."""
         listed = self._judge_all() if self._locks is None else self._locks
         if not self._suspects:
@@ -229,7 +229,7 @@ class Poll:
         return [with_process(lock, lives[lock.slug], now) if lock.slug in lives else lock for lock in listed]
 
     def _judge_all(self) -> list[HeldLock]:
-        names = [None if place in self.silent else node.name for place, node in enumerate(self.manager.nodes)]
+        names = [None if index in self.silent else node.name for index, node in enumerate(self.manager.nodes)]
         now = self.manager.runtime.clock()
         judged = [self._judge(slug, rows, names, now) for slug, rows in self.rows.items()]
         return [lock for lock in judged if lock]
@@ -238,10 +238,10 @@ class Poll:
         """Combine the nodes' rows into one lock; return None if no answering node has it."""
         views, lines, held, waiting, sharers = [], [], False, 0, []
         seen, mark, about = None, "", ""  # usually, all nodes have the same value
-        for place, name in enumerate(names):
-            row = rows.get(place) if name is not None else None
+        for index, name in enumerate(names):
+            row = rows.get(index) if name is not None else None
             if name is None:
-                views.append(View(self.manager.nodes[place].name, False))
+                views.append(View(self.manager.nodes[index].name, False))
             elif row is None:
                 views.append(View(name, True))
             elif row.left is None or row.left > now:

@@ -10,7 +10,7 @@ from ..conf import DEFAULT_ALIAS
 from ..core.failure import Failure
 from ..core.names import is_cut, queue_of
 from ..core.names import slug as slug_of
-from ..core.owner import NONCE_SIZE, fingerprint_of_sharers, nonce_of
+from ..core.owner import SECRET_SIZE, fingerprint_of_sharers, secret_of
 from ..core.owner import fingerprint as fingerprint_of
 from ..core.replies import Kind
 from ..core.requests import SHARED, Extend, Release, Repair, Term
@@ -60,7 +60,7 @@ def force_release(
     if round is None:
         return _absence(poll, slug)
     outcome = _outcome(round, manager.rules, last(poll, slug) > 0)
-    _tell(manager, "released by force", FORCED, slug, outcome, reason)
+    _report(manager, "released by force", FORCED, slug, outcome, reason)
     return outcome
 
 
@@ -88,16 +88,16 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
     """
     manager, slug = _which(name, using, slug)
     poll = ask_for([slug], manager)
-    nonce = nonce_with(poll, slug, fingerprint)
-    if nonce is None:
+    secret = secret_with(poll, slug, fingerprint)
+    if secret is None:
         return _absence(poll, slug)
-    if nonce == SHARED:
+    if secret == SHARED:
         return ActionResult.SHARED
-    if len(nonce) != NONCE_SIZE:
+    if len(secret) != SECRET_SIZE:
         return ActionResult.FOREIGN
-    round = everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
+    round = everywhere(manager, Release((), secret, manager.rules.guard, revoke=True))
     outcome = ActionResult.ASKED if round.count(Kind.GONE) >= manager.rules.needed else ActionResult.UNKNOWN
-    _tell(manager, "revoked, so that its holder stops", FORCED, slug, outcome)
+    _report(manager, "revoked, so that its holder stops", FORCED, slug, outcome)
     return outcome
 
 
@@ -123,60 +123,60 @@ def extend_lock(
     manager, slug = _which(name, using, slug)
     ttl = manager.rules.check_ttl(seconds)
     poll = ask_for([slug], manager)
-    nonce = nonce_with(poll, slug, fingerprint)
-    if nonce is None:
+    secret = secret_with(poll, slug, fingerprint)
+    if secret is None:
         return _absence(poll, slug)
-    if nonce == SHARED:
+    if secret == SHARED:
         return ActionResult.SHARED
-    rows = [row for row in poll.seen(slug).values() if nonce_of(row.value) == nonce]
+    rows = [row for row in poll.seen(slug).values() if secret_of(row.value) == secret]
     if len(rows) < manager.rules.needed:  # no hold, but the remains of one, or a hold that only silent nodes have
         return ActionResult.UNKNOWN if len(rows) + len(poll.silent) >= manager.rules.needed else ActionResult.GONE
     if sorted(math.inf if row.left is None else poll.left(row) for row in rows)[-manager.rules.needed] >= ttl:
         return ActionResult.LONGER
-    request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
+    request = Extend((Term((slug,), secret, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
     round = everywhere(manager, request)
-    said = [reply.terms[0][0] for reply in round.replies.values() if reply.terms]
+    results = [reply.terms[0][0] for reply in round.replies.values() if reply.terms]
     if _wrong_types(round) > manager.rules.spare:
         return ActionResult.WRONG_TYPE
-    if said.count(Kind.REVOKED) > manager.rules.spare:
+    if results.count(Kind.REVOKED) > manager.rules.spare:
         return ActionResult.STOPPING
-    if said.count(Kind.REFUSED) + said.count(Kind.REVOKED) > manager.rules.spare:
+    if results.count(Kind.REFUSED) + results.count(Kind.REVOKED) > manager.rules.spare:
         poll = ask_for([slug], manager)
-        return ActionResult.UNKNOWN if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
+        return ActionResult.UNKNOWN if secret_with(poll, slug, fingerprint) else _absence(poll, slug)
     outcome = ActionResult.EXTENDED if round.count(Kind.HELD) >= manager.rules.needed else ActionResult.UNKNOWN
-    _tell(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
+    _report(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
     return outcome
 
 
 def delete(poll: Poll, slug: str, wanted: str, tombstone: float) -> Round | None:
     """Delete the value with the fingerprint *wanted* from every node; return None if no node has it."""
-    nonce = nonce_with(poll, slug, wanted)
-    if nonce is None:
+    secret = secret_with(poll, slug, wanted)
+    if secret is None:
         return None
-    shared = nonce == SHARED
-    tombstone = tombstone if len(nonce) == NONCE_SIZE else 0.0  # another program restores nothing
-    release = Release((slug,), nonce, tombstone, shared=shared, queue=queue_of(slug), revoke=True)
-    return everywhere(poll.manager, release._replace(token=last(poll, slug)) if shared else release)
+    shared = secret == SHARED
+    tombstone = tombstone if len(secret) == SECRET_SIZE else 0.0  # another program restores nothing
+    release = Release((slug,), secret, tombstone, shared=shared, queue=queue_of(slug), revoke=True)
+    return everywhere(poll.manager, release._replace(fencing_token=last(poll, slug)) if shared else release)
 
 
-def nonce_with(poll: Poll, slug: str, wanted: str) -> str | None:
-    """Return the nonce with the fingerprint *wanted*, or None if no node has it. The nonce must never be shown."""
+def secret_with(poll: Poll, slug: str, wanted: str) -> str | None:
+    """Return the secret with the fingerprint *wanted*, or None if no node has it. The secret must never be shown."""
     rows = poll.seen(slug)
-    return next((nonce_of(rows[node].value) for node, mark in marks(poll, slug).items() if mark == wanted), None)
+    return next((secret_of(rows[node].value) for node, mark in marks(poll, slug).items() if mark == wanted), None)
 
 
 def marks(poll: Poll, slug: str) -> dict[int, str]:
     """Return the fingerprint of each node's value, by node."""
     sharers = fingerprint_of_sharers(last(poll, slug))
     return {
-        node: sharers if nonce_of(row.value) == SHARED else fingerprint_of(row.value)
+        node: sharers if secret_of(row.value) == SHARED else fingerprint_of(row.value)
         for node, row in poll.seen(slug).items()
     }
 
 
 def last(poll: Poll, slug: str) -> int:
     """Return the fencing token of the last holder that joined a shared lock; 0 if nobody shares the lock."""
-    return max((row.fence for row in poll.seen(slug).values() if nonce_of(row.value) == SHARED), default=0)
+    return max((row.fence for row in poll.seen(slug).values() if secret_of(row.value) == SHARED), default=0)
 
 
 def refused_for(poll: Poll, slug: str, wanted: str) -> float:
@@ -233,7 +233,7 @@ def _wrong_types(round: Round) -> int:
     return sum(reply.failure is Failure.WRONGTYPE for reply in round.replies.values())
 
 
-def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: ActionResult, reason: str = "") -> None:
+def _report(manager: LockManager, what: str, event: str, slug: str, outcome: ActionResult, reason: str = "") -> None:
     name = name_of(slug)
     why = f"{outcome}: {printable(reason)}" if reason else outcome
     log.warning(

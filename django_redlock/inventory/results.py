@@ -22,6 +22,6 @@ class ActionResult(StrEnum):
     )
     CHANGED = "changed"  # somebody else holds the lock now, or the key is no longer stale
     GONE = "gone"  # nobody holds the lock
-    UNKNOWN = "unknown"  # too few nodes answered to tell
+    UNKNOWN = "unknown"  # too few nodes answered
     REMOVED = "removed"  # a stale key
     FAILED = "failed"  # a node that has the stale key may still have it

@@ -66,8 +66,8 @@ def remove_stale(key: StaleKey) -> ActionResult:
     round = delete(poll, slug, key.fingerprint, tombstone) if again else None
     if round is None:
         return ActionResult.CHANGED
-    having = [place for place, mark in marks(poll, slug).items() if mark == key.fingerprint]
-    kinds = {round.replies[place].kind if place in round.replies else Kind.UNKNOWN for place in having}
+    having = [node for node, mark in marks(poll, slug).items() if mark == key.fingerprint]
+    kinds = {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in having}
     if kinds <= {Kind.RELEASED, Kind.GONE}:
         return ActionResult.REMOVED
     return ActionResult.CHANGED if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else ActionResult.FAILED

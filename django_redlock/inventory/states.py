@@ -42,7 +42,7 @@ class State(TextChoices):
 MEANINGS = {
     State.DEGRADED: gettext_lazy("A quorum of the nodes has this holder. The others lack it, or do not answer."),
     State.PARTIAL: gettext_lazy(
-        "Too few nodes report this holder: an attempt is under way, an earlier one left keys behind, "
+        "Too few nodes report this holder: an attempt is in progress, an earlier one left keys behind, "
         "or other nodes do not answer."
     ),
     State.SPLIT: gettext_lazy("The nodes report different holders, and no quorum reports the same one."),
@@ -51,8 +51,7 @@ MEANINGS = {
         "The lock ends by itself."
     ),
     State.ORPHANED: gettext_lazy(
-        "The holder's process has given no sign of life for ten seconds: it died, or it stands still. "
-        "The lock ends by itself."
+        "The holder's process has given no sign of life for ten seconds: it died or is paused. The lock ends by itself."
     ),
     State.NO_EXPIRY: gettext_lazy(
         "The lock does not end by itself. When no living process can hold it, manage.py redlock_clear deletes it."

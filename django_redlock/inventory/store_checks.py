@@ -13,7 +13,7 @@ SHARED_IDS = frozenset(f"{kind.lower()}-{what}" for kind in OLDEST for what in (
 """The ids of findings that each kind of store may have."""
 
 LIST_MEMBERS = {"etcd": "`etcdctl endpoint status --cluster`", "ZooKeeper": "`echo srvr | nc host 2181`"}
-FULL = 0.8  # share of the quota
+FULL = 0.8  # share of the quota above which a store is nearly full
 LONG_TTL = 15.0  # seconds: long enough to extend a lease after an election of five seconds
 LONG_TIMEOUT = 1.0
 
@@ -27,8 +27,8 @@ def _id(node: Inspection, what: str) -> str:
 
 
 def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
-    said = node.facts.get("version", "")
-    version = tuple(int(part) for part in said.split(".") if part.isdigit())
+    written = node.facts.get("version", "")
+    version = tuple(int(part) for part in written.split(".") if part.isdigit())
     corrupting = version in CORRUPTING.get(_kind(node), ())
     why = "may lose what it has written" if corrupting else "is not supported"
     if version and (version < OLDEST[_kind(node)] or corrupting):
@@ -36,7 +36,7 @@ def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
             _id(node, "version"),
             Level.ERROR if corrupting else Level.WARNING,
             node.name,
-            f"A member is version {said}, which {why}.",
+            f"A member is version {written}, which {why}.",
             f"Upgrade all members to {NEWEST[_kind(node)]}.",
         )
 
@@ -85,7 +85,7 @@ def _members(node: Inspection, rules: Rules) -> Iterator[Finding]:
             Level.WARNING,
             node.name,
             f"Not every member answers: {silent}. If one more fails, locks may stop.",
-            f"See that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
+            f"Check that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
         )
 
 

@@ -26,7 +26,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 # The exit codes of sysexits.h that describe what happened; cron, systemd and mail servers understand them.
 SKIPPED = 75  # EX_TEMPFAIL: somebody else does the work
-NO_QUORUM = 69  # EX_UNAVAILABLE: too few nodes answered to tell
+NO_QUORUM = 69  # EX_UNAVAILABLE: too few nodes answered
 LOST = 76  # EX_PROTOCOL: the run began, but did not keep its lock to the end
 
 log = logging.getLogger("django_redlock")

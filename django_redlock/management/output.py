@@ -43,11 +43,11 @@ MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argp
 NO_QUORUM = 3  # exit code
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
-VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
+VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
-SPARE = ("TOKEN", "SINCE")  # the first to be left out where there is no room
-DROPPED = ("REMAINING", "VOTES", "WAITING")  # what is left out if it does not fit beside cut names
-CUT = ("HOLDER", "LOCK")  # what is cut in the middle
+SPARE = ("TOKEN", "SINCE")  # the first columns to be left out if there is no room
+DROPPED = ("REMAINING", "VOTES", "WAITING")  # columns that are left out if they do not fit beside cut names
+CUT = ("HOLDER", "LOCK")  # columns whose cells are cut in the middle
 READABLE, LEAST = 16, 12  # columns that a cut name keeps while there are others to leave out, and after that
 # A spreadsheet takes text for a formula if one of these signs begins a cell, even behind blanks or a quotation mark.
 # Where the decimal separator is a comma, a semicolon ends a cell.
@@ -79,7 +79,7 @@ class OperatorCommand(BaseCommand):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
         try:
-            said = super().execute(*args, **options)
+            printed = super().execute(*args, **options)
             stream.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python writes to it once more at exit
@@ -88,7 +88,7 @@ class OperatorCommand(BaseCommand):
             if error.errno not in UNWRITABLE:
                 raise
             raise CommandError(f"The output could not be written: {error.strerror}.") from None
-        return said
+        return printed
 
     def width(self, wide: bool) -> int | None:
         """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""
@@ -111,7 +111,7 @@ def positive(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
+        raise ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return number
 
 
@@ -199,19 +199,19 @@ def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
 
 
 def _without(lines: list[tuple[str, ...]], title: str) -> list[tuple[str, ...]]:
-    place = lines[0].index(title)
-    return [(*line[:place], *line[place + 1 :]) for line in lines]
+    column = lines[0].index(title)
+    return [(*line[:column], *line[column + 1 :]) for line in lines]
 
 
 def _shortened(lines: list[tuple[str, ...]], width: int, least: int) -> list[tuple[str, ...]]:
     """Return the lines with holders and names cut as far as *width* demands; the longest first, to *least* at most."""
-    places = [lines[0].index(title) for title in CUT]
-    room = {place: max(columns_of(line[place]) for line in lines) for place in places}
+    columns = [lines[0].index(title) for title in CUT]
+    room = {column: max(columns_of(line[column]) for line in lines) for column in columns}
     excess = _width(lines) - width
     while excess > 0 and max(room.values()) > least:
-        room[max(places, key=room.__getitem__)] -= 1
+        room[max(columns, key=room.__getitem__)] -= 1
         excess -= 1
-    return [tuple(_cut(cell, room.get(place, columns_of(cell))) for place, cell in enumerate(line)) for line in lines]
+    return [tuple(_cut(cell, room.get(column, columns_of(cell))) for column, cell in enumerate(line)) for line in lines]
 
 
 def columns_of(text: str) -> int:

@@ -1,8 +1,8 @@
 """
 The nodes, which have one vote each: what a node is, and how all nodes are queried (internal).
 
-A node is anything that can compare and set a named record that expires. The scheme of its URL tells its kind; the
-majority logic never knows it.
+A node is anything that can compare and set a named record that expires. The scheme of its URL is its kind, which
+the majority logic never knows.
 """
 
 from importlib import import_module

@@ -205,7 +205,7 @@ class Background:
                 self._present, self._ident = real_lock(), real_ident()
                 with self._present:
                     self._work()
-            except BaseException:  # another thread may raise anything here; the next work must be done all the same
+            except BaseException:  # another thread may raise anything here; the next work must be done nevertheless
                 log.exception("%s failed", self._name)
             finally:
                 self._running.release()

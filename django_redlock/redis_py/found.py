@@ -4,20 +4,20 @@ import math
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ..core.owner import decode, nonce_of
+from ..core.owner import decode, secret_of
 from ..core.replies import Row
 
 
 class Found(NamedTuple):
-    """A possible holder: its nonce, the ``ref`` in its key, and the seconds left."""
+    """A possible holder: its secret, the ``ref`` in its key, and the seconds left."""
 
-    nonce: str
+    secret: str
     ref: str
     left: float
 
     def stands_for(self, token: bytes) -> bool:
-        """Return whether *token* is this holder's: its nonce, or a token that was chosen or handed over."""
-        return self.nonce.encode() == token or self.ref == reference(token)
+        """Return whether *token* is this holder's: its secret, or a token that was chosen or handed over."""
+        return self.secret.encode() == token or self.ref == reference(token)
 
 
 def find(rows: list[Row], needed: int) -> list[Found]:
@@ -25,10 +25,10 @@ def find(rows: list[Row], needed: int) -> list[Found]:
     holders: dict[str, list[Row]] = {}
     for row in rows:
         if seconds_left(row) >= 0:
-            holders.setdefault(nonce_of(row.value), []).append(row)
+            holders.setdefault(secret_of(row.value), []).append(row)
     return [
-        Found(nonce, owner.ref if (owner := decode(has[0].value)) else "", min(map(seconds_left, has)))
-        for nonce, has in holders.items()
+        Found(secret, owner.ref if (owner := decode(has[0].value)) else "", min(map(seconds_left, has)))
+        for secret, has in holders.items()
         if len(has) >= needed
     ]
 
@@ -42,6 +42,6 @@ def reference(token: bytes) -> str:
     """
     Return the ``ref`` that stands for a token that the holder chose or was given.
 
-    The token is not used as the nonce. Otherwise two callers that chose the same token would both hold the lock.
+    The token is not used as the secret. Otherwise two callers that chose the same token would both hold the lock.
     """
     return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"

@@ -45,7 +45,7 @@ class KeyOnNodes(NamedTuple):
         except LockTakenError:
             return False
         term = None if length is None else Term(lease, length, rules, self.flavour)
-        slot.hold = Hold(lease.token.encode() if token is None else token, lease, term)
+        slot.hold = Hold(lease.secret.encode() if token is None else token, lease, term)
         return True
 
     async def survey(self) -> tuple[list[Row], dict[str, str]]:
@@ -53,7 +53,7 @@ class KeyOnNodes(NamedTuple):
         manager = self.manager
         replies = await self.flavour.call(manager.survey, manager.asurvey, slugs=(slug(self.name),))
         rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
-        return rows, {node.name: str(replies.get(place, "timeout")) for place, node in enumerate(manager.nodes)}
+        return rows, {node.name: str(replies.get(index, "timeout")) for index, node in enumerate(manager.nodes)}
 
     async def look(self) -> list[Found]:
         """
@@ -62,21 +62,21 @@ class KeyOnNodes(NamedTuple):
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
-        rows, said = await self.survey()
+        rows, reported = await self.survey()
         rules = self.manager.rules
         silent = rules.nodes - len(rows)
         if silent > rules.spare:
-            raise QuorumUnavailableError(self.name, nodes=said, needed=rules.needed)
+            raise QuorumUnavailableError(self.name, nodes=reported, needed=rules.needed)
         return find(rows, rules.needed - silent)
 
     async def find(self, token: bytes) -> Found | None:
         """Return the hold that a token stands for, or None if there is no such hold."""
         return next((found for found in await self.look() if found.stands_for(token)), None)
 
-    async def remove(self, nonce: str) -> Round:
-        """Release a lock by its nonce; a holder that still renews the lock is refused, and notices the loss."""
+    async def remove(self, secret: str) -> Round:
+        """Release a lock by its secret; a holder that still renews the lock is refused, and notices the loss."""
         manager, rules = self.manager, self.manager.rules
-        request = Release((slug(self.name),), nonce, tombstone=rules.guard, shared=nonce == SHARED)
+        request = Release((slug(self.name),), secret, tombstone=rules.guard, shared=secret == SHARED)
         round = Round(
             requests=dict.fromkeys(range(rules.nodes), request),
             decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
@@ -86,14 +86,14 @@ class KeyOnNodes(NamedTuple):
         await self.flavour.call(manager.ask, manager.aask, round)
         return round
 
-    async def remove_by_force(self, nonce: str) -> None:
+    async def remove_by_force(self, secret: str) -> None:
         """
-        Release a lock by its nonce, as an operator does, and send the signal ``lock_forced``.
+        Release a lock by its secret, as an operator does, and send the signal ``lock_forced``.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered; the lock may still be held.
         """
-        round, needed = await self.remove(nonce), self.manager.rules.needed
+        round, needed = await self.remove(secret), self.manager.rules.needed
         # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
         gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
         outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN

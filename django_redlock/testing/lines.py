@@ -24,7 +24,7 @@ def before_line(function: Callable[..., Any], text: str, action: Callable[[], ob
     with watching(code, number, reached):
         yield
     if calls:
-        raise AssertionError(f"{plain.__qualname__} did not come to the line with {text!r}.")
+        raise AssertionError(f"{plain.__qualname__} did not reach the line with {text!r}.")
 
 
 def line_number(function: Any, text: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .servers import Servers
-    from .simulation import Simulation
+    from .simulation import Simulation  # only here: see above
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def redlock_reset() -> Iterator[None]:
     To keep locks from test to test, define a fixture of this name that does nothing in the module, class or
     ``conftest.py``.
     """
-    from .reset import reset_locks
+    from .reset import reset_locks  # only here: pytest loads this module before coverage measures
 
     reset_locks()
     yield
@@ -33,7 +33,7 @@ def redlock_reset() -> Iterator[None]:
 @pytest.fixture
 def redlock_simulation() -> "Iterator[Simulation]":
     """Run the alias ``default`` over three in-memory nodes that fail on command, in virtual time."""
-    from .simulation import Simulation
+    from .simulation import Simulation  # only here: see above
 
     with Simulation() as simulation:
         yield simulation
@@ -41,7 +41,7 @@ def redlock_simulation() -> "Iterator[Simulation]":
 
 @pytest.fixture(scope="session")
 def _redlock_servers() -> "Iterator[Servers]":
-    from .servers import start_servers
+    from .servers import start_servers  # only here: see above
 
     with start_servers(5) as servers:
         yield servers

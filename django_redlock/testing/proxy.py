@@ -154,7 +154,7 @@ class FaultProxy:
             try:
                 await self._relay(*await asyncio.open_connection(sock=client))
             except* (_BrokenError, OSError):
-                pass  # both ends are closed; nobody waits for the result
+                pass  # both ends are closed, and the result is no longer needed
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry bytes both ways until both sides have ended, or break the connection."""

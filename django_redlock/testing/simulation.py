@@ -337,10 +337,10 @@ class VirtualNotifications:
             node.store.listeners[self.waiters.process] = partial(self.waiters.notification, number)
             self.waiters.reached(number)
 
-    def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
-        """Let time pass until the waiter is notified, for at most *told* seconds."""
+    def wait(self, waiter: Waiter, seconds: float, notified: float) -> None:
+        """Let time pass until the waiter is notified, for at most *notified* seconds."""
         called = self.waiters.join(waiter)
-        self._simulation._wait(self._simulation.clock() + told, called)
+        self._simulation._wait(self._simulation.clock() + notified, called)
 
     def close(self) -> None:
         """Do nothing: there is no connection to close."""

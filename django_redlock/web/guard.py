@@ -264,7 +264,7 @@ class Guard:
             if inspect.iscoroutine(response):
                 response.close()
             raise TypeError(
-                f"@locked_view on {self.name}: the view is asynchronous, but looks like a function that is not. Put "
+                f"@locked_view on {self.name}: the view is asynchronous, but looks like a synchronous function. Put "
                 "@locked_view directly on the coroutine function."
             )
         return response

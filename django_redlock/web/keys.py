@@ -116,10 +116,10 @@ class ViewKey:
         if not isinstance(key, list | tuple) or not key:
             raise self._error(f"it must be a str, a callable or a list of these, not {key!r}")
         parts: list[str | _Field] = []
-        for place, item in enumerate(key):
+        for index, item in enumerate(key):
             if not isinstance(item, str) and not callable(item):
-                raise self._error(f"its part {place} must be a str or a callable, not {item!r}")
-            parts += [":"] if place else []
+                raise self._error(f"its part {index} must be a str or a callable, not {item!r}")
+            parts += [":"] if index else []
             parts += self._read(item)
         return parts
 
@@ -273,7 +273,7 @@ def _find_session(call: Call) -> tuple[object, ...]:
     key = getattr(getattr(call.request, "session", None), "session_key", None)
     if not key:
         raise MissingError("the session has not been saved yet; use 'user_or_ip'")
-    return ("session", _digest(key))  # whoever reads the key itself could take over the session
+    return ("session", _digest(key))  # a reader of the plain key could take over the session
 
 
 def _find_path_of_url(call: Call) -> tuple[object, ...]:

@@ -60,10 +60,10 @@ def refuse(request: HttpRequest, error: LockTakenError | QuorumUnavailableError,
     """Return the response of *on_busy* if the lock is taken, and 503 if too few nodes answered."""
     if isinstance(error, LockTakenError) and callable(on_busy):
         return on_busy(request, error)
-    return refusal(request, error, status=409 if callable(on_busy) else on_busy)
+    return response_to(request, error, status=409 if callable(on_busy) else on_busy)
 
 
-def refusal(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT) -> HttpResponse:
+def response_to(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT) -> HttpResponse:
     """
     Return the response to a request that did not get its lock, as a page or as problem details.
 

@@ -1,10 +1,11 @@
 """
 Put a distance between a client and the servers: relays that hold every byte back for the same time.
 
-One process of its own relays to all servers: their replies arrive together, and on a machine with few cores five processes
-would wait for each other. The relay waits with ``select``, whose timeout is counted in microseconds; that of ``poll`` is
-counted in milliseconds, as are those of asyncio. (``select`` takes no more than a thousand descriptors, so the relay is
-started anew for each measurement.) What it costs is measured with no delay, and shown beside the other figures.
+Each server has a relay in a process of its own, so that its work takes no time from the measurement. The relay waits
+with ``select``, whose timeout is counted in microseconds; that of ``poll`` is counted in milliseconds, as are those of
+asyncio. (``select`` takes no more than a thousand descriptors, which the connections of all libraries with a hundred
+tasks to one server nearly are; so each server has its relay, which is started anew for each measurement.) What a relay
+itself costs is measured with no delay, and shown beside the other figures.
 """
 
 import select
@@ -12,7 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from .bench import children
@@ -24,27 +25,28 @@ CHUNK = 65_536  # bytes
 @contextmanager
 def relays(urls: list[str], round_trip: float) -> Iterator[list[str]]:
     """
-    Start a relay in front of these servers and return its address for each of them.
+    Start a relay in front of each of these servers and return the addresses of the relays.
 
     Args:
         urls: The servers.
         round_trip: Seconds by which a round trip takes longer; each direction takes half of it.
     """
     context = children()
-    here, there = context.Pipe()
-    context.Process(target=_serve, args=(there, urls, round_trip / 2), daemon=True).start()
+    ends = [context.Pipe() for _ in urls]
+    for (_, there), url in zip(ends, urls, strict=True):
+        context.Process(target=_serve, args=(there, url, round_trip / 2), daemon=True).start()
     try:
-        yield here.recv()
+        yield [here.recv() for here, _ in ends]
     finally:
-        here.send("end")
-        here.recv()
+        for here, _ in ends:
+            here.send("end")
+            here.recv()
 
 
-def _serve(pipe: Connection, urls: list[str], delay: float) -> None:
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200)) for _ in urls]
-        relay = Relay(dict(zip(listeners, map(address, urls), strict=True)), delay)
-        pipe.send([f"redis://127.0.0.1:{listener.getsockname()[1]}/0" for listener in listeners])
+def _serve(pipe: Connection, url: str, delay: float) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listener:
+        relay = Relay(listener, address(url), delay)
+        pipe.send(f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
         while not pipe.poll():
             relay.step(pipe)
         pipe.send("ended")
@@ -52,35 +54,37 @@ def _serve(pipe: Connection, urls: list[str], delay: float) -> None:
 
 class Relay:
     """
-    Carries the bytes between clients and servers, in one thread.
+    Carries the bytes between the clients of one server and the server, in one thread.
 
     Args:
-        targets: Host and port of the server behind each socket at which clients connect.
+        listener: Where clients connect.
+        target: Host and port of the server.
         delay: Seconds for which it holds every byte back.
     """
 
-    def __init__(self, targets: dict[socket.socket, tuple[str, int]], delay: float) -> None:
+    def __init__(self, listener: socket.socket, target: tuple[str, int], delay: float) -> None:
         self._delay = delay
-        self._targets = targets
+        self._listener = listener
+        self._target = target
         self._others: dict[socket.socket, socket.socket] = {}
         self._underway: deque[tuple[float, socket.socket, bytes]] = deque()
 
     def step(self, pipe: Connection) -> None:
         """Wait for the next event and deal with it: a client, bytes, the end of a delay, or a message on *pipe*."""
         left = max(0.0, self._underway[0][0] - time.monotonic()) if self._underway else None
-        ready, _, _ = select.select([pipe, *self._targets, *self._others], [], [], left)
+        ready, _, _ = select.select([pipe, self._listener, *self._others], [], [], left)
         now = time.monotonic()
         for source in ready:
-            if source in self._targets:
-                self._accept(source)
+            if source is self._listener:
+                self._accept()
             elif source is not pipe:
                 self._take(source, now)
         while self._underway and self._underway[0][0] <= now:
             _, target, data = self._underway.popleft()
             self._pass_on(target, data)
 
-    def _accept(self, listener: socket.socket) -> None:
-        client, server = listener.accept()[0], socket.create_connection(self._targets[listener])
+    def _accept(self) -> None:
+        client, server = self._listener.accept()[0], socket.create_connection(self._target)
         for sock in (client, server):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._others |= {client: server, server: client}

@@ -82,8 +82,8 @@ def strict_policy() -> dict[str, object]:
         return {}
     from django.conf import settings
 
-    nonce = ["<CSP_NONCE_SENTINEL>"]
-    policy = {"default-src": ["'self'"], "script-src": nonce, "style-src": nonce, "img-src": ["'self'", "data:"]}
+    sentinel = ["<CSP_NONCE_SENTINEL>"]
+    policy = {"default-src": ["'self'"], "script-src": sentinel, "style-src": sentinel, "img-src": ["'self'", "data:"]}
     [templates] = settings.TEMPLATES
     processors = [*templates["OPTIONS"]["context_processors"], "django.template.context_processors.csp"]
     return {

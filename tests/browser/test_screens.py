@@ -15,7 +15,7 @@ from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.contrib.history.models import Hold
 from django_redlock.core.owner import Owner, encode
 from django_redlock.inventory import find_lock, force_release
-from django_redlock.web.responses import refusal
+from django_redlock.web.responses import response_to
 
 from .audit import serious
 from .conftest import expect, named
@@ -435,7 +435,7 @@ def test_the_page_of_a_refused_request(browser, shoot, status):
     """
     error = QuorumUnavailableError if status == 503 else LockTakenError
     request = RequestFactory().post("/", headers={"accept": "text/html"})
-    answer = refusal(request, error("orders:7", 0.0, 1, {"n0": "held"}, 1), status=status)
+    answer = response_to(request, error("orders:7", 0.0, 1, {"n0": "held"}, 1), status=status)
     page = browser.new_page()
     page.set_content(answer.content.decode())
 

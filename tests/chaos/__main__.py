@@ -4,9 +4,9 @@ Let real servers, processes and clocks fail, and count the effect on a counter i
     python -m tests.chaos --minutes 10 --profile network
     python -m tests.chaos --minutes 1 --profile all --nodes 5 --database postgresql
 
-There are three or five servers, or three members of etcd or ZooKeeper, behind proxies, and worker processes that take
-one lock and increment two counters under it, one behind a fence and one without. A nemesis injects faults. Every
-acquisition is recorded and checked at the end.
+There are three or five servers, a Redis Cluster of three masters and three replicas, or three members of etcd or
+ZooKeeper, behind proxies. Worker processes take one lock and increment two counters under it, one behind a fence and
+one without. A nemesis injects faults. Every acquisition is recorded and checked at the end.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def missing_for(store: str) -> str:
 
     kinds: dict[str, type[Member] | type[Zoo]] = {"etcd": Member, "zookeeper": Zoo}
     try:
-        if store:
+        if store in kinds:
             kinds[store].find()
     except ServiceMissingError as error:
         return str(error)

@@ -16,15 +16,17 @@ from typing import Any, Self
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from django_redlock.testing.processes import spawn
+from tests import clusters
 from tests.etcd import Cluster, Member, cluster
 from tests.zookeeper import Ensemble, Zoo, ensemble
 
 from .clock import Clock, build
 from .history import History
-from .nemesis import Nemesis, Profile
+from .nemesis import SERVED, Nemesis, Profile
 
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
-APART = 60  # seconds between the wall clocks of two members of ZooKeeper
+APART = 60  # seconds between the clocks of two members of etcd or ZooKeeper
+ELECTION = 30.0  # seconds, with much to spare, in which a cluster has another leader or master, and votes again
 WARM_UP = 3.0  # seconds beyond a ttl until nodes that have just started may vote; their uptime has whole seconds
 GRACE = 60.0  # seconds that a worker may take to end: it may be waiting for a lock and for a row
 
@@ -76,6 +78,9 @@ class Result:
         if not self.profile.tolerated:
             found += [f"overlap: {before} and {after}" for before, after in self.history.overlaps()]
             found += [f"token {token} is not in order" for token in self.history.wrong_tokens()]
+        if self.profile.store:
+            late = [after for after in self.history.freed() if after > self.profile.ttl + ELECTION]
+            found += [f"the lock of a dead holder was free only {after:.1f} s after its deadline" for after in late]
         return found
 
     def freed(self) -> str:
@@ -125,7 +130,7 @@ class Arena:
         self.servers = (
             [] if profile.store else [Server(args=args, environment=environment) for environment in environments]
         )
-        self.cluster: Cluster | Ensemble | None = None
+        self.cluster: Cluster | Ensemble | clusters.Cluster | None = None
         self.proxies: list[FaultProxy] = []
         self.workers: list[WorkerProcess] = []
         self.gone: list[WorkerProcess] = []
@@ -138,9 +143,12 @@ class Arena:
     def __enter__(self) -> Self:
         with self._stack as stack:
             if self.profile.store == "etcd":
-                self.cluster = stack.enter_context(cluster(proxied=True))
+                self.cluster = stack.enter_context(cluster(proxied=True, apart=APART))
             if self.profile.store == "zookeeper":
                 self.cluster = stack.enter_context(ensemble(apart=APART))
+            if self.profile.store == "cluster":
+                self.cluster = stack.enter_context(clusters.cluster(3, replicas=True, proxied=True))
+                self.proxies.extend(self.cluster.proxies)
             for server in self.servers or self.members:
                 if isinstance(server, Server):
                     stack.enter_context(server)
@@ -178,6 +186,8 @@ class Arena:
     def urls(self) -> list[str]:
         """The nodes, as the workers reach them."""
         urls = [proxy.url for proxy in self.proxies]
+        if isinstance(self.cluster, clusters.Cluster):
+            return [self.cluster.url]
         scheme = f"{self.profile.store}://"
         return [scheme + ",".join(url.removeprefix(scheme) for url in urls)] if self.cluster else urls
 
@@ -185,8 +195,8 @@ class Arena:
 
     @property
     def members(self) -> list[Member | Zoo]:
-        """The members of the cluster."""
-        return [*self.cluster.members] if self.cluster else []
+        """The members of a cluster of etcd or ZooKeeper."""
+        return [*self.cluster.members] if isinstance(self.cluster, Cluster | Ensemble) else []
 
     def rejoin(self, member: Member | Zoo) -> None:
         """Have a wiped member join the cluster again."""
@@ -196,6 +206,8 @@ class Arena:
             member.start()  # the others give it what they have before it answers
 
     def any_proxy(self) -> FaultProxy:
+        if isinstance(self.cluster, clusters.Cluster) and random.random() < 0.5:
+            return self.proxies[self.cluster.owner(SERVED)]
         return random.choice(self.proxies)
 
     def any_server(self) -> Server:
@@ -214,7 +226,9 @@ class Arena:
     def start_worker(self) -> WorkerProcess:
         number = len(self.workers) + len(self.gone)
         ttl = self.profile.ttl
-        rules = {"ttl": ttl, "max_ttl": ttl, "node_timeout": self.profile.node_timeout}
+        rules: dict[str, Any] = {"ttl": ttl, "max_ttl": ttl, "node_timeout": self.profile.node_timeout}
+        if self.profile.restart_guard is not None:
+            rules["restart_guard"] = self.profile.restart_guard
         if self.profile.durable:
             rules["durable"] = [f"node {place}" for place in range(len(self.servers))]
         diary = self._folder / f"diary {number}"

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from tests.clusters import Cluster as RedisCluster
 from tests.etcd import Member
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .arena import Arena
 
 TTL = 2.0  # seconds
+SERVED = "{t}:served"  # a key of the workers' locks, by which a Redis Cluster is asked who has them
 
 Fault = Callable[["Arena"], "Iterator[None]"]
 
@@ -125,8 +127,66 @@ def partitioned_member(arena: "Arena") -> Iterator[None]:
 
 def any_member(arena: "Arena") -> "Member | Zoo":
     """Return the leader or any other member."""
-    assert arena.cluster is not None
-    return arena.cluster.leader() if random.random() < 0.5 else random.choice(arena.members)
+    cluster = arena.cluster
+    assert cluster is not None
+    assert not isinstance(cluster, RedisCluster)
+    return cluster.leader() if random.random() < 0.5 else random.choice(arena.members)
+
+
+# Masters and replicas of a Redis Cluster
+
+
+def killed_master(arena: "Arena") -> Iterator[None]:
+    """The master that has the locks is killed (SIGKILL). Its replica takes its place, unless it is back before that."""
+    cluster = redis_cluster(arena)
+    cluster.servers[cluster.owner(SERVED)].kill()
+    yield
+    cluster.repair()
+
+
+def emptied_master(arena: "Arena") -> Iterator[None]:
+    """The master that has the locks is killed, and is back without data before its replica takes its place."""
+    cluster = redis_cluster(arena)
+    master = cluster.servers[cluster.owner(SERVED)]
+    master.kill()
+    master.start()
+    yield
+    cluster.repair()
+
+
+def frozen_master(arena: "Arena") -> Iterator[None]:
+    """The master that has the locks is stopped (SIGSTOP) and continues, after a while as a replica."""
+    cluster = redis_cluster(arena)
+    master = cluster.servers[cluster.owner(SERVED)]
+    master.freeze()
+    yield
+    master.thaw()
+    cluster.repair()
+
+
+def stale_replica(arena: "Arena") -> Iterator[None]:
+    """A replica that has missed the last locks takes the place of its master."""
+    cluster = redis_cluster(arena)
+    place = cluster.owner(SERVED)
+    cluster.cut_replication(place)
+    time.sleep(random.uniform(0, TTL))
+    cluster.fail_over(place)
+    yield
+    cluster.repair()
+
+
+def moved_slot(arena: "Arena") -> Iterator[None]:
+    """The locks move to another shard step by step, while workers hold them and wait for them."""
+    cluster = redis_cluster(arena)
+    target = random.choice([place for place in cluster.masters() if place != cluster.owner(SERVED)])
+    for _ in cluster.migrate(SERVED, target):
+        time.sleep(random.choice((0.0, 0.05, TTL)))
+    yield
+
+
+def redis_cluster(arena: "Arena") -> RedisCluster:
+    assert isinstance(arena.cluster, RedisCluster)
+    return arena.cluster
 
 
 # Clients
@@ -172,9 +232,10 @@ class Profile:
         slow: Chance that a worker pauses for up to two leases between reading and writing.
         clocks: Whether the nodes' clocks can be set; needs a C compiler.
         tolerated: Whether overlaps are only counted, because an assumption does not hold.
-        store: The kind of cluster, if the node is one of three members, and not one of several servers.
+        store: The kind of cluster, if there is one node with several members, and not one node for each server.
         ttl: Seconds of a lease.
         node_timeout: Seconds to wait for a node.
+        restart_guard: Whether nodes that may have forgotten locks give no vote; by default, with three nodes or more.
     """
 
     name: str
@@ -185,13 +246,15 @@ class Profile:
     slow: float = 0.0
     clocks: bool = False
     tolerated: bool = False
-    store: Literal["", "etcd", "zookeeper"] = ""
+    store: Literal["", "cluster", "etcd", "zookeeper"] = ""
     ttl: float = TTL
     node_timeout: float = 0.2
+    restart_guard: bool | None = None
 
 
 NETWORK = (delay, black_hole, reset, lost_reply, frozen_node)
 CLIENTS = (frozen_worker, killed_worker)
+MASTERS = (killed_master, emptied_master, frozen_master, stale_replica, moved_slot)
 MEMBERS = (frozen_member, killed_member, wiped_member, partitioned_member)
 STORES: tuple[Literal["etcd", "zookeeper"], ...] = ("etcd", "zookeeper")
 
@@ -217,6 +280,17 @@ PROFILES = {
                 node_timeout=1.0,
             )
             for store in STORES
+        ),
+        Profile(
+            "cluster",
+            (*MASTERS, *MASTERS, delay, black_hole, reset, lost_reply, *CLIENTS, killed_worker),
+            lasting=(0.05, 8.0),
+            pause=3.0,
+            slow=0.01,
+            store="cluster",
+            ttl=4.0,
+            node_timeout=0.5,
+            restart_guard=True,
         ),
         Profile(
             "everything",

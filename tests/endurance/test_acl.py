@@ -78,7 +78,7 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
 
     await passed_on(manager, flavour, lease)
     lease = await flavour.acquire(manager.lock("a", wait=0))
-    assert manager.survey(slugs=("{a}",))[0].rows[0].value.startswith(lease.token)
+    assert manager.survey(slugs=("{a}",))[0].rows[0].value.startswith(lease.secret)
     assert [row.slug for row in manager.survey(count=10)[0].rows] == ["{a}"]
     assert await flavour.release(lease) == "released"
     assert manager.survey(count=10)[0].kind is Kind.LISTED
@@ -115,7 +115,7 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
     waiting = asyncio.ensure_future(asyncio.to_thread(lock.acquire) if blocking else lock.aacquire())
     notifications = other.driver.notifications if blocking else other.driver.loop_side().notifications
     try:
-        await eventually(lambda: notifications.waiters.told or waiting.done())
+        await eventually(lambda: notifications.waiters.notified or waiting.done())
         assert await flavour.release(lease) == "released"
     finally:
         try:

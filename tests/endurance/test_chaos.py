@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_time_until_the_next_holder_is_known(tmp_path: Path):
         history.read(number, diary, killed)
 
     assert history.freed() == [1.5]
+
+
+@pytest.mark.parametrize(("since", "failures"), [(30.0, 0), (36.0, 1)])
+def test_lock_of_a_dead_holder_must_be_free_in_time(since: float, failures: int):
+    """P24: one ttl and one election after the deadline, over a replicated store."""
+    profile = Profile("p", store="etcd", ttl=3.0)
+    dead, later = replace(hold(1, 0.0, 2.0), killed=1.0), hold(2, since, since + 3.0)
+    counted = {"plain": (0, 0), "fenced": (0, 0)}
+
+    result = Result(profile, 1, 60.0, History([dead, later]), 0, counted)
+
+    assert len(result.failures) == failures
 
 
 def test_diary_of_a_worker_that_was_killed_is_read(tmp_path: Path):

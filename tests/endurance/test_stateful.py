@@ -381,7 +381,7 @@ class Locks(RuleBasedStateMachine):
         return [server.holders(name) for server in self.servers for name in NAMES]
 
     def foretold(self) -> list[set[str]]:
-        return [{held.lease.token for held in node[name].holders} for node in self.places for name in NAMES]
+        return [{held.lease.secret for held in node[name].holders} for node in self.places for name in NAMES]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -93,7 +93,7 @@ class Experiment:
     def _section(self) -> None:
         token = self.source.token()
         time.sleep(random.uniform(0, 0.01))  # delivered late
-        lease = lease_of(self.name, token=token)
+        lease = lease_of(self.name, fencing_token=token)
         for _ in range(STEPS):
             try:
                 self._increment(lease)

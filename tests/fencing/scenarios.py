@@ -124,7 +124,7 @@ def is_the_lock_pointless(stage: Stage) -> tuple[int, int]:
 def is_the_resource_distributed(stage: Stage) -> tuple[int, int]:
     """Return the counters of two databases after a holder was overtaken in one of them."""
     both = [stage.database, stage.other]
-    early, late = lease_of("both", token=33), lease_of("both", token=34)
+    early, late = lease_of("both", fencing_token=33), lease_of("both", fencing_token=34)
     with fenced(early, using=both):
         for alias in both:
             CounterTable(alias).write(1)
@@ -143,7 +143,7 @@ def is_the_resource_distributed(stage: Stage) -> tuple[int, int]:
 def two_delayed_writers(stage: Stage) -> tuple[int, int]:
     """Return the counter after two increments whose tokens are compared when writing, and when claiming first."""
     counter = CounterTable(stage.database)
-    old, new = lease_of("writers", token=33), lease_of("writers", token=34)
+    old, new = lease_of("writers", fencing_token=33), lease_of("writers", fencing_token=34)
     old_read, new_read = counter.read(), counter.read()
     for lease, value in ((old, old_read), (new, new_read)):
         with fenced(lease, using=stage.database):  # as a resource does that checks the tokens of its requests
@@ -152,7 +152,7 @@ def two_delayed_writers(stage: Stage) -> tuple[int, int]:
     stage.say(f"33 and 34 read 0. Then 33 writes 1, and 34 writes 1; the tokens came in order. Counter: {checked}.")
 
     counter.clear()
-    old, new = lease_of("writers", token=35), lease_of("writers", token=36)
+    old, new = lease_of("writers", fencing_token=35), lease_of("writers", fencing_token=36)
     claimed = threading.Event()
     with fenced(old, using=stage.database):
         read = counter.read()

@@ -11,13 +11,13 @@ _numbers = itertools.count()
 _managers: list[LockManager] = []
 
 
-def lease_of(name: str | list[str], token: int = 0, **options) -> Lease:
+def lease_of(name: str | list[str], fencing_token: int = 0, **options) -> Lease:
     """
     Return a lease that nobody else respects, because nobody else uses its node: no lock at all.
 
     Args:
         name: Name of the lock.
-        token: Its fencing token, whatever the node granted; 0 keeps the granted one.
+        fencing_token: Its fencing token, whatever the node granted; 0 keeps the granted one.
         options: For the lock.
     """
     node = open_node(NodeSpec(f"memory://nobody-else-{next(_numbers)}"), "redlock:")
@@ -25,8 +25,8 @@ def lease_of(name: str | list[str], token: int = 0, **options) -> Lease:
     manager = LockManager([node], Rules(nodes=1, restart_guard=False, node_timeout=min(5.0, given["ttl"] / 6)))
     _managers.append(manager)
     lease = manager.lock(name, **given).acquire()
-    if token:
-        lease.hold.token = token
+    if fencing_token:
+        lease.hold.fencing_token = fencing_token
     return lease
 
 

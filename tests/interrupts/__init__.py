@@ -6,7 +6,8 @@ The interpreter checks for such events at the start of a function, after a call,
 raises an exception at the first of these points, then at the second, and so on, until the code finishes without
 reaching the point. With ``--lines`` it also raises before every line, except where no signal handler can run: before
 ``__exit__`` is called at the end of a ``with`` block. With ``--each-line`` it raises at the first point of each line
-and at one random later point of it. With ``--twice`` it raises once more while the first exception is handled.
+and at one random later point of it, and does the same in the library code that these lines call. With ``--twice`` it
+raises once more while the first exception is handled.
 
 After every interruption, three things must hold. The lock is free for others or ends with its lease. The interrupted
 thread can enter it again. A lease that another thread takes is renewed and released. What runs in the background must

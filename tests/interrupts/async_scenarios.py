@@ -249,7 +249,7 @@ async def apass_on(manager: Any, lock: Any, prepared: Any) -> None:
     lease = await lock.aacquire()
     fail(manager, "silent", 1)
     with suppress(LockTakenError, QuorumUnavailableError):  # a busy machine makes a second node silent
-        successor = await manager.claim(lock.name, ttl=TTL, wait=0, adopt=lease.token).aacquire()
+        successor = await manager.claim(lock.name, ttl=TTL, wait=0, adopt=lease.secret).aacquire()
         passed_on(lease)
         await successor.arelease()
     await lease.arelease()

@@ -137,7 +137,7 @@ class RedeliveryTurn:
         self.redelivery = Redelivery(manager.nodes, self._now)
         self._bell, self.redelivery._bell = self.redelivery._bell, self  # type: ignore[assignment]
         self._ahead = 0.0
-        release = Release(lease.hold._slugs, lease.token, TTL)
+        release = Release(lease.hold._slugs, lease.secret, TTL)
         self.redelivery._inbox.append((dict.fromkeys(range(len(manager.nodes)), release), steady() + TTL))
         late = Release(lease.hold._slugs, "0" * 32, TTL)
         self.redelivery._inbox.append(({0: late}, 0.0))

@@ -499,7 +499,7 @@ class Slow:
 def await_redelivered(manager: Any, lock: Any, lease: Any) -> None:
     """Wait for the reply to a release that is redelivered."""
     with closing(Slow()) as slow:
-        manager.driver.redelivery._await(slow, Release(lease.hold._slugs, lease.token, TTL))
+        manager.driver.redelivery._await(slow, Release(lease.hold._slugs, lease.secret, TTL))
 
 
 LATE = [

@@ -227,7 +227,7 @@ def closing_soon(manager: Any, lock: Any) -> Any:
 def usurped(manager: Any, lock: Any) -> Any:
     """Have a lease whose lock another owner took."""
     lease = variant(lock, renew=False).acquire()
-    manager.release(lock.name, lease.token)
+    manager.release(lock.name, lease.secret)
     return Prepared(lease, (variant(lock, renew=False).acquire(),))
 
 
@@ -313,7 +313,7 @@ def lose_in_block(manager: Any, lock: Any, prepared: Any) -> None:
             lease.on_lost(lambda lease: None)
             lease.hold.deadline = 0.0
     with suppress(LockLostError), variant(lock, renew=False) as lease:
-        manager.release(lock.name, lease.token)
+        manager.release(lock.name, lease.secret)
     lease = lock.acquire()
     with suppress(LockLostError), lease:
         lease.hold.deadline = 0.0
@@ -323,7 +323,7 @@ def lose_in_block(manager: Any, lock: Any, prepared: Any) -> None:
 
 def lose_unnoticed(manager: Any, lock: Any, lease: Any) -> None:
     """Send the release of a lock that the nodes have lost."""
-    manager.release(lock.name, lease.token)
+    manager.release(lock.name, lease.secret)
     lease.release(wait=False)
     manager.driver.unattended.look(wait=True)
 
@@ -361,7 +361,7 @@ def refused(manager: Any, lock: Any, prepared: Prepared) -> None:
 
 def stopped(manager: Any, lock: Any, lease: Any) -> None:
     """Have an extension refused, because an operator asked the holder to stop."""
-    tombstone = Release((), lease.token, TTL, revoke=True)
+    tombstone = Release((), lease.secret, TTL, revoke=True)
     manager.ask(Round(dict.fromkeys(range(len(manager.nodes)), tombstone), lambda replies: False, 0.4))
     lease.extend()
     with suppress(LockLostError):
@@ -596,7 +596,7 @@ def pass_on(manager: Any, lock: Any, lease: Any) -> None:
     """Have another holder take the lock over."""
     fail(manager, "silent", 1)
     with suppress(LockTakenError, QuorumUnavailableError):  # a busy machine makes a second node silent
-        successor = manager.claim(lock.name, ttl=TTL, wait=0, adopt=lease.token).acquire()
+        successor = manager.claim(lock.name, ttl=TTL, wait=0, adopt=lease.secret).acquire()
         passed_on(lease)
         successor.release()
     mend(manager)
@@ -606,11 +606,11 @@ def detach(manager: Any, lock: Any, lease: Any) -> None:
     """Take the lock over without a lease of its own, and release it by its secret."""
     acquirer = manager.acquirer
     wanted = acquirer.left_alone(
-        lock.name, ttl=TTL, kind="task", label="", ref="", secret="a" * 32, adopt=lease.token, strict=True
+        lock.name, ttl=TTL, kind="task", label="", ref="", secret="a" * 32, adopt=lease.secret, strict=True
     )
     acquirer.run(wanted)
     passed_on(lease)
-    manager.release(lock.name, wanted.nonce)
+    manager.release(lock.name, wanted.secret)
     manager.claim(lock.name, wait=10 * TTL, ttl=TTL, secret="b" * 32, detached=True).acquire().release()
 
 

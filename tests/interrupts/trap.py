@@ -83,13 +83,16 @@ class Trap:
                 sys.setprofile(None)
 
     def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if self.sprung or not (
-            is_inside(frame) if isinstance(self.at, int) else self.at.line in lines_of(frame.f_code)
-        ):
+        if self.sprung or not self._is_traced(frame):
             return None
         frame.f_trace_opcodes = self._opcodes
         self._last.pop(id(frame), None)
         return self._on_event
+
+    def _is_traced(self, frame: FrameType) -> bool:
+        if isinstance(self.at, int) or PACKAGE not in self.at.line[0]:  # other code counts if this package calls it
+            return is_inside(frame)
+        return self.at.line in lines_of(frame.f_code)
 
     def _on_event(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "opcode":

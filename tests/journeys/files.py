@@ -133,6 +133,7 @@ class EverydayTests(ResetLocksMixin, TestCase):
 
         with mock.patch.dict(os.environ, DJANGO_ALLOW_ASYNC_UNSAFE="true"):
             asyncio.run(view())
+            asyncio.run(rows())
 
     def test_words_of_redis_py_are_explained(self):
         with self.assertRaisesRegex(TypeError, "write ttl=5"):

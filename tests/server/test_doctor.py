@@ -34,6 +34,7 @@ from django_redlock.inventory.node_checks import GUIDES
 from django_redlock.nodes.redis import inspect
 from django_redlock.nodes.redis.inspect import Inspection, commands
 from django_redlock.testing import Server, Servers, start_servers
+from django_redlock.testing.proxy import RESET_ON_CLOSE
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
 from tests.clusters import PASSWORD, cluster, cluster_nodes
@@ -228,6 +229,37 @@ def test_tls_where_there_is_none(three):
         unreachable(f"rediss://127.0.0.1:{listener.getsockname()[1]}", three, Failure.TLS_FAILED)
 
 
+@pytest.mark.parametrize("failure", [Failure.CLOSED, Failure.RESET])
+def test_server_that_speaks_another_protocol(three, failure: Failure):
+    """
+    L65: the server hangs up, as those of another kind do, and those that speak TLS only.
+    """
+
+    def hang_up() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.recv(1024)
+                if failure is Failure.RESET:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                else:
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1024):
+                        pass
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=hang_up, daemon=True).start()
+        unreachable(f"redis://127.0.0.1:{listener.getsockname()[1]}", three, failure)
+
+
+def test_cluster_that_does_not_answer_has_no_mode(three):
+    """
+    L65: the doctor does not say in which mode a server runs that it has not reached.
+    """
+    assert "mode" not in ids(found(["redis+cluster://127.0.0.1:1", *three[1:]]))
+
+
 def answer_in_plain(listener: socket.socket) -> None:
     """Greet every client as no TLS server does, until the listener is closed."""
     with suppress(OSError):
@@ -413,7 +445,7 @@ def test_slow(nodes, three, monkeypatch, delay, level):
     A node whose replies take more than half of the node timeout, or all of it, is slow; the remedy has a number. The
     shortest of several round trips counts.
     """
-    clock, said = Clock(), inspect._say
+    clock, said = Clock(), inspect._command
     delays = {nodes[0].port: [delay] * 5, nodes[1].port: [9.0, 9.0, 0.001, 9.0, 9.0], nodes[2].port: [0.001] * 5}
 
     def late(connection: Any, *command: Any) -> Any:
@@ -421,7 +453,7 @@ def test_slow(nodes, three, monkeypatch, delay, level):
             clock.now += delays[connection.port].pop()
         return said(connection, *command)
 
-    monkeypatch.setattr(inspect, "_say", late)
+    monkeypatch.setattr(inspect, "_command", late)
     monkeypatch.setattr(
         inspect,
         "time",

@@ -210,7 +210,7 @@ def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
     assert force_release("orders:7", found().fingerprint) == "released"
 
     with five[0].client() as client:
-        assert client.pttl(f"redlock:x:{lease.token}") > 30_000
+        assert client.pttl(f"redlock:x:{lease.secret}") > 30_000
     assert lease.extend() is False
     assert lease.reason == "revoked"
 

@@ -98,7 +98,7 @@ def test_inspect_shows_each_node(five):
     assert "Waiting: nobody" in out
     assert "lock-5 (" in err
     assert code == 0
-    assert lease.token[:8] not in out
+    assert lease.secret[:8] not in out
 
 
 def test_inspect_shows_the_waiters(five):
@@ -180,7 +180,7 @@ def test_release_asks_and_is_logged(five, monkeypatch, caplog):
     assert done[0].endswith("orders:7: released.\n")
     assert done[2] == 0
     assert "lock released by force: orders:7 (released: worker was killed)" in caplog.text
-    assert lease.token[:8] not in caplog.text + done[0]
+    assert lease.secret[:8] not in caplog.text + done[0]
     assert lease.extend() is False
 
 
@@ -196,7 +196,7 @@ def test_release_of_the_holder_that_was_seen_only(five):
     out, err, code = run("redlock_release", "orders:7", f"--fingerprint={old}", "--no-input")
 
     assert "Left alone: it has another holder." in out
-    assert (err, code) == ("Nothing was released: the holder is another one now.", 4)
+    assert (err, code) == ("Nothing was released: the holder has changed.", 4)
     assert lease.extend()
 
 
@@ -342,7 +342,7 @@ def test_a_lock_with_a_limit_is_found_by_its_name(five):
     one = run("redlock_inspect", names[0])
     released = run("redlock_release", names[0], "--no-input")
 
-    assert out.startswith("sem: 2 places are held (#")
+    assert out.startswith("sem: 2 permits are held (#")
     assert code == 0
     assert sorted(place["name"] for place in data["places"]) == names
     assert data["lock"] in data["places"]

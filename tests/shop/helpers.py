@@ -45,7 +45,7 @@ def paid_as_others_see() -> bool:
 
 def lose(lease: Lease) -> None:
     """Let another owner take the lock over, and let the lease find out."""
-    locks["default"].release(lease.names, lease.token)
+    locks["default"].release(lease.names, lease.secret)
     rival = lock(lease.names, wait=0).acquire()
     lease.extend()
     rival.release()

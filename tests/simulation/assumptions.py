@@ -191,9 +191,9 @@ def rows_stay_unlocked() -> Iterator[None]:
 
 
 @contextmanager
-def few_nonces() -> Iterator[None]:
-    """All clients draw from the same four nonces."""
-    with patch.object(Process, "_fresh_nonce", lambda self: f"{self.world.random.randrange(4):032x}"):
+def few_secrets() -> Iterator[None]:
+    """All clients draw from the same four secrets."""
+    with patch.object(Process, "_fresh_secret", lambda self: f"{self.world.random.randrange(4):032x}"):
         yield
 
 
@@ -217,5 +217,5 @@ ASSUMPTIONS = [
         schedules_of(replace(PAUSE, slow=0.1)),
         contextmanager(read_before_claim),
     ),
-    Assumption("A6", "nonces are not unique", "overlap", schedules_of(LOSS), few_nonces),
+    Assumption("A6", "secrets are not unique", "overlap", schedules_of(LOSS), few_secrets),
 ]

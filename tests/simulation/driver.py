@@ -180,7 +180,9 @@ class Process(Computer):
         """
         wanted = Wanted(names, TTL, wait, self._owner, limit=limit, shared=shared)
         waiter = self._waiters.new_name() if wait != 0 else ""
-        acquisition = Acquisition(wanted, self.rules, self.highest, self._fresh_nonce, self.world.random.random, waiter)
+        acquisition = Acquisition(
+            wanted, self.rules, self.highest, self._fresh_secret, self.world.random.random, waiter
+        )
         began, steps = self.world.now, acquisition.steps(self.instant())
         step = next(steps)
         try:
@@ -243,7 +245,7 @@ class Process(Computer):
             hold = lease.hold
             late = self.clock() >= hold.deadline or hold.ended is not None
             longer = hold.extended(round, number, start, self.clock())
-            self.world.log(self.name, "extended" if longer else "not extended", hold.nonce[:4], hold.ended or "")
+            self.world.log(self.name, "extended" if longer else "not extended", hold.secret[:4], hold.ended or "")
             self._oracles.extended(lease, round, when, longer, late)
 
     def release(self, lease: Lease, sends: bool | None = None) -> Routine:
@@ -260,7 +262,7 @@ class Process(Computer):
         unattended = chosen and lease.hold.remaining(self.clock()) > timeout
         lease.hold.check(self.clock())
         lease.hold.end("released", self.clock())
-        self.world.log(self.name, "sends" if unattended else "releases", lease.hold.nonce[:4], lease.hold.ended)
+        self.world.log(self.name, "sends" if unattended else "releases", lease.hold.secret[:4], lease.hold.ended)
         round = lease.hold.release(0.0 if unattended else timeout)
         round.unattended = unattended
         yield from self.ask(round)
@@ -272,11 +274,11 @@ class Process(Computer):
             return outcome
         hold = holds.Hold(wanted, outcome, self.rules, self.highest)
         lease = Lease(self, hold, outcome.slugs, wanted.limit, wanted.shared)
-        self.world.log(self.name, "GRANTED", *outcome.slugs, outcome.nonce[:4], f"#{outcome.token % 10**9}")
+        self.world.log(self.name, "GRANTED", *outcome.slugs, outcome.secret[:4], f"#{outcome.fencing_token % 10**9}")
         self._oracles.granted(lease, outcome, began)
         return lease
 
-    def _fresh_nonce(self) -> str:
+    def _fresh_secret(self) -> str:
         return f"{self.world.random.getrandbits(128):032x}"
 
     # The part of django_redlock.engine.notifications
@@ -290,7 +292,7 @@ class Process(Computer):
         if not bell.rung:
             bell.task = self.current
             try:
-                yield Wait(pause.told if self._waiters.told else pause.seconds)
+                yield Wait(pause.notified if self._waiters.notified else pause.seconds)
             finally:
                 bell.task = None
 

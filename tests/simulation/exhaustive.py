@@ -23,7 +23,7 @@ from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.backoff import Pause
 from django_redlock.core.names import slug
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.owner import NONCE_SIZE, Owner
+from django_redlock.core.owner import SECRET_SIZE, Owner
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Instant, Raise, Request
 from django_redlock.core.rules import Rules
@@ -36,7 +36,7 @@ SLUG = slug(NAME)
 TTL = 10.0
 START = 1_000.0  # the time on all clocks, all the time
 TIMEOUT = "timeout"
-STRANGER = "s" * NONCE_SIZE
+STRANGER = "s" * SECRET_SIZE
 
 History = tuple[Any, ...]
 
@@ -73,9 +73,9 @@ class Phase:
 IDLE = Phase()
 
 
-def nonce(client: int, attempt: int) -> str:
-    """Return the nonce of an attempt."""
-    return f"{client}{attempt}".rjust(NONCE_SIZE, "x")
+def secret(client: int, attempt: int) -> str:
+    """Return the secret of an attempt."""
+    return f"{client}{attempt}".rjust(SECRET_SIZE, "x")
 
 
 class Protocol:
@@ -94,7 +94,7 @@ class Protocol:
         """Return a node's reply, and its state afterwards."""
         raise NotImplementedError
 
-    def nonce_of(self, request: Any) -> str:
+    def secret_of(self, request: Any) -> str:
         """Return whose key a request needs to find, if it needs one."""
         return ""
 
@@ -122,9 +122,9 @@ class Production(Protocol):
         self._messages: list[Request | Reply] = []
         self._numbers: dict[Request | Reply, int] = {}
 
-    def nonce_of(self, request: Any) -> str:
+    def secret_of(self, request: Any) -> str:
         message = self._messages[request]
-        return message.nonce if isinstance(message, Raise) else ""
+        return message.secret if isinstance(message, Raise) else ""
 
     def show(self, reply: Any) -> str:
         said = self._messages[reply]
@@ -141,7 +141,7 @@ class Production(Protocol):
         seen = HighestToken()
         seen.lift([SLUG], highest)
         wanted = Wanted((NAME,), TTL, 0.0, Owner())
-        acquisition = Acquisition(wanted, self.rules, seen, lambda: nonce(client, attempt), lambda: 0.5)
+        acquisition = Acquisition(wanted, self.rules, seen, lambda: secret(client, attempt), lambda: 0.5)
         at = Instant(START, self.walls[client])
         steps = acquisition.steps(at)
         step: Any = next(steps)
@@ -159,7 +159,7 @@ class Production(Protocol):
                     if isinstance(step, Pause) or step.cleanup:  # this attempt failed
                         return Phase(highest=seen.of([SLUG]), done=True)
         except StopIteration as stop:
-            return Phase(highest=seen.of([SLUG]), token=getattr(stop.value, "token", None), done=True)
+            return Phase(highest=seen.of([SLUG]), token=getattr(stop.value, "fencing_token", None), done=True)
         asks = {node: self._number(request) for node, request in step.requests.items()}
         said = {node: reply.kind.value for node, reply in step.replies.items() if reply.kind in GRANTS}
         return Phase((rounds, min(asks.values())), asks, said, seen.of([SLUG]))
@@ -171,7 +171,7 @@ class Production(Protocol):
         if cell.number:
             store.records.write_fence((SLUG,), cell.number, None, START)
         reply = store.execute(self._messages[request])  # type: ignore[arg-type]
-        after = Cell((store.records.holder(SLUG, START) or "")[:NONCE_SIZE], store.records.fence(SLUG, START))
+        after = Cell((store.records.holder(SLUG, START) or "")[:SECRET_SIZE], store.records.fence(SLUG, START))
         return self._number(reply._replace(time=0, left=0.0)), after
 
 
@@ -325,8 +325,8 @@ class Search:
             asked = [wires[node] for wires in state.wires]
             said = [phase.said.get(node) for phase in phases]
             # A key makes a difference only to its holder, and only if the holder may still come back to it.
-            back = {self.protocol.nonce_of(request) for request in (*asked, *late) if request is not None}
-            back |= {nonce(client, me.attempt) for client, me in enumerate(state.clients) if said[client] is not None}
+            back = {self.protocol.secret_of(request) for request in (*asked, *late) if request is not None}
+            back |= {secret(client, me.attempt) for client, me in enumerate(state.clients) if said[client] is not None}
             holder = cell.holder if cell.holder in back else ""
             columns.append((holder, cell.number, tuple(asked), tuple(said), late))
         return clients, state.tokens, tuple(sorted(columns, key=hash))
@@ -384,7 +384,7 @@ class Naive(Protocol):
             elif reply:
                 counters[node] = reply
         if len(counters) < needed:
-            return Phase(1, dict.fromkeys(range(self.nodes), ("count", nonce(client, attempt))), said)
+            return Phase(1, dict.fromkeys(range(self.nodes), ("count", secret(client, attempt))), said)
         token = self.combine(list(counters.values()))
         agreed |= {node for node, counter in counters.items() if counter == token}
         if not self.write_back or len(agreed) >= needed:

@@ -19,7 +19,7 @@ from django_redlock.core.names import permit_slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.decisions import Decisions
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.owner import nonce_of
+from django_redlock.core.owner import secret_of
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED
 from django_redlock.core.round import Round
@@ -102,8 +102,8 @@ def score(kills: list[Kill]) -> str:
 
 
 def holder_of(node: Decisions, slug: str) -> str:
-    """Return the nonce under which a node holds a lock, or nothing."""
-    return nonce_of(node._records.holder(slug, node._now) or "")
+    """Return the secret under which a node holds a lock, or nothing."""
+    return secret_of(node._records.holder(slug, node._now) or "")
 
 
 @mutant("skew", "same microsecond")
@@ -132,7 +132,7 @@ def release_of_anybody() -> Iterator[None]:
     release = Decisions.release
 
     def released(self: Decisions, request: Any) -> Reply:
-        return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce))
+        return release(self, request._replace(secret=holder_of(self, request.slugs[0]) or request.secret))
 
     with patch.object(Decisions, "release", released):
         yield
@@ -144,7 +144,7 @@ def extension_of_anybody() -> Iterator[None]:
     extend = Decisions._extend_one
 
     def extended(self: Decisions, term: Any, keep: float | None) -> Any:
-        return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep)
+        return extend(self, term._replace(secret=holder_of(self, term.slugs[0]) or term.secret), keep)
 
     with patch.object(Decisions, "_extend_one", extended):
         yield
@@ -169,7 +169,7 @@ def raising_without_holding() -> Iterator[None]:
     raise_ = Decisions.raise_token
 
     def raised(self: Decisions, request: Any) -> Reply:
-        return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])))
+        return raise_(self, request._replace(secret=holder_of(self, request.slugs[0])))
 
     with patch.object(Decisions, "raise_token", raised):
         yield
@@ -316,13 +316,13 @@ def mixed_rounds() -> Iterator[None]:
 
 
 @mutant("net", "loses data")
-def one_nonce() -> Iterator[None]:
-    """all attempts of an acquisition share a nonce"""
+def one_secret() -> Iterator[None]:
+    """all attempts of an acquisition share a secret"""
     init = Acquisition.__init__
 
-    def remembering(self: Acquisition, wanted: Any, rules: Any, highest: Any, fresh_nonce: Any, *more: Any) -> None:
-        nonce = fresh_nonce()
-        init(self, wanted, rules, highest, lambda: nonce, *more)
+    def remembering(self: Acquisition, wanted: Any, rules: Any, highest: Any, fresh_secret: Any, *more: Any) -> None:
+        secret = fresh_secret()
+        init(self, wanted, rules, highest, lambda: secret, *more)
 
     with patch.object(Acquisition, "__init__", remembering):
         yield

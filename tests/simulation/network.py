@@ -64,10 +64,10 @@ class Machine(Place):
         """Notify the waiters of a process until it ends."""
         self.store.listeners[process] = notification
 
-    def has(self, slug: str, nonce: str, shared: bool) -> bool:
-        """Return whether it knows the holder with this nonce, alone or beside other shared ones."""
+    def has(self, slug: str, secret: str, shared: bool) -> bool:
+        """Return whether it knows the holder with this secret, alone or beside other shared ones."""
         holder = self.store.records.owner(slug, self.store.now())
-        return holder == SHARED and nonce in self.store.records.shared.get(slug, ()) if shared else holder == nonce
+        return holder == SHARED and secret in self.store.records.shared.get(slug, ()) if shared else holder == secret
 
     def endless(self) -> list[str]:
         """Return the names with a holder whose hold has no end."""
@@ -139,15 +139,15 @@ def describe(request: Request) -> str:
     """Return the text of a request in the trace."""
     match request:
         case Extend():
-            return "Extend " + ", ".join(f"{term.nonce[:4]} #{term.token % 10**9}" for term in request.terms)
+            return "Extend " + ", ".join(f"{term.secret[:4]} #{term.fencing_token % 10**9}" for term in request.terms)
         case Acquire():
             names = "".join(request.slugs) + " shared" * request.shared
-            return f"Acquire {request.nonce[:4]} {names} #{request.number % 10**9} {request.waiter}".rstrip()
+            return f"Acquire {request.secret[:4]} {names} #{request.number % 10**9} {request.waiter}".rstrip()
         case Raise():
-            return f"Raise {request.nonce[:4]} #{request.number % 10**9}"
+            return f"Raise {request.secret[:4]} #{request.number % 10**9}"
         case Release():
             tombstone = "tombstone" if request.tombstone else ""
-            return f"Release {request.nonce[:4]} {tombstone} {request.leaving}".rstrip()
+            return f"Release {request.secret[:4]} {tombstone} {request.leaving}".rstrip()
     return ""
 
 

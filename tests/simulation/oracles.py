@@ -61,14 +61,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A number that a node accepted for a nonce, and when that node last started."""
+    """A number that a node accepted for a secret, and when that node last started."""
 
     number: int
     booted: float
 
 
 Missing = Set[tuple[str, str]]
-"""Names, and the nonces of those who hold them no longer on a node."""
+"""Names, and the secrets of those who hold them no longer on a node."""
 
 
 class Oracles:
@@ -122,10 +122,10 @@ class Oracles:
     def missing(self, machine: "Node", request: Extend) -> Missing:
         """Return the holds that an extension request finds lost."""
         return {
-            (slug, term.nonce)
+            (slug, term.secret)
             for term in request.terms
             for slug in term.slugs
-            if not machine.has(slug, term.nonce, term.shared)
+            if not machine.has(slug, term.secret, term.shared)
         }
 
     def executed(self, machine: "Node", request: Request, reply: Reply, missing: Missing, repeated: bool) -> None:
@@ -136,15 +136,15 @@ class Oracles:
                 if reply.kind is Kind.ACCEPTED:
                     self._accepts(machine, request)
                 if reply.kind in (Kind.ACCEPTED, Kind.GRANTED) and isinstance(request, Acquire) and not repeated:
-                    self._comes_back(machine, request.nonce)
+                    self._comes_back(machine, request.secret)
             case Extend():
                 for term, (kind, _) in zip(request.terms, reply.terms, strict=True):
                     if kind is Kind.HELD:
                         self._heals(machine, term, missing)
                     if kind is Kind.HELD and not repeated:
-                        self._comes_back(machine, term.nonce)
+                        self._comes_back(machine, term.secret)
             case Release():
-                self._released[machine.number][request.nonce] = self._world.now
+                self._released[machine.number][request.secret] = self._world.now
 
     def _accepts(self, machine: "Node", request: Acquire | Raise) -> None:
         """P3: numbers strictly increase, and only the holder has one accepted."""
@@ -155,22 +155,22 @@ class Oracles:
                 self.violated("node", f"P3: node {node} accepted {request.number} for {slug} after a greater one")
             else:
                 self._accepted[node, slug] = request.number
-            if not machine.has(slug, request.nonce, request.shared):
+            if not machine.has(slug, request.secret, request.shared):
                 self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
-        self._votes[node, request.nonce].append(Vote(request.number, machine.booted))
+        self._votes[node, request.secret].append(Vote(request.number, machine.booted))
 
     def _heals(self, machine: "Node", term: Term, missing: Missing) -> None:
         """P19: a node that lost a holder takes it back only if it has accepted no greater number."""
-        for slug in [slug for slug in term.slugs if (slug, term.nonce) in missing]:
+        for slug in [slug for slug in term.slugs if (slug, term.secret) in missing]:
             highest = self._accepted.get((machine.number, slug), 0)
-            if highest > term.token:
-                self.violated("heal", f"P19: node {machine.number} took {term.token} back after {highest}")
-            self._accepted[machine.number, slug] = max(highest, term.token)
+            if highest > term.fencing_token:
+                self.violated("heal", f"P19: node {machine.number} took {term.fencing_token} back after {highest}")
+            self._accepted[machine.number, slug] = max(highest, term.fencing_token)
 
-    def _comes_back(self, machine: "Node", nonce: str) -> None:
+    def _comes_back(self, machine: "Node", secret: str) -> None:
         """P24: what was released on a node is not granted there by a late request of the same attempt, for one ttl."""
-        if self._world.now < self._released[machine.number].get(nonce, -TTL) + 0.98 * TTL:
-            self.violated("ghost", f"P24: node {machine.number} granted {nonce[:4]} after its release")
+        if self._world.now < self._released[machine.number].get(secret, -TTL) + 0.98 * TTL:
+            self.violated("ghost", f"P24: node {machine.number} granted {secret[:4]} after its release")
 
     # Claims of the clients
 
@@ -191,10 +191,10 @@ class Oracles:
         if not lease.believed():
             self.violated("validity", "P17: a lock was granted with no validity left")
         for slug in lease.slugs:
-            self._check_token(slug, outcome.token, began)
-            self._completes(slug, outcome.token)
+            self._check_token(slug, outcome.fencing_token, began)
+            self._completes(slug, outcome.fencing_token)
             if not lease.shared:
-                self._completes(slug + "!", outcome.token)
+                self._completes(slug + "!", outcome.fencing_token)
         for name in lease.hold.names:
             self._check_alone(name, lease)
 
@@ -203,18 +203,20 @@ class Oracles:
         best = 0
         for round in outcome.rounds:
             replies = round.replies.items()
-            voters = [node for node, reply in replies if reply.kind is Kind.ACCEPTED and reply.fence == outcome.token]
+            voters = [
+                node for node, reply in replies if reply.kind is Kind.ACCEPTED and reply.fence == outcome.fencing_token
+            ]
             best = max(best, sum(self._voted(node, outcome) for node in voters))
         if best < self._quorum:
-            self.violated("votes", f"P4: {best} votes for {outcome.token} where {self._quorum} are needed")
+            self.violated("votes", f"P4: {best} votes for {outcome.fencing_token} where {self._quorum} are needed")
 
     def _voted(self, node: int, outcome: Granted) -> bool:
         """
         Return whether a node accepted the token for this attempt, and had been up for long enough when it counted.
         """
         since = self._world.now - (0.98 * GUARD if self.guarded else 0.0)
-        votes = self._votes.get((node, outcome.nonce), ())
-        return any(vote.number == outcome.token and vote.booted <= since for vote in votes)
+        votes = self._votes.get((node, outcome.secret), ())
+        return any(vote.number == outcome.fencing_token and vote.booted <= since for vote in votes)
 
     def _check_token(self, name: str, token: int, began: float) -> None:
         """P1, P2: unique, and above every token that was complete when the attempt began."""
@@ -259,8 +261,10 @@ class Oracles:
         for slug in lease.slugs:
             key = slug + "!" if lease.shared else slug  # a later holder that shares the lock does not supersede
             before = bisect_left(self._completed[key], asked)
-            if before and self._highest[key][before - 1] > hold.token:
-                self.violated("heal", f"P19: {hold.token} of {slug} was extended after a later token was complete")
+            if before and self._highest[key][before - 1] > hold.fencing_token:
+                self.violated(
+                    "heal", f"P19: {hold.fencing_token} of {slug} was extended after a later token was complete"
+                )
 
     # At the end
 

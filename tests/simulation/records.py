@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import getcurrent, greenlet
 
 from django_redlock.core.admission import Greeting
-from django_redlock.core.owner import nonce_of
+from django_redlock.core.owner import secret_of
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED, Acquire, Extend, Release, Request
 from django_redlock.nodes.base import LinkError
@@ -90,17 +90,17 @@ class Store(Place):
         record: dict[str, Any] = json.loads(b64decode(value)) if value else {}
         return record
 
-    def has(self, slug: str, nonce: str, shared: bool) -> bool:
+    def has(self, slug: str, secret: str, shared: bool) -> bool:
         """
-        Return whether the store names the holder with this nonce, alone or beside other shared ones.
+        Return whether the store names the holder with this secret, alone or beside other shared ones.
 
         A hold that was released in the transaction that wrote it does not show in the record.
         """
-        if nonce in self._released:
+        if secret in self._released:
             return True
         record = self.record(slug)
-        holder = nonce_of(record["holder"][0]) if "holder" in record else None
-        return holder == SHARED and nonce in record.get("sharers", ()) if shared else holder == nonce
+        holder = secret_of(record["holder"][0]) if "holder" in record else None
+        return holder == SHARED and secret in record.get("sharers", ()) if shared else holder == secret
 
     def endless(self) -> list[str]:
         """Return the names with a holder whose hold has no end."""
@@ -109,14 +109,14 @@ class Store(Place):
 
     def wrote(self, found: Sequence[tuple[Request, Reply, Any]]) -> None:
         """Notify the oracles of requests that one transaction carried out."""
-        self._released = {request.nonce for request, _, _ in found if isinstance(request, Release)}
+        self._released = {request.secret for request, _, _ in found if isinstance(request, Release)}
         granted: set[str] = set()  # by an earlier request of the same transaction
         for request, reply, missing in found:
             self.world.log(self.name, describe(request), "->", reply.kind.name)
-            lost = {(slug, nonce) for slug, nonce in missing if nonce not in granted}
+            lost = {(slug, secret) for slug, secret in missing if secret not in granted}
             self._oracles.executed(self, request, reply, lost, False)
             if isinstance(request, Acquire) and reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
-                granted.add(request.nonce)
+                granted.add(request.secret)
         self._released = set()
 
     def missing(self, request: Request) -> Any:

@@ -120,7 +120,7 @@ class Client(Process):
             if not lease.ensure():
                 break
             yield self.breathe()
-            yield from increment(database, self, random.choice(lease.slugs), hold.token, hold.nonce, guard)
+            yield from increment(database, self, random.choice(lease.slugs), hold.fencing_token, hold.secret, guard)
         if random.random() < 0.2:
             yield Sleep(random.uniform(0, 1.5 * TTL))
         if self.quiet or random.random() < 0.9:

@@ -14,7 +14,7 @@ from celery.backends.base import BaseBackend
 
 from django_redlock.celery import SingletonOptions, SingletonTask
 from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, Ticket
-from django_redlock.engine.acquirer import fresh_nonce
+from django_redlock.engine.acquirer import fresh_secret
 
 from .world import Dead, Machine, World
 
@@ -229,7 +229,7 @@ def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[boo
             "delivery_info": info,
             "is_eager": False,
             RECEIVED_HEADER: world.now,
-            RUN_HEADER: fresh_nonce(),
+            RUN_HEADER: fresh_secret(),
         }
         try:
             task.trace(message.id, message.args, message.kwargs, request)

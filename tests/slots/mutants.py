@@ -13,7 +13,7 @@ from unittest.mock import patch
 from django_redlock.celery import arrival, overlap, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.state import SlotState
-from django_redlock.engine.acquirer import fresh_nonce
+from django_redlock.engine.acquirer import fresh_secret
 
 from .profiles import PROFILES
 from .schedule import run
@@ -76,7 +76,7 @@ def forgets_the_record(right: Any) -> Any:
     """Note that the call has begun, and leave the record."""
 
     def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
-        right(replace(ticket, token=fresh_nonce()), ttl, task, sightings.FREE, began)
+        right(replace(ticket, secret=fresh_secret()), ttl, task, sightings.FREE, began)
 
     return begin
 
@@ -85,7 +85,7 @@ def forgets_the_note(right: Any) -> Any:
     """Free the record, and do not note what has begun."""
 
     def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
-        slots.free(ticket.using, ticket.following, seen.token)
+        slots.free(ticket.using, ticket.following, seen.secret)
 
     return begin
 
@@ -101,10 +101,10 @@ def sees_nothing(right: Any) -> Any:
 
 
 def shared_token(right: Any) -> Any:
-    """Run under the token of the message, so that a copy of it looks like the run."""
+    """Run under the secret of the message, so that a copy of it looks like the run."""
 
-    def take(ticket: Any, lease: float, label: str, token: str, inline: bool = False) -> Any:
-        return right(ticket, lease, label, ticket.token, inline)
+    def take(ticket: Any, lease: float, label: str, secret: str, inline: bool = False) -> Any:
+        return right(ticket, lease, label, ticket.secret, inline)
 
     return take
 

@@ -215,7 +215,7 @@ def make_trouble(machine: Machine, history: History, workers: list[Machine], emp
         record = peek("default", NEXT.format(profile.name))
         if record.value:
             world.note("an operator frees the pending call")
-            free("default", NEXT.format(profile.name), record.token)
+            free("default", NEXT.format(profile.name), record.secret)
 
     troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed
     troubles += [redeliver] * (3 if profile.redeliver else 0) + [broker.purge] * profile.purge

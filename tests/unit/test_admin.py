@@ -70,13 +70,13 @@ def operator() -> Client:
 
 
 def put(
-    name: str, nonce: str = A, left: float | None = 200, *, kind: str = "task", count: int = 5, age: float = 1.0
+    name: str, secret: str = A, left: float | None = 200, *, kind: str = "task", count: int = 5, age: float = 1.0
 ) -> str:
     """Put a lock that is *age* seconds old on *count* nodes; returns what a tickbox for it says."""
     owner = Owner("web-1", 77, kind, "shop.import", "id-1", time.time() - age, 30.0)
     for node in locks["default"].nodes[:count]:
-        node.store.put(slug(name), encode(nonce, owner), left)
-    return key_of(fingerprint(nonce), "default", slug(name))
+        node.store.put(slug(name), encode(secret, owner), left)
+    return key_of(fingerprint(secret), "default", slug(name))
 
 
 def find_lock(name: str, using: str = "default") -> Held | None:
@@ -202,7 +202,7 @@ def test_settings_that_cannot_be_used_are_shown(viewer, setting):
     assert "REDLOCK" in response.content.decode()
 
 
-def test_the_nonce_is_on_no_page(nodes, operator):
+def test_the_secret_is_on_no_page(nodes, operator):
     """
     P36: the lock's secret is neither on the list, nor in its JSON, nor on the confirmation, nor in the log.
     """
@@ -657,7 +657,7 @@ def test_each_action_asks_first(nodes, operator, action):
     L75: each action leads to a page that lists the locks, says what will happen, and does nothing.
     """
     lease = lock("orders:7", renew=False).acquire()
-    key = key_of(fingerprint(lease.token), "default", slug("orders:7"))
+    key = key_of(fingerprint(lease.secret), "default", slug("orders:7"))
 
     page = act(operator, action, key, confirmed=False).content.decode()
 
@@ -673,7 +673,7 @@ def test_a_holder_is_asked_to_stop(nodes, operator):
     asked.
     """
     lease = lock("orders:7", renew=False).acquire()
-    key = key_of(fingerprint(lease.token), "default", slug("orders:7"))
+    key = key_of(fingerprint(lease.secret), "default", slug("orders:7"))
 
     response = act(operator, "stop", key, reason="deploy")
 
@@ -783,7 +783,7 @@ def test_a_shared_lock_is_no_one_holders(nodes, operator):
     with lock("orders:7", shared=True) as lease:
         key = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
         for action in ("stop", "extend"):
-            assert "held by several at once" in said(act(operator, action, key, seconds="50"))[0]
+            assert "held by several holders" in said(act(operator, action, key, seconds="50"))[0]
         assert lease.extend()
 
 
@@ -899,7 +899,7 @@ def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
     L71, L75: waiters in order, and the entries of the log about this lock.
     """
     lease = lock("orders:7", renew=False).acquire()
-    key = key_of(fingerprint(lease.token), "default", slug("orders:7"))
+    key = key_of(fingerprint(lease.secret), "default", slug("orders:7"))
     waiting = threading.Thread(target=lambda: lock("orders:7", wait=30).acquire().release())
     waiting.start()
     try:

@@ -47,10 +47,10 @@ def answers(monkeypatch):
     return answer_with
 
 
-def put(nodes, name: str, nonce: str = A, left: float | None = 10, *, age: float = 1.0) -> None:
+def put(nodes, name: str, secret: str = A, left: float | None = 10, *, age: float = 1.0) -> None:
     owner = Owner("web-1", 77, "task", "shop.import", "id-1", time.time() - age, 30.0)
     for node in nodes:
-        node.store.put(slug(name), encode(nonce, owner), left)
+        node.store.put(slug(name), encode(secret, owner), left)
 
 
 def run(command: str, *args: str, **options: object) -> tuple[str, str, int]:
@@ -111,7 +111,7 @@ def test_list_chooses(five):
 
 def test_list_as_json(five):
     """
-    The JSON has a version, the quorum, the nodes and the locks with the view of each node, and nowhere the nonce.
+    The JSON has a version, the quorum, the nodes and the locks with the view of each node, and nowhere the secret.
     """
     with lock("orders:7", ttl=30, label="nightly") as lease:
         out, _err, _code = run("redlock_list", "--format=json")
@@ -125,7 +125,7 @@ def test_list_as_json(five):
     assert (found["fencing_token"], found["ttl"]) == (lease.fencing_token, 30.0)
     assert found["holder"]["label"] == "nightly"
     assert len(found["views"]) == 5
-    assert lease.token[:8] not in out
+    assert lease.secret[:8] not in out
 
 
 def test_list_with_a_node_down(five):
@@ -175,7 +175,7 @@ def test_list_refuses_limits_that_are_none(five, limit):
     """
     A limit is a whole number from 1.
     """
-    with pytest.raises(CommandError, match="must be a whole number from 1"):
+    with pytest.raises(CommandError, match="must be a whole number of at least 1"):
         call_command("redlock_list", f"--limit={limit}")
 
 
@@ -320,7 +320,7 @@ def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
 
     out, _err, code = run("redlock_clear", stdin=Terminal())
 
-    assert "orders:7: left alone, it changed meanwhile." in out
+    assert "orders:7: left alone, because it changed meanwhile." in out
     assert code == 0
     assert find_lock("orders:7") is not None
 

@@ -298,7 +298,7 @@ async def test_lease_and_token_are_there_while_the_lock_is_held(make, options):
 
     for _ in range(2):
         async with entered(lock):
-            assert lock.local.token == lock.lease.token.encode()
+            assert lock.local.token == lock.lease.secret.encode()
             tokens.append(lock.lease.fencing_token)
 
     assert tokens[0] < tokens[1]
@@ -1100,7 +1100,7 @@ def test_locks_can_be_used_outside_of_an_event_loop():
 
     assert lock.local.token is None
     assert asyncio.run(run(lock.acquire()))
-    assert lock.local.token == lock.lease.token.encode()
+    assert lock.local.token == lock.lease.secret.encode()
     assert asyncio.run(run(lock.release())) is None
 
 
@@ -1213,7 +1213,7 @@ def test_neither_token_is_shown():
     shown = repr(lock) + repr(lock.lease) + str(inventory.find_lock(NAME))
 
     assert "worker-1" not in shown
-    assert lock.lease.token not in shown
+    assert lock.lease.secret not in shown
 
 
 # redis-py's own tests

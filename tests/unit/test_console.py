@@ -254,7 +254,7 @@ def test_those_who_left_a_shared_lock_are_not_counted(five):
     five[1].down = False
 
     counted = [find_lock("orders:7").sharers]
-    for node in five[1:3]:  # which have heard of no release, and will not; n1 may still hear of the first one
+    for node in five[1:3]:  # which have heard of no release, and will not
         node.store.records.shared[slug("orders:7")]["f" * 32] = node.store.now() + 60
     counted.append(find_lock("orders:7").sharers)
     staying.release()
@@ -262,14 +262,14 @@ def test_those_who_left_a_shared_lock_are_not_counted(five):
     assert counted == [1, 1]
 
 
-def test_places_are_named(five):
+def test_permits_are_named(five):
     """
-    L71: of a lock with places, the command says which are held.
+    L71: of a lock with permits, the command says which are held.
     """
     with lock("pool", limit=3), lock("pool", limit=3):
         text = run("redlock_inspect", "pool")[0]
 
-    assert re.match(r"pool: 2 places are held \(#[12], #[23]\). The nodes do not record how many there are.\n", text)
+    assert re.match(r"pool: 2 permits are held \(#[12], #[23]\). The nodes do not record how many there are.\n", text)
 
 
 # What another program wrote
@@ -667,7 +667,7 @@ def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
 
     _out, err, code = run("redlock_inspect", "--task", "shop.plain")
 
-    assert "'shop.plain' is no singleton task" in err
+    assert "'shop.plain' is not a singleton task" in err
     assert code == 2
 
 

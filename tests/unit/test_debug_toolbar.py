@@ -77,7 +77,7 @@ def test_lost_lock_and_missing_quorum_have_different_texts(client):
 
     def work():
         lease = lock("gone").acquire()
-        locks["default"].release(lease.names, lease.token)
+        locks["default"].release(lease.names, lease.secret)
         with lock("gone", wait=0):
             lease.extend()
         for node in locks["default"].nodes[:2]:

@@ -250,7 +250,7 @@ def test_the_doctor_without_a_history():
     Without the app, the command says what to install.
     """
     with override_settings(INSTALLED_APPS=["django_redlock"]):
-        with pytest.raises(CommandError, match=r"put 'django_redlock\.contrib\.history' into INSTALLED_APPS"):
+        with pytest.raises(CommandError, match=r"add 'django_redlock\.contrib\.history' to INSTALLED_APPS"):
             call_command("redlock_doctor", "--advise")
 
 

@@ -52,9 +52,9 @@ def five():
     forget_nodes()
 
 
-def value(nonce: str = A, *, age: float = 1.0, ttl: float = 30.0, label: str = "shop.import") -> str:
+def value(secret: str = A, *, age: float = 1.0, ttl: float = 30.0, label: str = "shop.import") -> str:
     """Return the value that a holder of that age would have written."""
-    return encode(nonce, Owner("web-1", 77, "task", label, "id-1", time.time() - age, ttl))
+    return encode(secret, Owner("web-1", 77, "task", label, "id-1", time.time() - age, ttl))
 
 
 def put(nodes: list[MemoryNode], text: str, *lefts: float | None, name: str = "orders:7") -> None:
@@ -91,7 +91,7 @@ def test_a_held_lock_is_listed_with_its_holder(five):
 
     assert (found.name, found.alias, found.state, found.votes, found.nodes) == ("orders:7", "default", "held", 5, 5)
     assert found.fencing_token == lease.fencing_token
-    assert found.fingerprint == fingerprint(lease.token)
+    assert found.fingerprint == fingerprint(lease.secret)
     assert found.owner is not None
     assert (found.owner.label, found.ttl) == ("nightly", 30.0)
     assert found.since == pytest.approx(time.time(), abs=5)
@@ -234,7 +234,7 @@ def test_the_soonest_end_comes_first(five):
     assert [found.name for found in held_locks().locks] == ["soon", "late", "never"]
 
 
-def test_the_nonce_is_nowhere(five, caplog):
+def test_the_secret_is_nowhere(five, caplog):
     """
     P36: neither the listing, nor its stale keys, nor the log of a release contain the lock's secret.
     """
@@ -284,7 +284,7 @@ def test_any_name_is_listed_and_released(five, name):
     """
     lease = lock(name, renew=False).acquire()
     found = find_lock(name)
-    outcome = force_release("", fingerprint(lease.token), slug=found.slug if found else "")
+    outcome = force_release("", fingerprint(lease.secret), slug=found.slug if found else "")
 
     assert outcome == "released"
     assert find_lock(name) is None
@@ -445,7 +445,7 @@ def test_release_by_force_ends_the_lease(five):
     """
     lease = lock("orders:7", ttl=30, renew=False).acquire()
 
-    outcome = force_release("orders:7", fingerprint(lease.token))
+    outcome = force_release("orders:7", fingerprint(lease.secret))
 
     assert outcome == "released"
     assert lease.extend() is False
@@ -458,7 +458,7 @@ def test_the_lock_can_be_taken_at_once_after_a_release_by_force(five):
     L74: another caller can take the lock at once, with a higher token.
     """
     lease = lock("orders:7", renew=False).acquire()
-    force_release("orders:7", fingerprint(lease.token))
+    force_release("orders:7", fingerprint(lease.secret))
 
     with lock("orders:7", wait=0) as later:
         assert later.fencing_token > lease.fencing_token
@@ -469,7 +469,7 @@ def test_a_lock_that_changed_hands_is_not_released(five):
     L74: a holder that came after the listed one keeps the lock.
     """
     with lock("orders:7") as lease:
-        seen = fingerprint(lease.token)
+        seen = fingerprint(lease.secret)
     with lock("orders:7") as later:
         outcome = force_release("orders:7", seen)
 
@@ -501,7 +501,7 @@ def test_release_by_force_is_announced(five):
     lock_forced.connect(listen)
     try:
         lease = lock("orders:7", renew=False).acquire()
-        force_release("orders:7", fingerprint(lease.token))
+        force_release("orders:7", fingerprint(lease.secret))
     finally:
         lock_forced.disconnect(listen)
 

@@ -8,9 +8,12 @@ when a listed exception grows, and when an exception is no longer needed.
 """
 
 import ast
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +84,30 @@ LARGE_CLASSES = {
     # Django names the attributes of its admin.
     "admin/__init__.py HeldLockAdminMixin": 24,
     "admin/changelist.py HeldLockChangeList": 24,
+}
+
+# With what they inherit from classes of the package. A kind of node or store has the members that all kinds have.
+WIDE_CLASSES = {
+    **LARGE_CLASSES,
+    "admin/__init__.py HeldLockAdmin": 33,
+    "admin/__init__.py HeldLockAdminMixin": 33,
+    # What a round sends, with its replies; validity, with the hold, with what the watchdog and the release need.
+    "core/round.py Round": 32,
+    "core/hold.py Hold": 24,
+    "engine/lease_hold.py LeaseHold": 44,
+    # Nodes and tables of records.
+    "nodes/cas/members.py MemberTable": 29,
+    "nodes/cas/replicated.py ReplicatedNode": 26,
+    "nodes/database/table.py LockTable": 24,
+    "nodes/etcd/connection.py EtcdConnection": 31,
+    "nodes/etcd/node.py EtcdNode": 26,
+    "nodes/etcd/table.py EtcdTable": 31,
+    "nodes/redis/cluster.py ClusterNode": 25,
+    "nodes/redis/discovery.py DiscoveredNode": 24,
+    "nodes/redis/sentinel.py SentinelNode": 24,
+    "nodes/zookeeper/node.py ZookeeperNode": 26,
+    "nodes/zookeeper/table.py ZookeeperTable": 31,
+    "testing/simulated_node.py SimulatedNode": 21,
 }
 
 MAX_PARAMETERS = 8
@@ -449,6 +476,25 @@ def test_classes_have_few_members():
     assert_within({name: len(members(node)) for name, node in classes()}, MAX_MEMBERS, LARGE_CLASSES)
 
 
+def inherited() -> Iterator[tuple[str, set[str]]]:
+    """Yield each class at the top of its module, with the members of its own and of its bases in the package."""
+    own = {(f"django_redlock.{module_of(name.split()[0])}", name.split()[1]): members(node) for name, node in classes()}
+    for name, _ in classes():
+        path, title = name.split()
+        found = None
+        with suppress(ImportError):  # an optional package is not installed here
+            found = getattr(import_module(f"django_redlock.{module_of(path)}".rstrip(".")), title, None)
+        if inspect.isclass(found):
+            yield name, set().union(*(own.get((base.__module__, base.__qualname__), ()) for base in found.__mro__))
+
+
+def test_classes_inherit_few_members():
+    """
+    Nor does a class with its bases in the package, but for those that are listed.
+    """
+    assert_within({name: len(found) for name, found in inherited()}, MAX_MEMBERS, WIDE_CLASSES)
+
+
 def test_functions_have_few_parameters():
     """
     A function has at most eight parameters.
@@ -465,6 +511,37 @@ def test_functions_are_short():
     The body of a function has at most 46 lines.
     """
     assert {name: body(node) for name, node in functions() if body(node) > MAX_BODY} == {}
+
+
+def late_imports() -> Iterator[tuple[str, str]]:
+    """Yield the imports in functions: where each is, and its line with the lines of the same block of imports."""
+    for path, tree in trees().items():
+        lines = sources()[Path(path)].splitlines()
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Import | ast.ImportFrom):
+                        yield f"{path}:{node.lineno}", "\n".join(import_block(lines, node.lineno - 1))
+
+
+def import_block(lines: list[str], number: int) -> list[str]:
+    """Return the neighbouring lines that import or are comments."""
+    first = last = number
+    while lines[first - 1].lstrip().startswith(("from ", "import ", "#")):
+        first -= 1
+    while lines[last + 1].lstrip().startswith(("from ", "import ")):
+        last += 1
+    return lines[first : last + 1]
+
+
+def test_imports_in_functions_have_a_reason():
+    """
+    An import in a function is for what a cold start must not load, and a comment gives the reason.
+    """
+    found = dict(late_imports())
+
+    assert len(found) > 10
+    assert [where for where, block in found.items() if "only here" not in block] == []
 
 
 PYTHON_LOCKS = {

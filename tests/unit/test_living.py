@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 
 from django_redlock import Lease, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import slug
-from django_redlock.core.owner import NONCE_SIZE
+from django_redlock.core.owner import SECRET_SIZE
 from django_redlock.core.requests import SHARED
 from django_redlock.engine.drops import note_drops
 from django_redlock.engine.heartbeat import ProcessHeartbeat
@@ -102,11 +102,11 @@ class World:
     def holders(self) -> set[tuple[str, str, str]]:
         """Return who holds what on which node, whatever state the node is in."""
         return {
-            (node.name, where, nonce)
+            (node.name, where, secret)
             for node in self.sim.nodes
             for where, (value, _) in list(node.store.records.holders.items())
             if node.store.records.holder(where, node.store.now()) is not None
-            for nonce in (node.store.sharers(where) if value.startswith(SHARED) else [value[:NONCE_SIZE]])
+            for secret in (node.store.sharers(where) if value.startswith(SHARED) else [value[:SECRET_SIZE]])
         }
 
 
@@ -243,10 +243,10 @@ class History(World):
         before = self.holders()
         for key in stale_keys(held_locks()):
             remove_stale(key)
-        gone = {nonce for *_, nonce in before - self.holders()}
+        gone = {secret for *_, secret in before - self.holders()}
         self.removed += len(gone)
         now = self.sim.clock()
-        held = {lease.token for who, lease in self.leases if who in self.living and lease.hold.remaining(now) > 0}
+        held = {lease.secret for who, lease in self.leases if who in self.living and lease.hold.remaining(now) > 0}
         assert not gone & held, "\n".join(self.done)
 
     def do_start(self) -> None:

@@ -22,7 +22,7 @@ from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.db.targets import _plain
 from django_redlock.models import Fence
 from django_redlock.nodes.clock import steady
-from django_redlock.querysets import lock_for_update
+from django_redlock.querysets import lock_for_update, refuse_event_loop
 from django_redlock.signals import lock_acquired, lock_released
 from tests.shop.helpers import PATIENCE, in_thread, lose, start
 from tests.shop.models import (
@@ -1148,7 +1148,7 @@ async def test_async_block_refuses_an_open_transaction(async_connections, leases
     assert leases == []
 
 
-async def test_blocking_block_in_an_event_loop_is_refused(leases):
+async def test_blocking_block_in_an_event_loop_is_refused(leases, monkeypatch):
     """
     Before any lock is taken, as Django refuses its database there (L80).
     """
@@ -1158,3 +1158,5 @@ async def test_blocking_block_in_an_event_loop_is_refused(leases):
         lock_for_update(row).__enter__()
 
     assert leases == []
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    refuse_event_loop()  # it obeys the same variable as Django's database

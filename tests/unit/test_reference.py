@@ -10,6 +10,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+from django.core.management import CommandError, call_command
 
 import django_redlock
 from django_redlock import signals
@@ -21,7 +22,7 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.options import LockOptions
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.management import locked, output
-from django_redlock.management.commands import redlock_release
+from django_redlock.management.commands import redlock_release, redlock_run
 from tests.unit.test_public_api import PATHS
 
 ROOT = Path(__file__).parents[2]
@@ -186,7 +187,7 @@ def test_log_events():
     """
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     written = set(re.findall(r'"event": "(\w+)"', source)) | set(CELERY_EVENTS)
-    written |= set(re.findall(r'_tell\([^()]*"(lock_\w+)"', source))
+    written |= set(re.findall(r'_report\([^()]*"(lock_\w+)"', source))
 
     assert set(names(page("logging"))) == written
 
@@ -207,6 +208,25 @@ def test_exit_codes():
     assert (output.MISUSED, output.NO_QUORUM) == (2, 3)
     assert (redlock_release.CHANGED, redlock_release.NOT_REVOKED) == (4, 5)
     assert codes == {0, 1, 2, locked.NO_QUORUM, locked.SKIPPED, locked.LOST, 126, 127}
+
+
+def test_exit_codes_of_call_command(settings, monkeypatch):
+    """
+    The code is the error's, except for an argument that the parser refuses and for the program of redlock_run.
+    """
+    settings.REDLOCK = {"default": {"NODES": "memory://exit-codes"}}
+    monkeypatch.setattr(redlock_run, "_run", lambda *_: 7)  # the program ends with 7
+
+    with pytest.raises(CommandError) as free:
+        call_command("redlock_inspect", "free")
+    with pytest.raises(CommandError) as refused:
+        call_command("redlock_list", "--sort=colour")
+    with pytest.raises(SystemExit) as failed:
+        call_command("redlock_run", "job", "--", "program")
+
+    assert free.value.returncode == 1
+    assert refused.value.returncode == 1  # 2 on the command line
+    assert failed.value.code == 7
 
 
 def test_every_command_is_in_the_table():

@@ -79,7 +79,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["lock-1:6379"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
     ({"default": {"NODES": [f"http://:{SECRET}@a"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
     ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),
-    ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "scheme is not one of"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "cannot be read; write a URL such as"),
     ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
     *(
         ({"default": {"NODES": [url]}}, "redlock.E003", "percent-encoded")
@@ -100,6 +100,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis://:{SECRET}@a:6379redis://b:6379"]}}, "redlock.E003", "it names several nodes"),
     ({"default": {"NODES": [{"HOST": "a", "PORT": 6379}]}}, "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ({"default": {"NODES": [{"URL": "redis://a", "NAME": 5}]}}, "redlock.E003", r"\['NAME'\] must be a str, not int"),
+    ({"default": {"NODES": [f"redis://:{SECRET}[@a"]}}, "redlock.E003", "cannot be read; .* percent-encode"),
+    ({"default": {"NODES": [f"etcd://u:{SECRET}]@a"]}}, "redlock.E003", "cannot be read; .* percent-encode"),
     ({"default": {"NODES": ["redis://lock-1/abc"]}}, "redlock.E003", "database number"),
     ({"default": {"NODES": ["redis://lock-1/1/2"]}}, "redlock.E003", "database number"),
     ({"default": {"NODES": ["redis://lock-1/-1"]}}, "redlock.E003", "database number"),
@@ -115,6 +117,21 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,,b"]}}, "redlock.E003", "without a host: write, for example"),
     ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,:1"]}}, "redlock.E003", "without a host: write, for example"),
     ({"default": {"NODES": ["redis+cluster://a?ssl_ca_certs=/x"]}}, "redlock.E003", "write rediss instead of redis"),
+    (
+        {"default": {"NODES": [f"rediss://:{SECRET}@shop-a1.serverless.use1.cache.amazonaws.com:6379"]}},
+        "redlock.E003",
+        "ElastiCache Serverless hides several servers .*: create a cache",
+    ),
+    (
+        {"default": {"NODES": ["rediss+cluster://a,shop-a1.serverless.use1.cache.amazonaws.com"]}},
+        "redlock.E003",
+        "ElastiCache Serverless hides",
+    ),
+    (
+        {"default": {"NODES": ["rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com"]}},
+        "redlock.E003",
+        "a sharded cluster of OCI Cache does not run scripts",
+    ),
     ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
     (
         {"default": {"NODES": [f"etcd://:{SECRET}@a,b/2"]}},
@@ -134,11 +151,11 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["etcds://a?ssl_keyfile=/x"]}}, "redlock.E003", "add ssl_certfile"),
     ({"default": {"NODES": ["etcd://a?timeout=3"]}}, "redlock.E003", "etcd has no option 'timeout'; it has username"),
     ({"default": {"NODES": ["etcd://a,b", "etcds://c,b:2379"]}}, "redlock.E004", "'b:2379' twice, at 0 and 1"),
-    ({"default": {"NODES": ["etcd://a,redis://b"]}}, "redlock.E003", "names several nodes: make each an item"),
+    ({"default": {"NODES": ["etcd://a,redis://b"]}}, "redlock.E003", "names several nodes: make each a separate item"),
     ({"default": {"NODES": [f"zookeeper://:{SECRET}@a/2"]}}, "redlock.E003", "ZooKeeper has no database numbers"),
-    ({"default": {"NODES": [f"zookeeper://u:{SECRET}@a/x//y"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
-    ({"default": {"NODES": "zookeeper://a:1/x,b:1/x"}}, "redlock.E003", "its path comes once, behind the last member"),
-    ({"default": {"NODES": ["zookeeper://a/zookeeper"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
+    ({"default": {"NODES": [f"zookeeper://u:{SECRET}@a/x//y"]}}, "redlock.E003", "its path is not valid in ZooKeeper"),
+    ({"default": {"NODES": "zookeeper://a:1/x,b:1/x"}}, "redlock.E003", "its path comes once, after the last member"),
+    ({"default": {"NODES": ["zookeeper://a/zookeeper"]}}, "redlock.E003", "its path is not valid in ZooKeeper"),
     ({"default": {"NODES": [f"zookeeper://u:{SECRET}/@a"]}}, "redlock.E003", "percent-encoded"),
     ({"default": {"NODES": ["zookeeper://a/x?chroot=/y"]}}, "redlock.E003", "no option 'chroot'; it has username"),
     (
@@ -195,6 +212,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["cache:default"]}}, "redlock.E005", "whose backend is not Redis"),
     ({"default": {"NODES": ["cache:sharded"]}}, "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
     ({"default": {"NODES": ["cache:nowhere"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
+    ({"default": {"NODES": ["cache:numbered"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
+    ({"default": {"NODES": ["cache:unreadable"]}}, "redlock.E003", "names a cache that has a URL that cannot be read"),
     ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 0}}}, "redlock.E006", "ttl must be more than 0"),
     ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 90}}}, "redlock.E006", "ttl must be from 0.1 to 60"),
     ({"default": {"NODES": THREE, "OPTIONS": {"node_timeout": 20}}}, "redlock.E006", "too short for a node_timeout"),
@@ -217,6 +236,8 @@ CACHES = {
         "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
     },
     "nowhere": {"BACKEND": REDIS_CACHE, "LOCATION": "cache-1:6379"},
+    "numbered": {"BACKEND": REDIS_CACHE, "LOCATION": 6379},
+    "unreadable": {"BACKEND": REDIS_CACHE, "LOCATION": f"redis://:{SECRET}[@cache-1:6379"},
     "replicated": {"BACKEND": REDIS_CACHE, "LOCATION": ["redis://cache-1:6379/1", "redis://cache-2:6379/1"]},
 }
 
@@ -254,6 +275,11 @@ def test_missing_setting_is_reported():
         (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
         ("redis+cluster://a,b:7001, redis://c", ["a:6379", "c:6379"]),
+        (
+            ["rediss://shop.redis.eu-frankfurt-1.oci.oraclecloud.com"],
+            ["shop.redis.eu-frankfurt-1.oci.oraclecloud.com:6379"],
+        ),
+        (["rediss://serverless.use1.cache.amazonaws.com"], ["serverless.use1.cache.amazonaws.com:6379"]),
         (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
         ("etcd://b,a:7001, redis://c", ["a:7001, b:2379", "c:6379"]),
         (["etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem"], ["[::1]:2379, b:2379"]),
@@ -287,8 +313,8 @@ def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
     """L68: the error names the option, and no lock is waited for: it takes another setting."""
     (tmp_path / "ca.pem").write_text("no certificate")
     for url, says in (
-        ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs names no file"),
-        ("zookeepers://127.0.0.1?ssl_certfile=/none", "its ssl_certfile names no file"),
+        ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs does not name a readable file"),
+        ("zookeepers://127.0.0.1?ssl_certfile=/none", "its ssl_certfile does not name a readable file"),
         (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}/ca.pem", "TLS refuses a file of its ssl_ options"),
     ):
         node = open_node(NodeSpec(url), "t:")
@@ -568,6 +594,8 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
         ({"SENTINELS": "s1:26379"}, "E003", "needs SENTINELS"),
         ({"SENTINELS": [("s1", "26379")]}, "E003", "needs SENTINELS"),
         ({"SENTINELS": ["s1:26379"]}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": [f"redis://:{SECRET}[@s1:26379"]}, "E003", "cannot be read; .* percent-encode"),
+        ({"NAME": 5}, "E003", r"\['NAME'\] must be a str, not int"),
         ({"SERVICE": "mymaster"}, "E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
         ({"OPTIONS": {"tls": True}}, "E003", "no option 'tls'"),
     ],
@@ -612,6 +640,7 @@ def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, 
     [
         ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}),
         ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}),
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": 6379}}),
         (
             "CACHES",
             {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "redis://lock-1"}},

@@ -45,7 +45,7 @@ def test_lock_is_lost_at_a_chosen_line():
 def test_line_that_was_not_reached_is_an_error():
     """A test that never reached the point proves nothing."""
     with Simulation() as sim:
-        with pytest.raises(AssertionError, match=r"work did not come to the line with 'done.append\(\"write\"\)'"):
+        with pytest.raises(AssertionError, match=r"work did not reach the line with 'done.append\(\"write\"\)'"):
             with sim.at(work, 'done.append("write")', print):
                 pass
 

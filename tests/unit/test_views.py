@@ -29,7 +29,7 @@ from django_redlock.nodes.clock import steady
 from django_redlock.signals import lock_acquired
 from django_redlock.views import locked_view
 from django_redlock.web.keys import Call, ViewKey
-from django_redlock.web.responses import refusal
+from django_redlock.web.responses import response_to
 from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
 from tests.shop.models import Order
 from tests.shop.views import pay
@@ -556,7 +556,7 @@ def test_page_may_be_the_projects_own(settings, tmp_path):
     (folder / "busy.html").write_text("{{ title }}|{{ status }}|{{ request.path }}")
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
 
-    page = refusal(requests.post("/pay/"), LockTakenError("order"))
+    page = response_to(requests.post("/pay/"), LockTakenError("order"))
 
     assert page.content == b"Already in progress|409|/pay/"
 
@@ -598,7 +598,7 @@ def test_retry_after_is_whole_seconds_within_bounds(left, header):
     """
     Retry-After is the remaining time of the lease, rounded up, from 1 to 10 seconds.
     """
-    answer = refusal(requests.post("/"), LockTakenError("order", retry_after=left))
+    answer = response_to(requests.post("/"), LockTakenError("order", retry_after=left))
 
     assert answer["Retry-After"] == header
 
@@ -609,7 +609,7 @@ def test_answer_needs_no_template(settings):
     """
     settings.TEMPLATES = []
 
-    answer = refusal(requests.post("/"), QuorumUnavailableError("order"))
+    answer = response_to(requests.post("/"), QuorumUnavailableError("order"))
 
     assert (answer.status_code, answer["Content-Type"]) == (503, "text/plain; charset=utf-8")
 

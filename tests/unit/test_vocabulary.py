@@ -20,9 +20,11 @@ REPLACED = {
     "buried": "tombstone",
     "clerk": "worker",
     "courier": "redelivery",
+    "examine": "inspect",
     "farewell": "cleanup round",
     "green": "gevent",
     "ledger": "table",
+    "nonce": "secret",
     "owed": "in flight",
     "presence": "heartbeat",
     "seat": "connection",
@@ -32,7 +34,23 @@ REPLACED = {
     "waker": "wake-up",
     "wording": "encode",
 }
-FOREIGN = {"Bundle", "GREEN"}  # of Hypothesis; a colour
+FOREIGN = {"Bundle", "GREEN", "NONCE"}  # of Hypothesis; a colour; the template for a secret in redis-py's own tests
+
+# Words that are ordinary English elsewhere, but named several things in the package.
+REPLACED_IN_PACKAGE = {
+    "bundle": "connection set",
+    "courier": "redelivery",
+    "marker": "tombstone",
+    "refusal": "response, problem, or the error itself",
+    "said": "reported, or what it is",
+    "says": "has, or what it does",
+    "tell": "report",
+    "told": "notified",
+}
+OF_REPLIES = {"_reason_of_refusal"}  # a node's reply is a refusal
+
+# A lock has a secret and a fencing token. These files have tokens of others: of redis-py, of etcd, a database's column.
+OTHER_TOKENS = ("compat.py", "models.py", "redis_py/", "nodes/etcd/client.py")
 
 # Modules that have been renamed; the words themselves have other, ordinary uses.
 RENAMED = {
@@ -43,7 +61,9 @@ RENAMED = {
 
 # In running text, where a word such as "green" may be the ordinary one.
 NEVER_WRITTEN = re.compile(
-    r"\b(ballots?|clerks?|couriers?|farewells?|tenures?|wakers?|buried|bury)\b",
+    r"\b(ballots?|clerks?|couriers?|farewells?|tenures?|wakers?|buried|bury"
+    r"|st(?:and|ands|ood|anding) in line|asks? (?:nobody|no node)|(?:locks?|leases?|holds?) of before"
+    r"|(?:its|their|whose) equals?)\b",
     re.IGNORECASE,
 )
 
@@ -102,6 +122,42 @@ def test_names_in_python_are_the_fields_own(folder: str):
     }
 
     assert found == set()
+
+
+def test_names_in_the_package_are_precise():
+    """
+    No name in the package has a word that stood for several things; other libraries' names are only used.
+    """
+    found = {
+        f"{path.relative_to(CHECKOUT)}: {name}"
+        for path in files("*.py")
+        if path.is_relative_to(CHECKOUT / "django_redlock")
+        for name in names(path.read_text(encoding="utf-8")) - OF_REPLIES
+        if words(name) & REPLACED_IN_PACKAGE.keys()
+    }
+
+    assert found == set()
+
+
+def test_secret_and_fencing_token_are_not_both_called_token():
+    """
+    What proves a hold is a secret, and the number that a database compares is a fencing token.
+    """
+    package = CHECKOUT / "django_redlock"
+    found = {
+        f"{path.relative_to(package)}: {name}"
+        for path in files("*.py", "*.lua")
+        if path.is_relative_to(package) and not str(path.relative_to(package)).startswith(OTHER_TOKENS)
+        for name in (names if path.suffix == ".py" else variables)(path.read_text(encoding="utf-8"))
+        if name.strip("_") == "token"
+    }
+
+    assert found == set()
+
+
+def variables(script: str) -> set[str]:
+    """Return the words of a Lua script outside its comments."""
+    return set(re.findall(r"[A-Za-z_]+", re.sub(r"--.*", "", script)))
 
 
 def test_names_in_scripts_are_the_fields_own():

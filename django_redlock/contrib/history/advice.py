@@ -78,7 +78,7 @@ class Kind:
         if self.refused > self.holds / 10:
             yield _("%(refused)d gave up: wait=%(wait)s would let most of them in.")
         if self.wait[1] > 1 and self.wait[1] > 3 * self.hold[1]:
-            yield _("waited for %(waited)s s: many stand behind one name; make it narrower, or use limit=.")
+            yield _("waited for %(waited)s s: many callers use one name; make it narrower, or use limit=.")
 
     def _ttl(self) -> float:
         return float(max(10, round(2 * self.hold[1] + 0.5)))

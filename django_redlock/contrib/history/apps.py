@@ -14,6 +14,6 @@ class HistoryConfig(AppConfig):
 
     def ready(self) -> None:
         """Start to record the locks of this process."""
-        from .recorder import recorder
+        from .recorder import recorder  # only here: Django's apps must be ready
 
         recorder.listen()

@@ -128,7 +128,7 @@ def _ends_of_children() -> list[Any]:
     """
     if "celery" not in sys.modules:
         return []
-    from celery.signals import worker_process_shutdown
+    from celery.signals import worker_process_shutdown  # only here: Celery is optional
 
     return [worker_process_shutdown]
 

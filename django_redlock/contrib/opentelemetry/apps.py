@@ -11,6 +11,6 @@ class OpenTelemetryConfig(AppConfig):
 
     def ready(self) -> None:
         """Start reporting."""
-        from . import install
+        from . import install  # only here: Django's apps must be ready
 
         install()

@@ -11,6 +11,6 @@ class PrometheusConfig(AppConfig):
 
     def ready(self) -> None:
         """Install the metrics in the default registry."""
-        from . import install
+        from . import install  # only here: Django's apps must be ready
 
         install()

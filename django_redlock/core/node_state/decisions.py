@@ -7,7 +7,7 @@ a request or none. The reply has the highest token and the node's time, which th
 
 from collections.abc import Callable, Mapping, Set
 
-from ..owner import NONCE_SIZE
+from ..owner import SECRET_SIZE
 from ..replies import Kind, Reply, is_absurd
 from ..requests import SHARED, Acquire, Extend, Raise, Release, Repair, Term
 from .queues import NOBODY, Queues
@@ -44,17 +44,17 @@ class Decisions:
         """Grant all names or none; accept the proposed token if it is the highest so far."""
         records, now = self._records, self._now
         high = records.highest_fence(request.slugs, now)
-        ours = {request.nonce, request.adopt or request.nonce}
+        ours = {request.secret, request.adopt or request.secret}
         others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours)]
         first_in, behind_in = self._turns(request, ours)
-        if records.cancelled(request.nonce, now):
+        if records.cancelled(request.secret, now):
             # This attempt was released before its request arrived. A grant now would have no holder until it expires.
             return Reply(Kind.CANCELLED, high, self._time)
         if others or behind_in:
             return self._refuse(request, others, behind_in, high)
         for slug in request.slugs:
             if request.shared:
-                records.share(slug, request.nonce, request.value, request.ttl, now)
+                records.share(slug, request.secret, request.value, request.ttl, now)
             else:
                 records.write(slug, request.value, request.ttl, now)
         if first_in:
@@ -72,7 +72,7 @@ class Decisions:
         holder = self._records.holder(slug, self._now)
         if holder is None:
             return request.strict
-        owner = holder[:NONCE_SIZE]
+        owner = holder[:SECRET_SIZE]
         return owner not in ours and not (request.shared and owner == SHARED)
 
     def _turns(self, request: Acquire, ours: set[str]) -> tuple[list[str], list[str]]:
@@ -108,7 +108,7 @@ class Decisions:
                 # Another program wrote a key without expiry. It blocks the name for ever, so listings must show it.
                 records.index[slug] = float("inf")
             longest = None if left is None or longest is None else max(left, longest)
-        detail = (records.holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
+        detail = (records.holder(others[0], now) or "")[SECRET_SIZE:] if others else ""
         position = self._queues.enrol(request, {*others, *behind_in}, now) if request.waiter else -1
         return Reply(Kind.BUSY if others else Kind.QUEUED, high, self._time, longest, detail, position)
 
@@ -116,7 +116,7 @@ class Decisions:
         """Accept a higher token of a holder, unless the holder has lost a name."""
         records, now = self._records, self._now
         high = records.highest_fence(request.slugs, now)
-        if not all(records.has(slug, request.nonce, request.shared, now) for slug in request.slugs):
+        if not all(records.has(slug, request.secret, request.shared, now) for slug in request.slugs):
             return Reply(Kind.REFUSED, high, self._time)
         if request.number <= high:
             return Reply(Kind.GRANTED, high, self._time)
@@ -133,15 +133,15 @@ class Decisions:
     def _extend_one(self, term: Term, keep: float | None) -> tuple[Kind, int]:
         records, now = self._records, self._now
         high = records.highest_fence(term.slugs, now)
-        lost = [slug for slug in term.slugs if not records.has(slug, term.nonce, term.shared, now)]
-        if records.cancelled(term.nonce, now):
-            return Kind.REVOKED if records.tombstones[term.nonce].revoked else Kind.REFUSED, high
+        lost = [slug for slug in term.slugs if not records.has(slug, term.secret, term.shared, now)]
+        if records.cancelled(term.secret, now):
+            return Kind.REVOKED if records.tombstones[term.secret].revoked else Kind.REFUSED, high
         if not all(self._may_come_back(term, slug) for slug in lost):
             return Kind.REFUSED, high
         for slug in term.slugs:
             self._renew(term, slug)
             if slug in lost:
-                records.write_fence((slug,), term.token, keep, now)
+                records.write_fence((slug,), term.fencing_token, keep, now)
             elif keep is not None and slug in records.fences:
                 records.write_fence((slug,), records.fence(slug, now), keep, now)
         return Kind.HELD, high
@@ -155,8 +155,8 @@ class Decisions:
         """
         records, now = self._records, self._now
         holder = records.holder(slug, now)
-        free = holder is None or (term.shared and holder[:NONCE_SIZE] == SHARED)
-        return free and records.fence(slug, now) <= term.token
+        free = holder is None or (term.shared and holder[:SECRET_SIZE] == SHARED)
+        return free and records.fence(slug, now) <= term.fencing_token
 
     def _renew(self, term: Term, slug: str) -> None:
         """Let a lease hold a name for its ttl from now on; a later end stays, unless the lease is shortened."""
@@ -164,8 +164,8 @@ class Decisions:
         records, now = self._records, self._now
         if term.shared:
             keeps = not term.shorten and records.owner(slug, now) == SHARED
-            until = records.shared[slug].get(term.nonce, 0.0) if keeps else 0.0
-            records.share(slug, term.nonce, term.value, max(term.ttl, until - now), now)
+            until = records.shared[slug].get(term.secret, 0.0) if keeps else 0.0
+            records.share(slug, term.secret, term.value, max(term.ttl, until - now), now)
         else:
             left = 0.0 if term.shorten else records.left(slug, now) or 0.0
             records.write(slug, term.value, max(term.ttl, left), now)
@@ -173,18 +173,18 @@ class Decisions:
     def release(self, request: Release) -> Reply:
         """End a hold, leave a tombstone against its late requests, and notify the first waiter."""
         records, now = self._records, self._now
-        everybody = request.shared and request.nonce == SHARED
+        everybody = request.shared and request.secret == SHARED
         one_of_several = request.shared and not everybody
-        mine = [slug for slug in request.slugs if records.has(slug, request.nonce, one_of_several, now)]
+        mine = [slug for slug in request.slugs if records.has(slug, request.secret, one_of_several, now)]
         if not one_of_several:
-            # A later token belongs to a later hold with the same nonce, or to a holder that joined after the caller
+            # A later token belongs to a later hold with the same secret, or to a holder that joined after the caller
             # looked.
-            mine = [slug for slug in mine if records.fence(slug, now) <= request.token]
+            mine = [slug for slug in mine if records.fence(slug, now) <= request.fencing_token]
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
         free = [slug for slug in mine if self._let_go(request, slug)]
         if request.tombstone > 0:
-            self._tombstone(request, {request.nonce})
+            self._tombstone(request, {request.secret})
         self._queues.released(request, free)
         kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
         return Reply(kind, 0, self._time)
@@ -192,12 +192,12 @@ class Decisions:
     def _let_go(self, request: Release, slug: str) -> bool:
         """End one holder's hold on a name; return whether the name is free now."""
         records, now = self._records, self._now
-        if request.shared and request.nonce == SHARED:
+        if request.shared and request.secret == SHARED:
             if request.tombstone > 0:
                 self._tombstone(request, records.shared.get(slug, {}).keys())
             records.shared.pop(slug, None)
         elif request.shared:
-            del records.shared[slug][request.nonce]
+            del records.shared[slug][request.secret]
             others = records.sharers(slug, now)
             if others:
                 records.write(slug, records.holders[slug][0], max(others.values()) - now, now)
@@ -205,9 +205,9 @@ class Decisions:
         records.remove(slug)
         return True
 
-    def _tombstone(self, request: Release, nonces: Set[str]) -> None:
+    def _tombstone(self, request: Release, secrets: Set[str]) -> None:
         """Leave tombstones: a request that is still on its way must not bring back what is released here."""
-        self._records.tombstones |= dict.fromkeys(nonces, Tombstone(self._now + request.tombstone, request.revoke))
+        self._records.tombstones |= dict.fromkeys(secrets, Tombstone(self._now + request.tombstone, request.revoke))
 
     def repair(self, request: Repair) -> Reply:
         """Replace an absurd fencing token, and no other."""

@@ -19,7 +19,7 @@ def load(records: Records, slug: str, record: Mapping[str, Any]) -> None:
         value, until = record["holder"]
         ends = moment(until)
         records.holders[slug], records.index[slug] = (str(value), ends), math.inf if ends is None else ends
-        records.shared[slug] = {nonce: moment(until) or 0.0 for nonce, until in record.get("sharers", {}).items()}
+        records.shared[slug] = {secret: moment(until) or 0.0 for secret, until in record.get("sharers", {}).items()}
     if "fence" in record:
         number, until = record["fence"]
         records.fences[slug] = (counted(number), moment(until))
@@ -44,17 +44,17 @@ def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
     return record
 
 
-def load_tombstone(records: Records, nonce: str, record: Mapping[str, Any]) -> None:
+def load_tombstone(records: Records, secret: str, record: Mapping[str, Any]) -> None:
     """Restore a tombstone from what :func:`dump_tombstone` returned."""
     if "until" in record:
-        records.tombstones[nonce] = Tombstone(moment(record["until"]) or 0.0, bool(record.get("revoked")))
+        records.tombstones[secret] = Tombstone(moment(record["until"]) or 0.0, bool(record.get("revoked")))
 
 
-def dump_tombstone(records: Records, nonce: str, now: float) -> dict[str, Any]:
+def dump_tombstone(records: Records, secret: str, now: float) -> dict[str, Any]:
     """Return the tombstone of an attempt or hold that was released; empty if there is none."""
-    if not records.cancelled(nonce, now):
+    if not records.cancelled(secret, now):
         return {}
-    return records.tombstones[nonce]._asdict()
+    return records.tombstones[secret]._asdict()
 
 
 def counted(number: Any) -> int:

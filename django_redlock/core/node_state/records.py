@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ..owner import NONCE_SIZE
+from ..owner import SECRET_SIZE
 from ..replies import ABSENT
 from ..requests import LONGEST_VALUE, SHARED
 from .queues import Queue
@@ -11,7 +11,7 @@ NO_FENCE: tuple[int, float | None] = (0, None)
 
 
 class Tombstone(NamedTuple):
-    """The record that refuses late requests with a released nonce: until when, and whether an operator asked for it."""
+    """The record that refuses late requests with a released secret: until when, and whether an operator asked."""
 
     until: float
     revoked: bool
@@ -28,13 +28,13 @@ class Records:
         self.holders: dict[str, tuple[str, float | None]] = {}
         """The value under each name, and when it ends; None is never."""
         self.shared: dict[str, dict[str, float]] = {}
-        """The nonces that share a name, and when each hold ends; ignored unless the value says that it is shared."""
+        """The secrets that share a name, and when each hold ends; ignored unless the value says that it is shared."""
         self.fences: dict[str, tuple[int, float | None]] = {}
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
         """The waiters of each name."""
         self.tombstones: dict[str, Tombstone] = {}
-        """The nonces whose requests are refused."""
+        """The secrets whose requests are refused."""
         self.index: dict[str, float] = {}
         """The names that listings show, and about when each of them ends."""
         self.served: tuple[str, str, int] | None = None
@@ -52,8 +52,8 @@ class Records:
         return value
 
     def owner(self, slug: str, now: float) -> str:
-        """Return the nonce that holds a name, ``SHARED`` if several may, empty if it is free."""
-        return (self.holder(slug, now) or "")[:NONCE_SIZE]
+        """Return the secret that holds a name, ``SHARED`` if several may, empty if it is free."""
+        return (self.holder(slug, now) or "")[:SECRET_SIZE]
 
     def left(self, slug: str, now: float) -> float | None:
         """Return for how many seconds more a name is held: None for ever, ``ABSENT`` if it is free."""
@@ -62,17 +62,17 @@ class Records:
         until = self.holders[slug][1]
         return None if until is None else until - now
 
-    def has(self, slug: str, nonce: str, shared: bool, now: float) -> bool:
-        """Return whether a name is held with *nonce*, alone or beside others."""
+    def has(self, slug: str, secret: str, shared: bool, now: float) -> bool:
+        """Return whether a name is held with *secret*, alone or beside others."""
         if shared:
-            return self.owner(slug, now) == SHARED and nonce in self.shared.get(slug, {})
-        # A longer nonce is the whole value of a key that another program wrote and that an operator wants to release.
+            return self.owner(slug, now) == SHARED and secret in self.shared.get(slug, {})
+        # A longer secret is the whole value of a key that another program wrote and that an operator wants to release.
         value = self.holder(slug, now) or ""
-        return value[: NONCE_SIZE if len(nonce) <= NONCE_SIZE else LONGEST_VALUE] == nonce
+        return value[: SECRET_SIZE if len(secret) <= SECRET_SIZE else LONGEST_VALUE] == secret
 
     def sharers(self, slug: str, now: float) -> dict[str, float]:
-        """Return the nonces that share a name, and when each hold ends."""
-        self.shared[slug] = {nonce: until for nonce, until in self.shared.get(slug, {}).items() if until > now}
+        """Return the secrets that share a name, and when each hold ends."""
+        self.shared[slug] = {secret: until for secret, until in self.shared.get(slug, {}).items() if until > now}
         return self.shared[slug]
 
     def fence(self, slug: str, now: float) -> int:
@@ -87,9 +87,9 @@ class Records:
         """Return the highest fencing token that was accepted for any of *slugs*."""
         return max([self.fence(slug, now) for slug in slugs])
 
-    def cancelled(self, nonce: str, now: float) -> bool:
-        """Return whether requests with *nonce* are refused, because its attempt or hold was released."""
-        tombstone = self.tombstones.get(nonce)
+    def cancelled(self, secret: str, now: float) -> bool:
+        """Return whether requests with *secret* are refused, because its attempt or hold was released."""
+        tombstone = self.tombstones.get(secret)
         return tombstone is not None and tombstone.until > now
 
     def write(self, slug: str, value: str, ttl: float, now: float) -> None:
@@ -97,14 +97,14 @@ class Records:
         self.holders[slug] = (value, now + ttl)
         self.index[slug] = now + ttl
 
-    def share(self, slug: str, nonce: str, value: str, ttl: float, now: float) -> None:
+    def share(self, slug: str, secret: str, value: str, ttl: float, now: float) -> None:
         """Let one more holder share a name for *ttl* seconds; the name is held until the last hold on it ends."""
         if self.owner(slug, now) != SHARED:
-            # Entries of earlier holders mean nothing unless the value says that the lock is shared.
+            # Entries of earlier holders mean nothing unless the value marks the lock as shared.
             self.shared[slug] = {}
         sharers = self.sharers(slug, now)
-        sharers[nonce] = now + ttl
-        self.write(slug, SHARED + value[NONCE_SIZE:], max(sharers.values()) - now, now)
+        sharers[secret] = now + ttl
+        self.write(slug, SHARED + value[SECRET_SIZE:], max(sharers.values()) - now, now)
 
     def write_fence(self, slugs: tuple[str, ...], number: int, keep: float | None, now: float) -> None:
         """Remember a fencing token for *keep* seconds, None for ever."""

@@ -60,8 +60,8 @@ class NodeState:
                 case Release():
                     return decisions.release(request)
                 case Survey():
-                    said = survey(self.records, request, now)
-                    return said._replace(time=0) if self._wall else said
+                    reported = survey(self.records, request, now)
+                    return reported._replace(time=0) if self._wall else reported
                 case Repair():
                     return decisions.repair(request)
 
@@ -99,7 +99,7 @@ class NodeState:
             self.records.index[slug] = now + (ttl or 0.0)
 
     def sharers(self, slug: str) -> list[str]:
-        """Return the nonces that share a name."""
+        """Return the secrets that share a name."""
         return list(self.records.shared.get(slug, {}))
 
     def waiters(self, slug: str) -> list[str]:
@@ -115,10 +115,10 @@ class NodeState:
         """Return the record of a name in a form that JSON can write, without anything that has expired."""
         return dumps.dump(self.records, slug, self.now())
 
-    def load_tombstone(self, nonce: str, record: Mapping[str, Any]) -> None:
+    def load_tombstone(self, secret: str, record: Mapping[str, Any]) -> None:
         """Restore a tombstone from :meth:`dump_tombstone`."""
-        dumps.load_tombstone(self.records, nonce, record)
+        dumps.load_tombstone(self.records, secret, record)
 
-    def dump_tombstone(self, nonce: str) -> dict[str, Any]:
+    def dump_tombstone(self, secret: str) -> dict[str, Any]:
         """Return the tombstone of an attempt or hold that was released; empty if there is none."""
-        return dumps.dump_tombstone(self.records, nonce, self.now())
+        return dumps.dump_tombstone(self.records, secret, self.now())

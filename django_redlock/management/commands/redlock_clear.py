@@ -32,7 +32,7 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--dry-run",
             action="store_true",
-            help="Only say what would be deleted. The default when nobody can be asked, unless --no-input is given.",
+            help="Only report what would be deleted. The default when nobody can be asked, unless --no-input is given.",
         )
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive", help="Delete without asking."
@@ -103,7 +103,7 @@ class Command(OperatorCommand):
             outcome, name = remove_stale(key), printable(key.lock.name)
             outcomes[outcome] += 1
             if outcome is ActionResult.CHANGED:
-                self.stdout.write(f"{name}: left alone, it changed meanwhile.")
+                self.stdout.write(f"{name}: left alone, because it changed meanwhile.")
             if outcome is ActionResult.FAILED:
                 typed = key.reason is Staleness.WRONG_TYPE
                 hint = f" Delete it there: {deletion(key.lock)}" if typed else ""

@@ -12,7 +12,7 @@ from ...inventory.doctor import Diagnosis, diagnose
 from ...inventory.findings import Finding, Level
 from ..output import MISUSED, OperatorCommand, seconds
 
-VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
+VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 EXIT = {None: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
 NEVER = "never"  # the command does not fail
 
@@ -40,7 +40,7 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--advise",
             action="store_true",
-            help="Say what the history of locks suggests for ttl and wait; needs django_redlock.contrib.history.",
+            help="Report what the history of locks suggests for ttl and wait; needs django_redlock.contrib.history.",
         )
         parser.add_argument(
             "--timeout", type=seconds, default=1.0, metavar="SECONDS", help="For each answer of a node. Default: 1."
@@ -78,8 +78,8 @@ class Command(OperatorCommand):
     def _advise(self, using: list[str] | None) -> None:
         if not apps.is_installed("django_redlock.contrib.history"):
             raise CommandError(
-                "There is no history to take advice from: put 'django_redlock.contrib.history' into INSTALLED_APPS, "
-                "run migrate, and come back in a day.",
+                "There is no history yet: add 'django_redlock.contrib.history' to INSTALLED_APPS, run migrate, "
+                "and try again in a day.",
                 returncode=MISUSED,
             )
         from ...contrib.history.advice import kinds  # only here: its table may not exist
@@ -100,12 +100,12 @@ class Command(OperatorCommand):
         for node in diagnosis.nodes:
             self.stdout.write(f"  {printable(summary(node))}")
         for finding in diagnosis.findings:
-            self._tell(finding)
+            self._write_finding(finding)
         if not diagnosis.findings:
             text = "  All is well: a lock was taken, extended and released on each node."
             self.stdout.write(self.style.SUCCESS(text))
 
-    def _tell(self, finding: Finding) -> None:
+    def _write_finding(self, finding: Finding) -> None:
         style = {Level.ERROR: self.style.ERROR, Level.WARNING: self.style.WARNING}.get(finding.level, self.style.NOTICE)
         where = f"{finding.node}: " if finding.node else ""
         self.stdout.write("")
@@ -115,17 +115,19 @@ class Command(OperatorCommand):
 
 def summary(node: Any) -> str:
     """Describe a node in one line."""
-    if not node.known:
-        return f"{node.name}: not a server; its lock is tried all the same."
     if node.detail:
         return f"{node.name}: {node.detail}"
+    if node.store:
+        return f"{node.name}: {node.store}, round trip {node.round_trip * 1000:.1f} ms"
+    if not node.known:
+        return f"{node.name}: not a server; its lock is tried all the same."
     version = node.info.get("valkey_version") or node.info.get("redis_version") or "of unknown version"
     server = "Valkey" if "valkey_version" in node.info else "Redis"
     role = node.info.get("role", "unknown role")
     serving = "" if node.age is None else f"serving for {node.age:.0f} s, "
     return (
         f"{node.name}: {server} {version}, {role}, up {node.number('uptime_in_seconds')} s, {serving}"
-        f"round trip {node.round_trip * 1000:.1f} ms, clock {round(node.ahead, 3) + 0.0:+.3f} s"  # no minus before zero
+        f"round trip {node.round_trip * 1000:.1f} ms, clock {round(node.ahead, 3) + 0.0:+.3f} s"  # no -0.000
     )
 
 
@@ -145,7 +147,9 @@ def document(found: list[Diagnosis]) -> str:
                             "detail": node.detail,
                             "round_trip": round(node.round_trip, 6),
                             "clock": round(node.ahead, 6),
-                            "version": node.info.get("valkey_version") or node.info.get("redis_version"),
+                            "version": node.info.get("valkey_version")
+                            or node.info.get("redis_version")
+                            or node.facts.get("version"),
                             "role": node.info.get("role"),
                             "uptime": node.number("uptime_in_seconds"),
                             "age": None if node.age is None else round(node.age, 3),

@@ -55,7 +55,7 @@ class Command(OperatorCommand):
         if task:
             if name is not None or format == "json" or using != DEFAULT_ALIAS:
                 raise CommandError(
-                    "--task explains a call in text, and the task says itself which alias it uses: leave out the name, "
+                    "--task explains a call in text, and the task itself determines the alias: leave out the name, "
                     "--format and --using.",
                     returncode=MISUSED,
                 )
@@ -79,7 +79,7 @@ class Command(OperatorCommand):
 
         self.stdout.write(found.text)
         if found.state is SlotState.UNKNOWN:
-            raise CommandError("Too few nodes answer and agree to say whether the slot is free.", returncode=NO_QUORUM)
+            raise CommandError("Too few nodes answer and agree to know whether the slot is free.", returncode=NO_QUORUM)
         if found.state is SlotState.FREE:
             raise CommandError("The slot is free.", returncode=FREE)
 
@@ -87,7 +87,7 @@ class Command(OperatorCommand):
         if len(snapshot.locks) > 1:
             numbers = [lock.name.rpartition(" ")[2] for lock in snapshot.locks]
             held = ", ".join(sorted(numbers, key=lambda number: (len(number), number)))
-            text = f"{len(numbers)} places are held ({held}). The nodes do not record how many there are."
+            text = f"{len(numbers)} permits are held ({held}). The nodes do not record how many there are."
             self.stdout.write(f"{printable(name)}: {text}\n")
         for lock in snapshot.locks:
             self.stdout.write(shown(snapshot, lock))
@@ -122,7 +122,7 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
     parts = [columns([(f"{title}:", value) for title, value in facts])]
     parts += [meaning] if (meaning := meaning_of(lock)) else []
     parts.append(columns([("NODE", "HAS", "REMAINING", "TOKEN", "HOLDER"), *(_row(lock, view) for view in lock.views)]))
-    waiters = [f"  {place}. {printable(str(waiter))}" for place, waiter in enumerate(lock.waiters, 1)]
+    waiters = [f"  {position}. {printable(str(waiter))}" for position, waiter in enumerate(lock.waiters, 1)]
     if lock.waiting > len(waiters):
         waiters.append(f"  and {lock.waiting - len(lock.waiters)} more")
     parts.append("\n".join([f"Waiting: {lock.waiting or 'nobody'}", *waiters]))

@@ -38,7 +38,9 @@ class Command(OperatorCommand):
             "--sort", default="remaining", choices=tuple(ORDERS), help="Default: remaining, the soonest end first."
         )
         parser.add_argument("--limit", type=positive, metavar="N", help="List only the first N locks in that order.")
-        parser.add_argument("--wide", action="store_true", help="Cut and leave out nothing, however wide the terminal.")
+        parser.add_argument(
+            "--wide", action="store_true", help="Neither cut nor leave out anything, whatever the terminal's width."
+        )
 
     @no_translations
     def handle(

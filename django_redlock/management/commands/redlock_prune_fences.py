@@ -33,10 +33,10 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument(
-            "--older-than", type=days, default=90, metavar="DAYS", help="How long ago at least; 90 days by default."
+            "--older-than", type=days, default=90, metavar="DAYS", help="The least age; 90 days by default."
         )
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help="Alias in DATABASES.")
-        parser.add_argument("--dry-run", action="store_true", help="Only say how many would be deleted.")
+        parser.add_argument("--dry-run", action="store_true", help="Only report how many would be deleted.")
 
     def handle(self, *, older_than: int, database: str, dry_run: bool, **options: Any) -> None:
         """Count or delete old fences by the clock of the database, which also dated them."""

@@ -42,21 +42,23 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument("names", nargs="*", metavar="NAME", help="The locks' names.")
-        parser.add_argument("--match", metavar="GLOB", help="Those whose name matches, instead, such as 'orders:*'.")
+        parser.add_argument(
+            "--match", metavar="GLOB", help="Instead of names: a pattern that they match, such as 'orders:*'."
+        )
         parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
         parser.add_argument("--fingerprint", help="Only if the holder is this one, as redlock_inspect shows it.")
         parser.add_argument(
             "--polite",
             type=seconds,
             metavar="SECONDS",
-            help="Ask the holders to stop first, and wait so long for them to release the locks themselves.",
+            help="Ask the holders to stop first, and wait this long for them to release the locks themselves.",
         )
         parser.add_argument("--revoke-task", action="store_true", help="Revoke the Celery tasks that hold them.")
         parser.add_argument(
-            "--terminate-task", action="store_true", help="The same, and end the processes in which they run."
+            "--terminate-task", action="store_true", help="Revoke the tasks, and end the processes that run them."
         )
         parser.add_argument("--reason", default="", help="For the log.")
-        parser.add_argument("--dry-run", action="store_true", help="Only say what would be released.")
+        parser.add_argument("--dry-run", action="store_true", help="Only report what would be released.")
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive", help="Release without asking."
         )
@@ -93,19 +95,19 @@ class Command(OperatorCommand):
         if seen and self._may_release(len(seen), dry_run, interactive, options.get("stdin", sys.stdin)):
             reason = printable(reason[:200])
             asked, left = self._ask(seen, polite) if polite else (set[str](), set[str]())
-            told = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
+            revoked = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
             outcomes = set()
             for lock in seen:
                 outcome = RELEASED if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
-                if (outcome is GONE and told) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
+                if (outcome is GONE and revoked) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
                     outcome = RELEASED  # the holder released it
                 style = self.style.SUCCESS if outcome is RELEASED else self.style.ERROR
                 hint = f" Delete it there: {deletion(lock)}" if outcome is ActionResult.WRONG_TYPE else ""
-                self.stdout.write(style(f"{printable(lock.name)}: {SAID[outcome]}{hint}"))
+                self.stdout.write(style(f"{printable(lock.name)}: {OUTCOME_TEXTS[outcome]}{hint}"))
                 outcomes.add(outcome)
-            _conclude(outcomes, all(told))
+            _conclude(outcomes, all(revoked))
         elif locks and not seen and not dry_run:
-            raise CommandError("Nothing was released: the holder is another one now.", returncode=CHANGED)
+            raise CommandError("Nothing was released: the holder has changed.", returncode=CHANGED)
 
     def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
         for lock in locks:
@@ -137,7 +139,7 @@ class Command(OperatorCommand):
             outcome = ask_to_stop(lock, lock.fingerprint)
             if outcome is ActionResult.ASKED:
                 asked.add(lock.slug)
-            self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or SAID[outcome]}")
+            self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or OUTCOME_TEXTS[outcome]}")
         waiting = {lock.slug: lock for lock in locks if lock.slug in asked}
         until = time.monotonic() + grace
         while waiting and time.monotonic() < until:
@@ -172,7 +174,7 @@ ASKED = {
     ActionResult.SHARED: "several hold it; they cannot be asked.",
     ActionResult.FOREIGN: "another program holds it; it cannot be asked.",
 }
-SAID = {
+OUTCOME_TEXTS = {
     ActionResult.RELEASED: "released.",
     ActionResult.CHANGED: "not released: it changed hands.",
     ActionResult.GONE: "nobody holds it any more.",
@@ -181,14 +183,14 @@ SAID = {
 }
 
 
-def _conclude(outcomes: set[ActionResult], told: bool) -> None:
+def _conclude(outcomes: set[ActionResult], revoked: bool) -> None:
     if ActionResult.UNKNOWN in outcomes:
         raise CommandError("Too few nodes answered.", returncode=NO_QUORUM)
     if ActionResult.CHANGED in outcomes:
         raise CommandError("Not all were released.", returncode=CHANGED)
     if ActionResult.WRONG_TYPE in outcomes:
         raise CommandError("Not all were released.")
-    if not told:
+    if not revoked:
         raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
 
 

@@ -60,8 +60,8 @@ class Command(BaseCommand):
         try:
             code = _run(program, lease, grace)
             if not lease.valid():
-                said = f"Ended {Path(program[0]).name!r} (exit code {code}), because {locked.explain(lease)}."
-                raise CommandError(said, returncode=locked.LOST)
+                message = f"Ended {Path(program[0]).name!r} (exit code {code}), because {locked.explain(lease)}."
+                raise CommandError(message, returncode=locked.LOST)
         except BaseException:
             lease.release()
             raise

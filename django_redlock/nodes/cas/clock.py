@@ -38,7 +38,7 @@ class Moment(NamedTuple):
     Args:
         low: The clock shows at least this.
         high: The clock shows at most this.
-        era: Which clock it is; empty for a store that has only one.
+        era: The era whose clock it is; empty for a store with a single clock.
         first: The beginning of the era, from which the holds of earlier eras count.
     """
 
@@ -59,9 +59,9 @@ class Era(NamedTuple):
 
     Args:
         name: Identifies the leader; another leader, or the same one elected again, has another name.
-        turn: How often the clock of this leader was set to another time, as far as any process has noticed.
+        turn: How often the clock of this leader is known to have been set to another time.
         first: The beginning of the era, a reading of its clock; None until a process has read it.
-        source: Where the clock is read, such as the id of a lease of etcd; empty if nothing is needed.
+        source: Where the clock is read, such as the id of an etcd lease; empty if the store needs no source.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Era(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """What marks the records that were written in this era."""
+        """The mark of records that were written in this era."""
         return f"{self.name}/{self.turn}"
 
     @classmethod
@@ -89,7 +89,7 @@ class Era(NamedTuple):
 
 class EraClock:
     """
-    What this process knows of the clock of a store; used by one thread at a time.
+    The readings that this process has of a store's clock; used by one thread at a time.
 
     Args:
         clock: Returns seconds on this machine's steady clock.
@@ -107,8 +107,8 @@ class EraClock:
 
         Args:
             era: The era, whose leader the reading certainly comes from.
-            low: The least that the clock may have shown when it was read, in seconds.
-            high: The most.
+            low: The earliest time that the clock may have shown when it was read, in seconds.
+            high: The latest time.
             sent: When the request was sent, on this machine's clock; the reply has just arrived.
         """
         now = self._clock()
@@ -122,7 +122,7 @@ class EraClock:
         self._low, self._high = min(low, high), max(low, high)
 
     def bounds(self) -> tuple[float, float]:
-        """Return the least and the most that the clock may show now, in seconds."""
+        """Return the earliest and the latest time that the clock may show now, in seconds."""
         passed = self._clock() - self._at
         return self._low + passed * (1 - RATE), self._high + passed * (1 + RATE)
 
@@ -132,7 +132,7 @@ class EraClock:
 
     def correction(self, known: Era | None, name: str, source: str = "") -> Era | None:
         """
-        Return what the shared record must become before anything may be decided; None if it is right.
+        Return the content that the shared record must get before any decision; None if it is right.
 
         Args:
             known: The record as it was read; None if there is none.
@@ -142,7 +142,7 @@ class EraClock:
         if known is None or known.name != name:
             return Era(name, source=source)
         if self._jumped == known.tag:
-            # What was written before the jump cannot be compared with the clock any more.
+            # Times that were written before the jump can no longer be compared with the clock.
             return Era(name, known.turn + 1, source=source)
         if known.first is None and self.knows(known):
             return known._replace(first=self.bounds()[1])

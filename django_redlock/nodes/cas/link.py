@@ -1,7 +1,7 @@
 """
 Links to a store of records, for threads and for event loops (internal).
 
-All links of a process share one worker. A link learns of its reply over a socket, as that of a Redis node does.
+All links of a process share one worker. As with a Redis node, a socket shows that a reply has arrived.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class WorkerLink:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, -1 if there is none."""
+        """Return the descriptor to poll, or -1 if there is none."""
         return self._reader.fileno()
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
@@ -50,7 +50,7 @@ class WorkerLink:
 
     def _deliver(self, reply: Reply | LinkError) -> None:
         self._replies.append(reply)
-        with self._mutex:  # the descriptor of a closed socket may have been given to another one
+        with self._mutex:  # another socket may have the descriptor of a closed one
             if not self._closed:
                 with suppress(BlockingIOError):
                     self._writer.send(b"!")
@@ -91,7 +91,7 @@ class AsyncWorkerLink:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Callable[[Reply | None], bool] | None, None] = {}
-        self._delivered = self._taken = 0  # by the worker, and by the event loop
+        self._delivered = self._taken = 0  # how many replies the worker delivered, and how many the event loop took
         worker.attach(self._on_end)
         self._keeper = self._loop.create_task(until_cancelled(), name="django_redlock link")
         self._keeper.add_done_callback(lambda keeper: self.close())
@@ -139,7 +139,7 @@ class AsyncWorkerLink:
         if self.broken:
             return
         self.broken = True
-        with suppress(RuntimeError):  # the loop is closed already, and its tasks with it
+        with suppress(RuntimeError):  # the loop is closed, and its tasks have ended
             self._keeper.cancel()
         if self._worker.detach(self._on_end):
             with suppress(RuntimeError):  # there are too many threads; it ends by itself

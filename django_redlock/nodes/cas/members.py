@@ -13,7 +13,7 @@ from .place import Place
 from .records import Stored, is_held
 from .table import ANSWERING, RecordTable, UntouchedError
 
-SEARCHING = 0.3  # share of the patience that a survey takes to look through the records of locks that have ended
+SEARCHING = 0.3  # share of the patience that a survey spends on records of locks that have ended
 
 
 class Member(Protocol):
@@ -23,13 +23,13 @@ class Member(Protocol):
         """Connect, and authenticate if there is a user."""
 
     def wait(self, timeout: float) -> None:
-        """Wait for that many seconds for each reply from now on."""
+        """Wait for at most the given seconds for each reply from now on."""
 
     def close(self) -> None:
         """Close the connection."""
 
     def abort(self) -> None:
-        """Make a call that waits for the member fail at once; from any thread."""
+        """Make a call that waits for the member fail at once; any thread may call this."""
 
 
 Client = TypeVar("Client", bound=Member)
@@ -37,12 +37,12 @@ Client = TypeVar("Client", bound=Member)
 
 class Page(NamedTuple):
     """
-    Some records of names.
+    One page of the records of names.
 
     Args:
         records: The records, by key.
         cursor: The key after which the next page begins; empty if there is none.
-        total: How many records there are, roughly.
+        total: The approximate number of records.
     """
 
     records: dict[str, Stored]
@@ -61,7 +61,7 @@ class MemberTable(RecordTable, Generic[Client]):
         patience: Seconds that a request may take.
 
     Attributes:
-        identity: The name that no other store has, as soon as it is known.
+        identity: The unique name of the store, once it is known.
         client: The connection; None if there is none.
     """
 
@@ -74,7 +74,7 @@ class MemberTable(RecordTable, Generic[Client]):
 
     @property
     def connection(self) -> Client:
-        """The connection, which there is after :meth:`ready`."""
+        """The connection; call :meth:`ready` first."""
         assert self.client is not None
         return self.client
 
@@ -123,14 +123,14 @@ class MemberTable(RecordTable, Generic[Client]):
             client.close()
 
     def abort(self) -> None:
-        """Make a call that waits for a member fail at once; from any thread."""
+        """Make a call that waits for a member fail at once; any thread may call this."""
         if client := self.client:
             client.abort()
 
     # Listings
 
     def survey(self, request: Survey) -> Reply:
-        """Report the locks named, or one page of those that are held, in the order of their keys."""
+        """Report the named locks, or one page of the held ones, in the order of their keys."""
         if request.size <= 0:
             return self.look_up(request)
         moment, _ = self.read([])
@@ -143,13 +143,13 @@ class MemberTable(RecordTable, Generic[Client]):
         """
         Return the names that are held on one page, the cursor of the next page, and the number of records.
 
-        Most records may be of locks that have ended. Requests of this process wait for the search, so it ends early
-        if there are very many of them. Such a page is not full, but has a cursor.
+        Most records may belong to locks that have ended. Requests of this process wait for the search, so it ends
+        early if there are very many such records. The page is then not full, but has a cursor.
         """
         slugs: list[str] = []
         cursor, total, until = request.after, 0, self.now() + self.patience * SEARCHING
         if cursor == ENDLESS:
-            return slugs, "", total  # no lock of these stores is without an end
+            return slugs, "", total  # in these stores, every lock has an end
         while True:
             page = self.page(cursor)
             cursor, total = page.cursor, total or page.total
@@ -169,15 +169,15 @@ class MemberTable(RecordTable, Generic[Client]):
 
     def greet(self, client: Client) -> str:
         """
-        Return what tells the store from another one.
+        Return an identifier that distinguishes the store from others.
 
         Raises:
-            LinkError: The member cannot be used; so does any of :attr:`errors`.
+            LinkError: The member cannot be used; any of :attr:`errors` means the same.
         """
         raise NotImplementedError
 
     def explain(self, error: Exception) -> LinkError:
-        """Return what to report of a failure; never what the error quotes."""
+        """Return what to report about a failure, without anything that the error quotes."""
         raise NotImplementedError
 
     def page(self, after: str) -> Page:

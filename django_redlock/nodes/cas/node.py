@@ -23,11 +23,11 @@ class RecordNode:
     """
     A store of records as a node.
 
-    A kind of store overrides :meth:`table`, and what concerns notifications if it has them.
+    A kind of store overrides :meth:`table` and, if it has notifications, their methods.
 
     Args:
-        name: What to call it.
-        address: Where it is.
+        name: The node's name.
+        address: The node's address.
     """
 
     instant = False
@@ -39,9 +39,9 @@ class RecordNode:
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
-        self._mutex = threading.RLock()  # knows whose it is, after a fork that was interrupted
-        # One for all threads. Under gevent there is one for each thread of the operating system, because a greenlet
-        # waits in the event loop of its thread.
+        self._mutex = threading.RLock()  # an RLock knows its owner, even after a fork that was interrupted
+        # One worker for all threads. Under gevent there is one for each thread of the operating system, because a
+        # greenlet waits in the event loop of its thread.
         self._workers: WeakKeyDictionary[object, Worker] = WeakKeyDictionary()
         _nodes.add(self)
 
@@ -65,11 +65,11 @@ class RecordNode:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
         worker, loop, opened = self._hire(timeout), asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
+        def set_opened() -> None:
             with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(opened.set)
 
-        worker.when_open(tell)
+        worker.when_open(set_opened)
         with suppress(TimeoutError):
             await asyncio.wait_for(opened.wait(), timeout)
         return AsyncWorkerLink(worker, worker.greeting(0.0))
@@ -103,22 +103,22 @@ class RecordNode:
         return self._workers.get(here() if uses_gevent() else self)
 
     def before_fork(self) -> None:
-        """Take the connection out of the way."""
+        """Put the connection aside."""
         self._mutex.acquire()
         if (worker := self._own_worker()) and worker.usable:
             worker.pause()
 
     def after_fork(self) -> None:
-        """Go on, in the parent; the child begins anew."""
+        """Continue in the parent; start over in the child."""
         if worker := self._own_worker():
             worker.resume()
-        with suppress(RuntimeError):  # it is not this thread's
+        with suppress(RuntimeError):  # this thread does not hold it
             self._mutex.release()
 
 
 _nodes: WeakSet[RecordNode] = WeakSet()
 _paused: list[RecordNode] = []
-# Workers of a parent whose fork Python was not told of: a driver would end their connections with them.
+# Workers of a parent whose fork Python did not report. They are kept, because a driver would end their connections.
 _left_alone: list[Worker] = []
 
 
@@ -131,7 +131,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     while _paused:
         _paused[-1].after_fork()
-        _paused.pop()  # last, in case of an interruption
+        _paused.pop()  # last, because an interruption may come at any point
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""Where the members of a replicated store are, and how to connect to them (internal)."""
+"""The addresses of a replicated store's members, and the credentials to connect to them (internal)."""
 
 import os
 import re
@@ -25,16 +25,16 @@ FALSE = ("0", "false", "no", "off")
 @dataclass(frozen=True)
 class Store:
     """
-    A kind of store, as its URLs show it.
+    A kind of store, with the form of its URLs.
 
     Args:
-        name: What to call it in messages.
+        name: The name in messages.
         scheme: The scheme of its URLs; with ``s`` at the end, connections are encrypted.
-        port: The port of members that name none.
-        encrypted_port: The same for connections that are encrypted.
-        example: A URL that can be used.
+        port: The default port.
+        encrypted_port: The default port of encrypted connections.
+        example: A valid URL.
         check_path: Raises ValueError if a URL must not have a path, given without a slash at its end.
-        more: The options that it takes beside those of the login and of TLS.
+        more: The options that it takes in addition to those for the login and for TLS.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Place:
 
     Args:
         members: Host and port of each.
-        options: The options of the connection, by the names that redis-py gives to them.
+        options: The options of the connection, under redis-py's names.
         encrypted: Whether connections are encrypted.
         path: The path of the URL, without a slash at its end.
     """
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses of all members, in one order."""
+        """The addresses of all members, sorted."""
         return tuple(sorted(address(*member) for member in self.members))
 
     @property
@@ -76,19 +76,17 @@ class Place:
     @cached_property
     def context(self) -> ssl.SSLContext | None:
         """
-        How certificates are verified and which one is shown; None without encryption.
+        How to verify certificates, and which one to present; None without encryption.
 
         Raises:
-            LinkError: A file of the options cannot be used.
+            LinkError: A file named in the options cannot be used.
         """
         if not self.encrypted:
             return None
         for option in FILES:
             path = self.options.get(option)
             if path and not os.access(path, os.R_OK):
-                raise LinkError(
-                    Failure.UNUSABLE, f"cannot be used, because its {option} names no file that can be read"
-                )
+                raise LinkError(Failure.UNUSABLE, f"cannot be used, because its {option} does not name a readable file")
         try:
             return self._new_context()
         except ssl.SSLError as error:
@@ -116,7 +114,7 @@ def read_place(spec: NodeSpec, store: Store) -> Place:
         ValueError: They cannot be used; the message shows nothing of the URL, which may hold a password.
     """
     if spec.url.count("://") > 1:
-        raise ValueError("it names several nodes: make each an item of its own, or write all NODES as one string")
+        raise ValueError("it names several nodes: make each a separate item, or write all NODES as one string")
     if "#" in spec.url or spec.url.count("@") > 1:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
     try:
@@ -146,7 +144,7 @@ def address(host: str, port: int) -> str:
 
 
 def member(host: str, port: int) -> tuple[str, int]:
-    """Return the host and the port of a member, *port* if it names none; raises ValueError if there is no host."""
+    """Return the host and the port of a member; *port* is the default. Raise ValueError if there is no host."""
     parts = urlsplit(f"//{host.strip()}")
     if not parts.hostname or parts.path or parts.query or parts.port == 0 or re.search(r"[\s;]", parts.hostname):
         raise ValueError(host)
@@ -154,7 +152,7 @@ def member(host: str, port: int) -> tuple[str, int]:
 
 
 def check_options(options: Mapping[str, Any], store: Store, *, encrypted: bool) -> None:
-    """Raise ValueError if there is an option that the store does not take, or one that makes no difference."""
+    """Raise ValueError for an option that the store does not take, or that has no effect."""
     known = (*LOGIN, *store.more, *TLS)
     for option in options:
         if option not in known:

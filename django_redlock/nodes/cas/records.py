@@ -1,8 +1,8 @@
 """
 Decide how requests change the records of a store (internal).
 
-A request is decided by the node in memory (:mod:`~django_redlock.core.node_state`), which is given the records as they
-were read. Nothing here reads or writes: see :mod:`.table`.
+The node in memory (:mod:`~django_redlock.core.node_state`) decides a request, from the records as they were read.
+Nothing here reads or writes; :mod:`.table` does.
 """
 
 import json
@@ -40,7 +40,7 @@ def parsed(text: str | bytes) -> dict[str, Any]:
 
 
 def has_form(record: Mapping[str, Any]) -> bool:
-    """Return whether the parts of a record are what they should be, whatever their numbers are."""
+    """Return whether the parts of a record have the right types, whatever their numbers are."""
     queue, sharers = record.get("queue", {}), record.get("sharers", {})
     if not isinstance(queue, dict) or not isinstance(sharers, dict):
         return False
@@ -58,13 +58,13 @@ class Change(NamedTuple):
 
 class Decision(NamedTuple):
     """
-    What some requests come to.
+    The decision on some requests.
 
     Args:
         replies: The reply to each request, valid once the changes are written.
         changes: The records to write, all or none, in the order of their keys.
         notified: The waiters to notify, as ``process|number``.
-        moment: When it was decided.
+        moment: The moment of the decision.
     """
 
     replies: list[Reply]
@@ -74,10 +74,10 @@ class Decision(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The slugs that requests concern, and the nonces that may have been released before they were granted."""
+    """The slugs that requests concern, and the secrets that may have been released before they were granted."""
 
     slugs: set[str]
-    nonces: set[str]
+    secrets: set[str]
 
 
 def names_of(requests: Iterable[Request]) -> Names:
@@ -88,11 +88,11 @@ def names_of(requests: Iterable[Request]) -> Names:
             case Extend(terms):
                 for term in terms:
                     names.slugs.update(term.slugs)
-                    names.nonces.add(term.nonce)
+                    names.secrets.add(term.secret)
             case Acquire() | Release():
                 names.slugs.update(request.slugs)
                 names.slugs.update({request.queue} - {""})
-                names.nonces.add(request.nonce)
+                names.secrets.add(request.secret)
             case Raise() | Survey():
                 names.slugs.update(request.slugs)
             case Repair():
@@ -110,9 +110,9 @@ class Known:
     The records of some names, read at one moment, and the node in memory that decides on them.
 
     Args:
-        moment: When they were read.
+        moment: The moment at which they were read.
         slugs: The names, by the keys of their records.
-        tombstones: The nonces that may have tombstones, by the keys of their records.
+        tombstones: The secrets that may have tombstones, by the keys of their records.
         stored: The records that exist, by key.
         wall: Returns seconds since the epoch.
     """
@@ -135,9 +135,9 @@ class Known:
         for key, slug in slugs.items():
             if key in stored:
                 self.store.load(slug, in_present_era(stored[key].record, moment))
-        for key, nonce in tombstones.items():
+        for key, secret in tombstones.items():
             if key in stored:
-                self.store.load_tombstone(nonce, in_present_era(stored[key].record, moment))
+                self.store.load_tombstone(secret, in_present_era(stored[key].record, moment))
 
     def execute(self, request: Request) -> Reply:
         """Carry out a request, and note which waiters it notifies."""
@@ -148,7 +148,7 @@ class Known:
     def dump(self) -> dict[str, dict[str, Any]]:
         """Return the new content of the records, by their keys."""
         records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
-        return records | {key: self.store.dump_tombstone(nonce) for key, nonce in self._tombstones.items()}
+        return records | {key: self.store.dump_tombstone(secret) for key, secret in self._tombstones.items()}
 
     def decide(self, requests: Sequence[Request], key: Callable[[str, str], str]) -> Decision:
         """
@@ -169,7 +169,7 @@ class Known:
         return Decision(replies, changes, self.notified, self.moment)
 
     def _stamped(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return a record with the era by whose clock its times are, and the moment at which it was written."""
+        """Return a record with the era to whose clock its times refer, and the moment at which it was written."""
         return record | ({"era": self.moment.era, "written": self.moment.low} if self.moment.era else {})
 
 
@@ -183,24 +183,24 @@ def load(
     Read the records of names.
 
     Args:
-        names: The names and nonces.
+        names: The names and secrets.
         key: Returns the key of a record, by its kind and its name.
         read: Returns the moment, and the records that exist under some keys.
         wall: Returns seconds since the epoch.
     """
     slugs = {key("h", slug): slug for slug in names.slugs}
-    tombstones = {key("x", nonce): nonce for nonce in names.nonces}
+    tombstones = {key("x", secret): secret for secret in names.secrets}
     moment, stored = read([*slugs, *tombstones])
     known = Known(moment, slugs, tombstones, stored, wall)
-    # A release that ends the holds of all that share a lock has to know their nonces.
-    sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
-    if SHARED in names.nonces and sharers:
-        return load(Names(names.slugs, names.nonces | sharers), key, read, wall)
+    # A release that ends the holds of all sharers of a lock needs their secrets.
+    sharers = {secret for slug in names.slugs for secret in known.store.sharers(slug)} - names.secrets
+    if SHARED in names.secrets and sharers:
+        return load(Names(names.slugs, names.secrets | sharers), key, read, wall)
     return known
 
 
 def lengthened(request: Request, margin: float) -> Request:
-    """Return a request with durations that are longer by *margin* seconds; see :mod:`.clock`."""
+    """Return a request whose durations are longer by *margin* seconds; see :mod:`.clock`."""
     if not margin:
         return request
     match request:
@@ -222,7 +222,7 @@ def longer(seconds: float | None, margin: float) -> float | None:
 
 
 def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
-    """Return a record with times on the present leader's clock; all that was left when it was written is left anew."""
+    """Return a record on the present leader's clock; the time that was left when it was written counts anew."""
     written = moment_of(record.get("written"))
     if record.get("era", "") == moment.era or written is None:
         return record
@@ -232,7 +232,7 @@ def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
         if part in record:
             moved[part] = [record[part][0], moved_by(record[part][1], later)]
     if "sharers" in record:
-        moved["sharers"] = {nonce: moved_by(until, later) for nonce, until in record["sharers"].items()}
+        moved["sharers"] = {secret: moved_by(until, later) for secret, until in record["sharers"].items()}
     if "queue" in record:
         moved["queue"] = {waiter: [stamp, moved_by(until, later)] for waiter, (stamp, until) in record["queue"].items()}
     if "until" in record:
@@ -241,13 +241,13 @@ def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
 
 
 def moved_by(until: Any, later: float) -> Any:
-    """Return a time of a record on another clock; what is not a time stays as it is."""
+    """Return a time of a record on another clock; any other value stays as it is."""
     ends = moment_of(until)
     return until if ends is None else ends + later
 
 
 def needed_until(record: Mapping[str, Any]) -> float | None:
-    """Return until when a record is needed, in seconds on its own clock: 0 if it is not, None if for ever."""
+    """Return until when a record is needed, in seconds on its own clock; 0 if it is not needed, None if for ever."""
     times = [moment_of(record[part][1]) for part in ("holder", "fence") if part in record]
     times += [moment_of(until) for _, until in record.get("queue", {}).values()]
     times += [moment_of(record["until"])] if "until" in record else []
@@ -255,7 +255,7 @@ def needed_until(record: Mapping[str, Any]) -> float | None:
 
 
 def is_held(record: dict[str, Any], moment: Moment) -> bool:
-    """Return whether a record has a holder, who may not have ended yet."""
+    """Return whether a record has a holder whose hold may not have ended yet."""
     holder = in_present_era(record, moment).get("holder")
     until = holder and moment_of(holder[1])
     return holder is not None and (until is None or until > moment.low)

@@ -21,7 +21,7 @@ class ReplicatedNode(RecordNode):
 
     Args:
         spec: A URL with some members, and the options for all of them.
-        prefix: What every key begins with.
+        prefix: The beginning of every key.
 
     Raises:
         ValueError: The URL or the options cannot be used.
@@ -40,12 +40,12 @@ class ReplicatedNode(RecordNode):
 
     @property
     def replicated(self) -> bool:
-        """Whether it survives the loss of a member, as far as its URL shows."""
+        """Whether the store survives the loss of a member, as far as its URL shows."""
         return len(self.members) > 2
 
     @property
     def encrypted(self) -> bool:
-        """Whether its connections are encrypted."""
+        """Whether connections are encrypted."""
         return self.place.encrypted
 
     @property
@@ -55,7 +55,7 @@ class ReplicatedNode(RecordNode):
 
     @property
     def remote(self) -> bool:
-        """Whether its connections leave this machine."""
+        """Whether connections leave this machine."""
         return not self.place.local
 
     def channel(self, process: str) -> str:
@@ -74,9 +74,9 @@ class ReplicatedNode(RecordNode):
 
     # For the doctor
 
-    def examine(self, timeout: float) -> tuple[float, dict[str, str]]:
+    def inspect(self, timeout: float) -> tuple[float, dict[str, str]]:
         """
-        Ask each member; returns the seconds that the shortest round trip took, and facts for the doctor.
+        Ask each member; return the time of the shortest round trip in seconds, and facts for the doctor.
 
         Raises:
             LinkError: No member answers.
@@ -97,16 +97,16 @@ class ReplicatedNode(RecordNode):
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """
-        Add what a member says to the facts; returns the seconds of the shortest round trip.
+        Add what a member reports to the facts; return the time of the shortest round trip in seconds.
 
         Raises:
-            LinkError: It does not answer.
+            LinkError: The member does not answer.
         """
         raise NotImplementedError
 
 
 def shortest(trip: Callable[[], object]) -> float:
-    """Return the seconds that the shortest of a few round trips takes."""
+    """Return the time of the shortest of a few round trips, in seconds."""
     trips = []
     for _ in range(SAMPLES):
         began = time.perf_counter()

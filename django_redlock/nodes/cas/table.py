@@ -2,7 +2,7 @@
 Carry out requests on the records of a store (internal).
 
 A request is repeated if another process changed one of its records between the read and the write. It is not repeated
-if the outcome of the write is unknown: an earlier write that arrives late would then be the second one.
+if the outcome of the write is unknown: the first write may still arrive, and would then be carried out twice.
 """
 
 import random
@@ -23,8 +23,8 @@ from ..clock import steady
 from .clock import Moment
 from .records import Decision, Names, Stored, load, names_of
 
-ANSWERING = 0.8  # share of the node timeout after which a node gives up, so that its reason arrives in time
-PAUSE = 0.005  # seconds, at most, before a write that another process overtook is tried again
+ANSWERING = 0.8  # share of the node timeout after which the node gives up, so that its reason arrives in time
+PAUSE = 0.005  # longest pause, in seconds, before a request is tried again because another process was faster
 
 
 class UntouchedError(LinkError):
@@ -32,21 +32,21 @@ class UntouchedError(LinkError):
 
 
 class TooLargeError(Exception):
-    """Requests come to more than the store can write at once; nothing has been written."""
+    """Requests need more than the store can write at once; nothing has been written."""
 
 
 class RecordTable:
     """
     The records of one store, over one connection; used by one thread at a time.
 
-    A kind of store overrides the methods from :meth:`open` on.
+    A kind of store overrides :meth:`open` and the methods after it.
 
     Args:
         patience: Seconds that a request may take.
 
     Attributes:
         part: The most names of one request that are decided and written together.
-        most: The most names of several requests that are.
+        most: The most names of several requests that are decided and written together.
         errors: What the methods of a kind of store raise when a call fails.
     """
 
@@ -59,7 +59,7 @@ class RecordTable:
 
     def execute(self, requests: Sequence[Request]) -> list[Reply]:
         """
-        Carry out requests; either all of them are surveys or none is.
+        Carry out requests, which are all surveys or contain no survey.
 
         They are one atomic step, unless they have more names than the store can write at once.
 
@@ -72,21 +72,21 @@ class RecordTable:
         return [joined(list(islice(replies, len(some)))) for some in chunks]
 
     def _execute(self, requests: Sequence[Request]) -> list[Reply]:
-        """Carry out requests of which each has few terms, or one."""
+        """Carry out requests that each have few terms, or a single one."""
         replies: list[list[Reply]] = [[] for _ in requests]
         for batch in batches(requests, self.part, self.most):
             try:
-                said = self._together([part for _, part in batch])
+                merged = self._together([part for _, part in batch])
             except UntouchedError as error:
                 if any(replies):
                     raise LinkError(error.failure, error.detail) from None
                 raise
-            for (number, _), reply in zip(batch, said, strict=True):
+            for (number, _), reply in zip(batch, merged, strict=True):
                 replies[number].append(reply)
         return [merge(parts) for parts in replies]
 
     def _together(self, requests: Sequence[Request]) -> list[Reply]:
-        """Carry out requests together, or one by one if they come to too much."""
+        """Carry out requests together, or one by one if they are too large together."""
         try:
             return self._repeat(requests)
         except TooLargeError:
@@ -95,7 +95,7 @@ class RecordTable:
             return [reply for request in requests for reply in self._together([request])]
 
     def _repeat(self, requests: Sequence[Request]) -> list[Reply]:
-        """Carry out requests that fit in one write, again if another process was faster."""
+        """Carry out requests that fit in one write; repeat them if another process was faster."""
         until = self.now() + self.patience * ANSWERING
         while True:
             writing = False
@@ -123,14 +123,14 @@ class RecordTable:
         slugs = {queue_of(slug) or slug for slug in request.slugs} | set(request.slugs)
         return load(Names(slugs, set()), self.key, self.read, self.wall).execute(request._replace(after="", size=0))
 
-    # The surroundings, which tests in virtual time replace
+    # Time, which tests replace by virtual time
 
     def now(self) -> float:
         """Return seconds on this machine's steady clock."""
         return steady()
 
     def wall(self) -> float:
-        """Return seconds since the epoch, which bound fencing tokens where the store has no wall clock."""
+        """Return seconds since the epoch; they bound fencing tokens if the store has no wall clock."""
         return time.time()
 
     def pause(self) -> None:
@@ -144,7 +144,7 @@ class RecordTable:
         Connect.
 
         Raises:
-            LinkError: The store cannot be used; or it is not the one that it was before.
+            LinkError: The store cannot be used, or is another one than before.
         """
         raise NotImplementedError
 
@@ -158,7 +158,7 @@ class RecordTable:
         raise NotImplementedError
 
     def key(self, kind: str, name: str) -> str:
-        """Return the key of a record; *kind* is ``h`` for a name and ``x`` for a nonce that was released."""
+        """Return the key of a record; *kind* is ``h`` for a name and ``x`` for a secret that was released."""
         raise NotImplementedError
 
     def read(self, keys: Sequence[str]) -> tuple[Moment, Mapping[str, Stored]]:
@@ -171,25 +171,25 @@ class RecordTable:
 
         Returns:
             True if they were written, False if another process had changed a record since it was read. None if they
-            were written under another leader than that whose clock decided.
+            were written under another leader than the one whose clock decided.
         """
         raise NotImplementedError
 
     def confirm(self, decision: Decision) -> bool:
-        """Return whether what was read for a decision without changes was true; if not, it is made again."""
+        """Return whether the records read for a decision without changes were current; if not, repeat it."""
         return True
 
     def survey(self, request: Survey) -> Reply:
-        """Report the locks named, or one page of those that are held."""
+        """Report the named locks, or one page of the held ones."""
         raise NotImplementedError
 
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """
-        Return what an error means after which the request may be repeated.
+        Return the meaning of an error after which the request may be repeated.
 
         Args:
             error: One of :attr:`errors`.
-            unclear: Whether a write was under way.
+            unclear: Whether a write was in progress.
 
         Raises:
             LinkError: The outcome of the write is unknown.
@@ -197,19 +197,19 @@ class RecordTable:
         raise NotImplementedError
 
     def clean(self) -> None:
-        """Now and then, delete records that have not been needed for a while; a failure does no harm."""
+        """Occasionally delete records that have not been needed for a while; a failure does no harm."""
 
     def close(self) -> None:
         """Drop the connection; the next request makes a new one."""
         raise NotImplementedError
 
     def abort(self) -> None:
-        """Make a call that waits for the store fail at once; from any thread."""
+        """Make a call that waits for the store fail at once; any thread may call this."""
         raise NotImplementedError
 
 
 def chunked(request: Request, part: int) -> list[Request]:
-    """Return an extension of several leases as extensions with at most *part* names each, unless one has more."""
+    """Split an extension into extensions of at most *part* names each; a single lease is not split."""
     if not isinstance(request, Extend) or weight(request) <= part:
         return [request]
     chunks = [Extend((), request.keep)]
@@ -221,7 +221,7 @@ def chunked(request: Request, part: int) -> list[Request]:
 
 
 def joined(replies: Sequence[Reply]) -> Reply:
-    """Return the reply to a request from those to its chunks."""
+    """Combine the replies to the chunks of a request into one."""
     if len(replies) == 1:
         return replies[0]
     if unclear := [reply for reply in replies if not reply.terms]:
@@ -255,9 +255,9 @@ def weight(request: Request) -> int:
             return 0
         case Extend(terms):
             return sum(len(term.slugs) for term in terms)
-    return len(names_of([request]).slugs) + 1  # and a tombstone
+    return len(names_of([request]).slugs) + 1  # plus a tombstone
 
 
 def uncounted(reply: Reply) -> Reply:
-    """Return a reply without its vote: the leader changed while it was written."""
+    """Return a reply without its vote, because the leader changed during the write."""
     return failed(Failure.LEADER_CHANGED, Kind.UNKNOWN) if reply.kind in POSITIVE else reply

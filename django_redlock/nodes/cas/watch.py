@@ -1,8 +1,8 @@
 """
-Notifications from a replicated store, which a thread waits for (internal).
+A thread that waits for notifications from a replicated store (internal).
 
-A release writes the names of waiters where their process watches. A watch begins with the next change. What was written
-before it began is not missed for long, because each waiter asks again by itself.
+A release writes the names of waiters to a key that their process watches. A watch sees only changes after its start.
+Missing an earlier change is harmless, because each waiter soon asks again by itself.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ class Watch:
         place: The members.
         key: The key under which they are written.
         timeout: Seconds in which the watch must begin.
-        deliver: Called in that thread with the waiters notified, once with none as soon as the watch has begun, and
-            at the end with the reason.
+        deliver: Called in that thread with the notified waiters; first with none, when the watch has begun, and at
+            the end with the reason.
 
     Attributes:
         timeout: Seconds for each member.
-        closed: Whether it is to end.
+        closed: Whether the thread must end.
     """
 
     kind: ClassVar[str]
@@ -52,14 +52,14 @@ class Watch:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Start the thread; raises LinkError if there are too many."""
+        """Start the thread; raise LinkError if there are too many threads."""
         try:
             start(self._run, f"django_redlock {self.kind} notifications")
         except RuntimeError:
             raise LinkError(Failure.NO_THREAD) from None
 
     def close(self) -> None:
-        """End the watch; in a forked child, without a word to the member, whose connection the parent uses."""
+        """End the watch; in a forked child, send the member nothing, because the parent uses the connection."""
         self.closed = True
         if self._pid == os.getpid():
             self.cut()
@@ -72,7 +72,7 @@ class Watch:
             while not self.closed:
                 if names := self.read():
                     self._deliver(names)
-        except Exception as error:  # the waiters must learn of it, whatever it was
+        except Exception as error:  # the waiters must learn of the failure, whatever it was
             reason = self.explain(error)
         finally:
             self.end()
@@ -94,11 +94,11 @@ class Watch:
     # The parts that differ between kinds of stores
 
     def begin(self, number: int) -> None:
-        """Begin to watch at a member; raises any exception if that is not possible."""
+        """Begin to watch at a member; raise any exception if that is not possible."""
         raise NotImplementedError
 
     def read(self) -> list[str]:
-        """Wait for a notification, and return the waiters that it names; raises any exception at the end."""
+        """Wait for a notification, and return the waiters that it names; raise any exception at the end."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -106,11 +106,11 @@ class Watch:
         raise NotImplementedError
 
     def cut(self) -> None:
-        """Make :meth:`read` fail; from any thread."""
+        """Make :meth:`read` fail; any thread may call this."""
         raise NotImplementedError
 
     def explain(self, error: Exception) -> LinkError:
-        """Return what to report of an exception; never what it quotes."""
+        """Return what to report about an exception, without anything that it quotes."""
         raise NotImplementedError
 
 
@@ -143,18 +143,18 @@ class WatchLink:
 
     def _deliver(self, names: list[str] | LinkError) -> None:
         self._arrived.append(names)
-        with self._mutex:  # the descriptor of a closed socket may have been given to another one
+        with self._mutex:  # another socket may have the descriptor of a closed one
             if not self._closed:
                 with suppress(BlockingIOError):
                     self._writer.send(b"!")
-        self._begun.set()  # last, so that the constructor reads what tells of the beginning
+        self._begun.set()  # last, so that the constructor reads the byte that announces the beginning
 
     def fileno(self) -> int:
-        """Return the descriptor to poll, -1 if there is none."""
+        """Return the descriptor to poll, or -1 if there is none."""
         return self._reader.fileno()
 
     def read(self) -> list[str]:
-        """Return the waiters that were notified, without blocking; raises LinkError at the end of the watch."""
+        """Return the waiters that were notified, without blocking; raise LinkError at the end of the watch."""
         with suppress(OSError):
             self._reader.recv(4096)
         names: list[str] = []
@@ -177,7 +177,7 @@ class WatchLink:
 
 
 class AsyncWatchLink:
-    """The same for an event loop."""
+    """A :class:`WatchLink` for an event loop."""
 
     def __init__(self, watch: Callable[[Deliver], Watch]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -185,7 +185,7 @@ class AsyncWatchLink:
         self._watch = watch(self._deliver)
 
     async def begin(self, timeout: float) -> None:
-        """Begin to watch, within *timeout* seconds; raises LinkError if that is not possible."""
+        """Begin to watch, within *timeout* seconds; raise LinkError if that is not possible."""
         self._watch.start()
         try:
             async with asyncio.timeout(timeout):
@@ -202,7 +202,7 @@ class AsyncWatchLink:
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, names)
 
     async def read(self) -> list[str]:
-        """Wait for notifications and return the waiters that they name; raises LinkError at the end of the watch."""
+        """Wait for notifications and return the waiters that they name; raise LinkError at the end of the watch."""
         arrived = await self._arrived.get()
         if isinstance(arrived, LinkError):
             raise arrived

@@ -1,7 +1,7 @@
 """
 The thread of a process that talks to one store of records (internal).
 
-It has a connection of its own; that of a database is not Django's, and so is outside every transaction of the project.
+It has a connection of its own. For a database, this is not Django's, so it is outside every transaction of the project.
 Requests that several threads make at once are decided and written together.
 """
 
@@ -26,7 +26,7 @@ from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
-LAST_REQUEST = 1.0  # seconds for which closing a connection waits for the request under way
+LAST_REQUEST = 1.0  # seconds for which closing a connection waits for the current request
 
 log = logging.getLogger("django_redlock")
 
@@ -42,7 +42,7 @@ class Worker:
     """
     Carries out the requests of a process at one store, in the order in which they come, in a thread of its own.
 
-    It ends when its last link is closed, or when its connection broke while a request was under way.
+    It ends when its last link is closed, or when its connection breaks during a request.
 
     Args:
         table: The store's records.
@@ -105,13 +105,13 @@ class Worker:
             raise LinkError(self._greeting.failure, self._greeting.detail)
         return self._greeting
 
-    def when_open(self, tell: Callable[[], object]) -> None:
-        """Call *tell*, in any thread, when the store has answered or failed for the first time."""
-        self._on_open.append(tell)
+    def when_open(self, callback: Callable[[], object]) -> None:
+        """Call *callback*, in any thread, when the store has answered or failed for the first time."""
+        self._on_open.append(callback)
         if self._opened.is_set():
-            self._tell_open()
+            self._report_open()
 
-    def _tell_open(self) -> None:
+    def _report_open(self) -> None:
         with suppress(IndexError):
             while True:
                 self._on_open.popleft()()
@@ -185,7 +185,7 @@ class Worker:
         self.ended = isinstance(outcome, LinkError)
         self._greeting = outcome
         self._opened.set()
-        self._tell_open()
+        self._report_open()
         reason = LinkError(Failure.CLOSED)
         try:
             while not isinstance(outcome, LinkError) and (jobs := self._take()):
@@ -248,7 +248,7 @@ class Worker:
             on_end(error)
 
     # A connection must not be carried over a fork: SQLite's locks belong to a process, and what the child sends when it
-    # ends would go out over the parent's connection. So it is closed before, and made anew when it is needed.
+    # ends would go out over the parent's connection. So it is closed before the fork, and replaced when it is needed.
 
     def pause(self) -> None:
         """Close the connection and stop until :meth:`resume`; does not wait for a silent server."""

@@ -52,5 +52,5 @@ def _absurd(state: str, now: int) -> str | None:
         record = json.loads(state)
         node.load(slug := str(record["slug"]), record)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # a tombstone, or no record of ours
+        return None  # a tombstone, or a record that another program wrote
     return slug if is_absurd(node.records.fence(slug, node.now()), now) else None

@@ -44,7 +44,7 @@ class DatabaseNode(RecordNode):
         super().__init__(spec.name or f"database:{self.alias}", address(connection, self.alias))
         self.file = os.path.realpath(connection.settings_dict["NAME"]) if connection.vendor == "sqlite" else ""
         if spec.options:
-            raise ValueError("a database takes no OPTIONS: they are those of its entry in DATABASES")
+            raise ValueError("a database takes no OPTIONS: set them in its entry in DATABASES")
         self._prefix = prefix
 
     def _known(self) -> Any:

@@ -254,13 +254,13 @@ class LockTable(RecordTable):
                 self._clean_at = now
 
 
-def clock(said: Any) -> int:
+def clock(value: Any) -> int:
     """
     Return the server's clock in microseconds.
 
     Raises:
         LinkError: The time is impossible.
     """
-    if not 0 < said <= HIGHEST:
+    if not 0 < value <= HIGHEST:
         raise LinkError(Failure.MALFORMED)
-    return int(said)
+    return int(value)

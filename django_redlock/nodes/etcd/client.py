@@ -39,10 +39,10 @@ FAILURES = {
 
 class EtcdError(Exception):
     """
-    A member replied with an error, or with something that cannot be used.
+    A member sent an error or a reply that cannot be used.
 
     Args:
-        failure: What it means.
+        failure: The meaning of the reply.
         code: The code of gRPC; 0 if there is none.
     """
 
@@ -144,7 +144,7 @@ class Client:
 
     def abort(self) -> None:
         """Make a call that waits for the member fail at once; from any thread."""
-        with suppress(OSError, AttributeError):  # it is not connected, or not any more
+        with suppress(OSError, AttributeError):  # it is not connected, or no longer connected
             self._http.sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -71,7 +71,7 @@ class EtcdConnection(MemberTable[Client]):
         return f"etcd {cluster:x} {ours}"
 
     def _own_id(self, client: Client) -> str:
-        """Return the random id, of which there is one for each alias."""
+        """Return the random id of the alias in this cluster; create it if there is none."""
         key = encoded(self._id_key)
         for _ in range(2):
             if found := client.call("/v3/kv/range", {"key": key}).get("kvs"):

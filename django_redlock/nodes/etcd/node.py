@@ -28,7 +28,7 @@ class EtcdNode(ReplicatedNode):
 
     Args:
         spec: An ``etcd`` or ``etcds`` URL with some members, and the options for all of them.
-        prefix: What every key begins with.
+        prefix: The beginning of every key.
 
     Raises:
         ValueError: The URL or the options cannot be used.
@@ -61,7 +61,7 @@ class EtcdNode(ReplicatedNode):
 
 
 def add_facts(client: Client, facts: dict[str, str]) -> None:
-    """Add the version of a member, how full it is and which alarms it knows."""
+    """Add the version of a member, its share of used space, and its alarms."""
     status = client.call("/v3/maintenance/status", {})
     facts["version"] = oldest(str(status.get("version", ""))[:20], facts.get("version", ""))
     if quota := number(status, "dbSizeQuota"):  # from version 3.6 on

@@ -30,16 +30,16 @@ from .client import (
 )
 from .connection import EtcdConnection
 
-AT_ONCE = 128  # operations that etcd takes in one transaction, unless --max-txn-ops says otherwise
+AT_ONCE = 128  # operations that etcd accepts in one transaction, by the default of --max-txn-ops
 LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
 LONGEST_WRITE = 1_000_000  # bytes of the records in one transaction; etcd refuses more than 1,500 kB
 GRANTED = 5_000_000_000  # seconds of the lease that serves as a clock: 158 years
-FINE = 0.05  # seconds to which the clock is known well enough
-LOOK_EVERY = 10.0  # seconds after which the clock is read in any case, to notice that it was set
+FINE = 0.05  # seconds; a clock known more precisely than this need not be read again
+LOOK_EVERY = 10.0  # seconds after which the clock is read in any case, to notice if it was set
 PAGE = 500  # records that are read at once for a survey
-KINDS = ("h/{", "x/", "w/")  # what is cleaned up; no KEY_PREFIX has a brace, so no other alias has such names
-CLEANING = 60.0  # seconds between two searches for records that are no longer needed, and for which those are kept
-ATTEMPTS = 10  # to have the era's record agreed on, before the request counts as overtaken
+KINDS = ("h/{", "x/", "w/")  # the keys to clean up; no KEY_PREFIX has a brace, so no other alias has such names
+CLEANING = 60.0  # seconds between two searches for useless records, and for which such records are kept
+ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
 
 
 class EtcdTable(EtcdConnection):
@@ -48,7 +48,7 @@ class EtcdTable(EtcdConnection):
 
     Args:
         place: The cluster.
-        prefix: What every key begins with.
+        prefix: The beginning of every key.
         patience: Seconds that a request may take.
     """
 
@@ -61,7 +61,7 @@ class EtcdTable(EtcdConnection):
         self._clock_key = f"{prefix}clock"
         self._clock = EraClock(self.now)
         self._looked = -LOOK_EVERY
-        self._term = self._version = 0  # of the era that was read last, and of its record
+        self._term = self._version = 0  # the term of the era that was read last, and the version of its record
         self._clean_at = self.now() + CLEANING
         self._kind, self._cleaned = 0, ""
 
@@ -91,7 +91,7 @@ class EtcdTable(EtcdConnection):
         return header, found
 
     def _moment(self, header: Header, stored: Stored | None) -> Moment | None:
-        """Return the present moment; None if the record of the era had to be changed, or the clock was not read."""
+        """Return the present moment; None if the record of the era had to change or the clock was not read."""
         era = Era.load(stored.record) if stored else None
         source = known = era.source if era else ""
         source = source or self._grant()
@@ -108,7 +108,7 @@ class EtcdTable(EtcdConnection):
         return self._clock.moment(era)
 
     def _is_due(self, era: Era) -> bool:
-        """Return whether the clock has to be read; a reading in whole seconds helps only where two of them are near."""
+        """Return whether to read the clock; readings are whole seconds, so one helps only at the turn of a second."""
         if not self._clock.knows(era) or self.now() - self._looked > LOOK_EVERY:
             return True
         low, high = self._clock.bounds()
@@ -120,9 +120,9 @@ class EtcdTable(EtcdConnection):
 
     def _look(self, era: Era, header: Header) -> str:
         """
-        Read the clock; returns the id of the lease that it is read from, which is another one if the old one is gone.
+        Read the clock; return the id of the lease that it is read from, a new one if the old one is gone.
 
-        The reading is that of the era only if the same member has known its term before and after.
+        The reading belongs to the era only if the same member reports its term before and after.
         """
         sent = self._looked = self.now()
         reply = self.call("/v3/lease/timetolive", {"ID": era.source})
@@ -136,10 +136,10 @@ class EtcdTable(EtcdConnection):
 
     def write(self, decision: Decision) -> bool | None:
         """
-        Write the changes of a decision, and put the names of the waiters where their processes watch.
+        Write the changes of a decision, and notify waiters by the keys that their processes watch.
 
-        To end a hold that very many share takes more operations than one transaction has. Their tombstones are then
-        written before the record of the name.
+        Ending a hold with very many sharers takes more operations than fit in one transaction. Their tombstones are
+        then written before the record of the name.
         """
         header, changes = None, decision.changes[::-1]
         for start in range(0, len(changes), LARGEST_WRITE):
@@ -163,7 +163,7 @@ class EtcdTable(EtcdConnection):
                 values.setdefault(key, record)["to"].append(waiter)
 
     def _txn(self, versions: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> Header | None:
-        """Write values if records have the versions given, 0 for none; None if one has another version."""
+        """Write values if records have the given versions, 0 for none; return None if one has another version."""
         texts = {key: json.dumps(value, separators=(",", ":")) for key, value in values.items()}
         if sum(len(key) + len(text) for key, text in texts.items()) > LONGEST_WRITE:
             raise TooLargeError
@@ -194,7 +194,7 @@ class EtcdTable(EtcdConnection):
         return Page(found, max(found, default="") if len(found) < count else "", count)
 
     def clean(self) -> None:
-        """Now and then, delete records that have not been needed for a while; a failure does no harm."""
+        """Occasionally delete records that have not been needed for a while; a failure does no harm."""
         now = self.now()
         if self.client is None or now < self._clean_at:
             return
@@ -205,7 +205,7 @@ class EtcdTable(EtcdConnection):
             self.failed(error, unclear=False)
 
     def _clean(self) -> None:
-        """Delete what is useless of one page, in one transaction, because requests of this process wait meanwhile."""
+        """Delete the useless records of one page in one transaction, because requests of this process are waiting."""
         kind = KINDS[self._kind]
         moment, _ = self.read([])
         page = self._page(kind, self._cleaned, LARGEST_WRITE)
@@ -224,7 +224,7 @@ class EtcdTable(EtcdConnection):
             self._delete(useless)
 
     def _delete(self, versions: Mapping[str, int]) -> None:
-        """Delete records that have still these versions; if one has another, all stay until the next search."""
+        """Delete records that still have these versions; if one has another version, all stay until the next search."""
         self.call(
             "/v3/kv/txn",
             {
@@ -242,12 +242,12 @@ def compared(versions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
 
 
 def plausible(left: int, granted: int) -> bool:
-    """Return whether what remains of the clock's lease can be right; a deposed leader says that it never ends."""
+    """Return whether the time left of the clock's lease is plausible; a deposed leader reports that it never ends."""
     return left <= granted == GRANTED
 
 
 def era_name(header: Header, source: str) -> str:
-    """Return the name of an era: another cluster, as after a restored backup, has other terms."""
+    """Return the name of an era; another cluster, such as one restored from a backup, has other terms."""
     return f"{header.cluster:x}.{header.term}.{source}"
 
 

@@ -27,7 +27,7 @@ class EtcdWatch(Watch):
         self._client = Client(self.place, number, self.timeout)
         self._client.open()
         self._response = self._client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
-        names_in(self._response.readline(LONGEST))  # says that the watch has begun
+        names_in(self._response.readline(LONGEST))  # the line that confirms the watch
         self._client.wait(None)
 
     def read(self) -> list[str]:
@@ -48,12 +48,12 @@ class EtcdWatch(Watch):
             self._client.abort()
 
     def explain(self, error: Exception) -> LinkError:
-        """Return what to report of an exception."""
+        """Return what to report about an exception."""
         return LinkError(Failure.RESET) if isinstance(error, HTTPException) else link_error(error)
 
 
 def names_in(line: bytes) -> list[str]:
-    """Return the waiters that a line names; raises EtcdError if it says that the watch has ended."""
+    """Return the waiters that a line names; raise EtcdError if the line ends the watch."""
     result = parsed(line, 200).get("result", {})
     if result.get("canceled"):
         raise EtcdError(Failure.CLOSED)

@@ -19,6 +19,7 @@ from .connector import Connector, check_url
 from .decode import DEMOTED, Age, link_error, parse_age, parse_error
 from .discovery import DiscoveredNode, Place
 from .encode import Encoder
+from .services import refuse_service
 
 EXAMPLE = "redis+cluster://redis-1:6379,redis-2:6379,redis-3:6379"
 
@@ -63,6 +64,8 @@ class ClusterNode(DiscoveredNode):
         check_url(spec.url)
         members = [NodeSpec(url, spec.name, spec.options) for url in member_urls(spec.url)]
         connectors = [Connector(member) for member in members]
+        for connector in connectors:
+            refuse_service(connector.host, clustered=True)
         if connectors[0].database:
             raise ValueError("a cluster has the database 0 only: leave the number out")
         tagged = f"{{{prefix.removesuffix(':')}}}:"

@@ -30,7 +30,7 @@ ENCODED = (
     "urllib.parse.quote(password, safe='') does it"
 )
 
-# Always set here, whatever the URL and redis-py's defaults say.
+# Always set here, whatever the URL contains and whatever redis-py's defaults are.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
 # By default, redis-py sends the server its name and version, which needs an extra right. The argument changed in 7.
 if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
@@ -70,7 +70,7 @@ def check_url(url: str) -> None:
     if "://" not in url:
         raise ValueError(f"its URL lacks the two slashes; write, for example, {EXAMPLE}")
     if re.search(r"[^+](redis|rediss|unix|valkey|valkeys)(\+cluster)?://", url):
-        raise ValueError("it names several nodes: make each an item of its own, or separate them by commas")
+        raise ValueError("it names several nodes: make each a separate item, or separate them by commas")
     try:
         scheme, address, path, query, _ = urlsplit(url)
     except ValueError:

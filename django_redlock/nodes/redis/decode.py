@@ -96,11 +96,11 @@ def parse_reply(raw: Any) -> Reply:
             return parse_survey([part.decode("utf-8", "replace") for part in raw])
         word, fence, time, left, position, detail = raw.decode("utf-8", "replace").split(" ", 5)
         kind = KINDS[word]
-        # This repeats token() and whole(). Calling them would cost as much as the rest, and this runs for every lock.
+        # This repeats fencing_token() and whole(); calling them for every lock would cost as much as the rest.
         if len(fence) == len(time) == LONGEST_NUMBER and (both := fence + time).isdigit() and both.isascii():
             number, now = int(fence), int(time)
         else:
-            number, now = token(fence), whole(time)
+            number, now = fencing_token(fence), whole(time)
         if now > HIGHEST:
             raise ValueError("no number")
         if kind in EXTENSIONS:
@@ -113,8 +113,8 @@ def parse_reply(raw: Any) -> Reply:
 # The errors of reading a malformed reply; JSON may be nested too deeply, or contain an infinite number.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 # The kinds that a node itself can reply; the client assigns the others.
-SAID = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
-KINDS = {kind.name: kind for kind in SAID}
+REPLIED = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
+KINDS = {kind.name: kind for kind in REPLIED}
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 LONGEST_NUMBER = 16  # digits of 2^53
 EXPECTED: dict[type[Request], frozenset[Kind]] = {
@@ -137,31 +137,31 @@ def checked(request: Request, reply: Reply) -> Reply:
     return reply if sound else failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
-def parse_term(said: str) -> tuple[Kind, int]:
+def parse_term(result: str) -> tuple[Kind, int]:
     """Return the result for one lease of an extension, and the lease's fencing token."""
-    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], token(said[1:])
+    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[result[0]], fencing_token(result[1:])
 
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, said, lines, refused, cursor = parts
-    cells, queues = json.loads(said, strict=False), json.loads(lines, strict=False)
+    kind, fence, time, total, rows, queued, refused, cursor = parts
+    cells, queues = json.loads(rows, strict=False), json.loads(queued, strict=False)
     parsed = tuple(
         [
-            Row(text(slug), text(value), seconds_left(pttl), token(number))
+            Row(text(slug), text(value), seconds_left(pttl), fencing_token(number))
             for slug, value, pttl, number in zip(cells[::4], cells[1::4], cells[2::4], cells[3::4], strict=True)
         ]
     )
     if queues:
-        line = zip(parsed, queues[::3], queues[1::3], queues[2::3], strict=True)
         parsed = tuple(
             [
                 Row(*row[:4], tuple(names.split(" ")) if names else (), whole(str(count)), whole(str(sharers)))
-                for row, count, names, sharers in line
+                for row, count, names, sharers in zip(parsed, queues[::3], queues[1::3], queues[2::3], strict=True)
             ]
         )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
-    return Reply(KINDS[kind], token(fence), whole(time), detail=detail, rows=parsed, total=whole(total), cursor=cursor)
+    number = fencing_token(fence)
+    return Reply(KINDS[kind], number, whole(time), detail=detail, rows=parsed, total=whole(total), cursor=cursor)
 
 
 def text(value: object) -> str:
@@ -171,7 +171,7 @@ def text(value: object) -> str:
     return value
 
 
-def token(text: str) -> int:
+def fencing_token(text: str) -> int:
     """Return a fencing token; a text that is no number, or too high for the scripts, becomes ``HIGHEST + 1``."""
     if len(text) > LONGEST_NUMBER or not (text.isdigit() and text.isascii()):
         return HIGHEST + 1

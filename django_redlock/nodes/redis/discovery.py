@@ -115,8 +115,8 @@ class DiscoveredNode(RedisNode):
         connection = guide.new(timeout)
         try:
             connection.connect()
-            (said,), _ = exchange(connection, self._question, unchanged)
-            return said
+            (reply,), _ = exchange(connection, self._question, unchanged)
+            return reply
         except (LinkError, *BROKEN) as error:
             raise self.of_guide(link_error(error)) from None
         finally:
@@ -127,8 +127,8 @@ class DiscoveredNode(RedisNode):
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                (said,), _ = await aexchange(connection, self._question, unchanged)
-                return said
+                (reply,), _ = await aexchange(connection, self._question, unchanged)
+                return reply
         except (LinkError, *BROKEN) as error:
             raise self.of_guide(link_error(error)) from None
         finally:

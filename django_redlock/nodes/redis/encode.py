@@ -24,8 +24,8 @@ def word(text: str) -> str:
 
 def words(*texts: str) -> str:
     """Return several words of a command as RESP."""
-    said = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
-    return said if said.isascii() else "".join(map(word, texts))
+    joined = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+    return joined if joined.isascii() else "".join(map(word, texts))
 
 
 def key_start(slug: str) -> str:
@@ -107,33 +107,33 @@ class Encoder:
     # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order.
 
     def _acquire(self, request: Acquire) -> Words:
-        slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
+        slugs, secret, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
         count, keys = self._keys(slugs, "hfqsr" if shared else "hfqs", queue)
-        own = words(nonce, value, str(number), adopt, waiter, str(stamp))
+        own = words(secret, value, str(number), adopt, waiter, str(stamp))
         rest = rest_of_acquire(ttl, keep, ahead, barge, shared, shared or queue != "", strict)
-        return 2 + count, 17 + count, f"{self._index}{self._tombstone(nonce)}{keys}{own}{self._prefix}{rest}"
+        return 2 + count, 17 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
 
     def _raise(self, request: Raise) -> Words:
-        slugs, nonce, number, keep, shared = request
+        slugs, secret, number, keep, shared = request
         count, keys = self._keys(slugs, "hfr" if shared else "hf")
-        return count, count + 4, f"{keys}{word(nonce)}{word(str(number))}{usual(ms(keep), shared)}"
+        return count, count + 4, f"{keys}{word(secret)}{word(str(number))}{usual(ms(keep), shared)}"
 
     def _extend(self, request: Extend) -> Words:
         keys, arguments, touched = [self._index], [self._prefix, word(ms(request.keep))], 1
-        for slugs, nonce, value, ttl, token, shared, shorten, _ in request.terms:
+        for slugs, secret, value, ttl, fencing_token, shared, shorten, _ in request.terms:
             count, names = self._keys(slugs, "hfr" if shared else "hf")
             touched += 1 + count
-            keys.append(self._tombstone(nonce) + names)
+            keys.append(self._tombstone(secret) + names)
             how = usual(str(len(slugs)), shared, shorten, ms(ttl))
-            arguments.append(f"{how}{word(nonce)}{word(str(token))}{word(value)}")
+            arguments.append(f"{how}{word(secret)}{word(str(fencing_token))}{word(value)}")
         return touched, touched + 2 + 7 * len(request.terms), "".join(keys + arguments)
 
     def _release(self, request: Release) -> Words:
-        slugs, nonce, tombstone, leaving, shared, queue, revoke, token = request
+        slugs, secret, tombstone, leaving, shared, queue, revoke, fencing_token = request
         count, keys = self._keys(slugs, "hqsr" if shared else "hqs", queue)
-        own = words(nonce, leaving, str(token))
+        own = words(secret, leaving, str(fencing_token))
         rest = rest_of_release(tombstone, shared, revoke)
-        return 2 + count, 9 + count, f"{self._index}{self._tombstone(nonce)}{keys}{own}{self._prefix}{rest}"
+        return 2 + count, 9 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
 
     def _survey(self, request: Survey) -> Words:
         slugs, after, size, waiters = request
@@ -145,8 +145,8 @@ class Encoder:
         count, keys = self._keys((slug,), "hf")
         return 1 + count, 5 + count, f"{self._index}{keys}{word(slug)}{word(str(number))}{usual(ms(keep), str(FAR))}"
 
-    def _tombstone(self, nonce: str) -> str:
-        return word(f"{self.prefix}x:{nonce}")
+    def _tombstone(self, secret: str) -> str:
+        return word(f"{self.prefix}x:{secret}")
 
     def _keys(self, slugs: tuple[str, ...], kinds: str, queue: str = "") -> tuple[int, str]:
         """Return the number of keys of all names, and the keys, kind after kind; queue keys belong to *queue*."""

@@ -20,7 +20,7 @@ from ...core.failure import Failure
 from ...core.replies import is_absurd
 from ..base import LinkError, Node
 from ..token_search import TokenSearch, search_each
-from .decode import BROKEN, link_error, parse_age, parse_error, token, whole
+from .decode import BROKEN, fencing_token, link_error, parse_age, parse_error, whole
 from .discovery import DiscoveredNode
 from .encode import resp
 from .handshake import exchange, unchanged
@@ -74,6 +74,11 @@ class Inspection:
     mode: str = "standalone"
     age: float | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def store(self) -> str:
+        """The kind of a replicated store and its oldest version, such as "etcd 3.4.23"; empty for other nodes."""
+        return " ".join(filter(None, (self.facts.get("kind"), self.facts.get("version"))))
 
     def number(self, what: str) -> int:
         """Return a number that the server reports; 0 if it does not report it."""
@@ -129,10 +134,10 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
 
 def _reach(node: Node, timeout: float) -> Inspection:
     """Return whether a node of another kind can be reached, and what it reports about itself."""
-    examine = getattr(node, "examine", None)
+    inspect = getattr(node, "inspect", None)
     try:
         node.connect(timeout).close()
-        round_trip, facts = examine(timeout) if examine else (0.0, {})
+        round_trip, facts = inspect(timeout) if inspect else (0.0, {})
     except LinkError as error:
         return Inspection(node.name, detail=error.detail, failure=error.failure, known=False)
     return Inspection(node.name, known=False, round_trip=round_trip, facts=facts)
@@ -193,9 +198,9 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
     samples = []
     for _ in range(SAMPLES):
         wall, began = time.time(), time.perf_counter()
-        said = _say(connection, "TIME")
+        reply = _command(connection, "TIME")
         took = time.perf_counter() - began
-        there = int(said[0]) + int(said[1]) / 1e6 if isinstance(said, list) else wall + took / 2
+        there = int(reply[0]) + int(reply[1]) / 1e6 if isinstance(reply, list) else wall + took / 2
         samples.append((took, there - (wall + took / 2)))
     return min(samples)
 
@@ -217,17 +222,17 @@ def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
     until = time.monotonic() + seconds
     try:
         while True:
-            page = _say(connection, "SCAN", cursor, "MATCH", pattern, "COUNT", AT_ONCE)
+            page = _command(connection, "SCAN", cursor, "MATCH", pattern, "COUNT", AT_ONCE)
             if not isinstance(page, list):
                 return  # its user may lack the right, as documented
             keys = [key.decode("utf-8", "replace") for key in page[1]]
-            values = _say(connection, "MGET", *keys) if keys else []
-            now = _say(connection, "TIME")
+            values = _command(connection, "MGET", *keys) if keys else []
+            now = _command(connection, "TIME")
             if not isinstance(values, list) or not isinstance(now, list):
                 raise LinkError(Failure.REFUSED)
             micros = whole(now[0].decode()) * 10**6
             for key, value in zip(keys, values, strict=True):
-                if value is not None and is_absurd(token(value.decode("utf-8", "replace")), micros):
+                if value is not None and is_absurd(fencing_token(value.decode("utf-8", "replace")), micros):
                     yield key[len(prefix) : -len(":f")]
             cursor = page[0].decode()
             if cursor == "0":
@@ -276,27 +281,27 @@ def _refused(connection: AbstractConnection, user: str, prefix: str, db: int) ->
     """Yield the rights that the user lacks."""
     seen = set()
     for right, command in commands(prefix, db):
-        said = _say(connection, *command)
-        missing = _missing(said, right, user, prefix)
+        reply = _command(connection, *command)
+        missing = _missing(reply, right, user, prefix)
         if missing and missing not in seen:
             seen.add(missing)
             yield missing
 
 
-def _missing(said: Any, right: str, user: str, prefix: str) -> str:
+def _missing(reply: Any, right: str, user: str, prefix: str) -> str:
     """
     Return the right that is missing according to the reply to a command.
 
     The errors distinguish commands from keys and channels. Some servers name the user, whose name may be any text.
     """
-    if not isinstance(said, exceptions.RedisError) or parse_error(said).failure is not Failure.NOPERM:
+    if not isinstance(reply, exceptions.RedisError) or parse_error(reply).failure is not Failure.NOPERM:
         return ""
-    text = str(said).replace(f"User {user} ", "")
+    text = str(reply).replace(f"User {user} ", "")
     if "channel" in text:
         return f"&{prefix}w:*"
     return f"~{prefix}*" if " key" in text else right
 
 
-def _say(connection: AbstractConnection, *command: Any) -> Any:
-    (said,), _ = exchange(connection, resp([str(word) for word in command]), unchanged)
-    return said
+def _command(connection: AbstractConnection, *command: Any) -> Any:
+    (reply,), _ = exchange(connection, resp([str(word) for word in command]), unchanged)
+    return reply

@@ -165,14 +165,14 @@ class RedisNotificationLink:
 
     def read(self) -> list[str]:
         """Return the waiters that were notified, without blocking."""
-        told = []
+        notifications = []
         try:
             self._feed()
             while (message := self._messages.next()) is not PARTIAL:
-                told.append(parse_notification(message))
+                notifications.append(parse_notification(message))
         except BROKEN as error:
             raise link_error(error) from None
-        return told
+        return notifications
 
     def _feed(self) -> None:
         """Read until nothing is left, because a poll does not show the bytes that TLS holds back."""

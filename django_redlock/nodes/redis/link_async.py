@@ -26,7 +26,7 @@ from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
 # Events: there is data to read; the connection has ended. Where poll() does not report the end, a read finds it.
-SAID, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
+READABLE, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 CROWD = 4  # requests in flight; from this number on, a link writes once per turn of the loop
 
 
@@ -104,8 +104,8 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         if sock is None or sock.fileno() < 0:
             return False
         poll = select.poll()
-        poll.register(sock.fileno(), SAID | ENDED)
-        return any(events & SAID and not events & ENDED for _, events in poll.poll(0))
+        poll.register(sock.fileno(), READABLE | ENDED)
+        return any(events & READABLE and not events & ENDED for _, events in poll.poll(0))
 
     def _write(self, data: bytes) -> None:
         """Write at once, or, if many tasks send in one turn of the loop, write all their requests together."""

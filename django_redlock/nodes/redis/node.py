@@ -22,6 +22,7 @@ from .handshake import Parse, aexchange, exchange
 from .link import RedisLink, RedisNotificationLink
 from .link_async import AsyncRedisLink, AsyncRedisNotificationLink, drop
 from .resp import Replies
+from .services import refuse_service
 
 # The errors of redis-py's own lock, for django_redlock.compat.
 RedisLockError = exceptions.LockError
@@ -145,7 +146,12 @@ async def astart(
 
 
 def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
-    """Return the node of a ``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys`` URL."""
+    """
+    Return the node of a ``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys`` URL.
+
+    Raises:
+        ValueError: The URL or the options cannot be used.
+    """
     if urlsplit(spec.url).scheme == "unix" and not urlsplit(spec.url).path:
         raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
     if "," in urlsplit(spec.url).netloc.rpartition("@")[2]:
@@ -153,4 +159,6 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
             "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "
             "if they are members of one cluster"
         )
-    return RedisNode(spec, prefix)
+    node = RedisNode(spec, prefix)
+    refuse_service(node.connector.host, clustered=False)
+    return node

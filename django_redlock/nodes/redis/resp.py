@@ -97,7 +97,7 @@ class Replies:
                 raise ValueError("a string without end")  # before any of it is kept
             return PARTIAL, start
         if data[end : end + 2] != b"\r\n":
-            raise ValueError("a string longer than it says")
+            raise ValueError("a string longer than its stated length")
         return data[start:end], end + 2
 
     def _read_list(self, data: bytes, at: int, size: int, depth: int) -> tuple[Any, int]:

@@ -1,6 +1,6 @@
 """
 A ZooKeeper ensemble as a node (internal).
 
-All members together are one node with one vote. ``client`` uses kazoo for a connection to one member, ``table`` reads
-and writes records and keeps the time, and ``watch`` brings notifications.
+All members together are one node with one vote. ``client`` connects to one member by means of kazoo, ``table`` reads
+and writes records and keeps the time, and ``watch`` receives notifications.
 """

@@ -1,9 +1,9 @@
 """
 Talk to one member of a ZooKeeper ensemble (internal).
 
-kazoo speaks the protocol and keeps the session alive. Left to itself, it would also connect again, to any member, and
-send what it had not sent before. Here each connection ends when it breaks, so that a request is sent at most once, and
-its outcome is unknown if there is no reply.
+kazoo implements the protocol and keeps the session alive. By default, it would also reconnect to any member and send
+what it had not sent before. Here a broken connection is not replaced, so a request is sent at most once, and its
+outcome is unknown if there is no reply.
 """
 
 import atexit
@@ -38,10 +38,10 @@ from ..clock import steady
 from ..redis.decode import known_cause
 from ..threads import new_event
 
-SESSION = 10.0  # seconds that are asked for; kazoo keeps it alive
+SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive
 LAST_REPLY = 0.5  # seconds for which closing a connection waits for the member
 NOT_SERVING = "has no leader at present, or too many connections"
-SILENT = logging.Logger("kazoo", logging.CRITICAL + 1)  # on the level DEBUG, kazoo would log passwords
+SILENT = logging.Logger("kazoo", logging.CRITICAL + 1)  # at level DEBUG, kazoo would log passwords
 
 OVERTAKEN = (BadVersionError, NodeExistsError, NoNodeError)
 CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
@@ -50,10 +50,10 @@ BROKEN = (ConnectionLoss, SessionExpiredError)
 
 class AnswerError(Exception):
     """
-    A member replied with something that cannot be used.
+    A member sent a reply that cannot be used.
 
     Args:
-        failure: What it means.
+        failure: The meaning of the reply.
     """
 
     def __init__(self, failure: Failure) -> None:
@@ -73,13 +73,13 @@ class Stored(NamedTuple):
 
 class Change(NamedTuple):
     """
-    A part of a transaction.
+    One operation of a transaction.
 
     Args:
-        path: Which znode.
-        data: Its new content; None leaves it as it is, and only compares the version.
-        version: The version that it must have; -1 is any, None that there must be no such znode.
-        delete: Whether to delete it instead.
+        path: The path of the znode.
+        data: The new content; None only compares the version.
+        version: The version that the znode must have; -1 means any version, None that it must not exist.
+        delete: Whether to delete the znode instead.
     """
 
     path: str
@@ -94,7 +94,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     Args:
         place: The ensemble.
-        host: The member's host, whose name its certificate must have.
+        host: The member's host, which must be in its certificate.
         timeout: Seconds to connect.
         ended: Called when a thread has ended.
     """
@@ -115,7 +115,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         atexit.unregister(self.stop)
 
     def spawn(self, func: Callable[..., object], *args: Any, **options: Any) -> threading.Thread:
-        """Start a thread; how it ends shows in the state of the client."""
+        """Start a thread; its end is visible in the state of the client."""
 
         def run() -> None:
             with suppress(Exception):
@@ -127,7 +127,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return thread
 
     def create_connection(self, address: tuple[str, int], **options: Any) -> socket.socket:
-        """Connect, with the certificates of the settings, and remember why that failed."""
+        """Connect with the certificates from the settings; if that fails, remember why."""
         try:
             self.connection = connected(address, self._host, self._place, self._timeout)
         except OSError as error:
@@ -136,7 +136,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return self.connection
 
     def select(self, reading: Sequence[Any], writing: Sequence[Any], failing: Sequence[Any], timeout: float) -> Any:
-        """Wait for sockets; what TLS has decrypted already does not show in them."""
+        """Wait for sockets; data that TLS has already decrypted does not make them readable."""
         if decrypted := [one for one in reading if isinstance(one, ssl.SSLSocket) and one.pending()]:
             return decrypted, [], []
         left = self.ends_at - steady()
@@ -151,14 +151,14 @@ class Client:
 
     Args:
         place: The ensemble.
-        number: Which of its members.
+        number: The index of the member.
         timeout: Seconds to wait for each reply.
     """
 
     def __init__(self, place: Place, number: int, timeout: float) -> None:
         host, port = place.members[number]
         options = place.options
-        _ = place.context  # a mistake in it must not show in a thread of kazoo's
+        _ = place.context  # read here, so that an error in it is not raised in one of kazoo's threads
         self._timeout = timeout
         self._changed = new_event()
         self._refused = False
@@ -191,30 +191,30 @@ class Client:
             self._fail(ended=ended)
 
     def _fail(self, *, ended: bool) -> NoReturn:
-        """Raise what says why there is no connection."""
+        """Raise an error that explains why there is no connection."""
         if self._refused:
             raise AuthFailedError
         error: OSError | None = self._handler.error
         if error is None and ended and self._handler.connection is None:
-            error = socket.gaierror()  # kazoo found no address, and did not connect
+            error = socket.gaierror()  # kazoo found no address and did not connect
         if error is None and ended:
             raise LinkError(Failure.NO_LEADER, NOT_SERVING)
         raise error or TimeoutError
 
-    def when_lost(self, tell: Callable[[], object]) -> None:
-        """Call *tell*, in any thread, when the connection is gone."""
-        self._kazoo.add_listener(lambda state: state != KazooState.CONNECTED and tell())
+    def when_lost(self, callback: Callable[[], object]) -> None:
+        """Call *callback*, in any thread, when the connection is gone."""
+        self._kazoo.add_listener(lambda state: state != KazooState.CONNECTED and callback())
 
     # Requests
 
     def get(self, paths: Iterable[str], *, sync: str = "", watch: Callable[[Any], object] | None = None) -> list[Any]:
         """
-        Return what some znodes store, None where there is none.
+        Return the contents of some znodes; None for a znode that does not exist.
 
         Args:
-            paths: Which znodes.
-            sync: If given, the member first catches up with what the leader has of this znode, or of any other.
-            watch: Called in a thread of kazoo's after the next change of any of them.
+            paths: The paths of the znodes.
+            sync: A path; if given, the member first catches up with its leader.
+            watch: Called in one of kazoo's threads after the next change of any of the znodes.
         """
         first = [self._kazoo.sync_async(sync)] if sync else []
         results = [*first, *(self._kazoo.get_async(path, watch) for path in paths)]
@@ -222,11 +222,11 @@ class Client:
         return [one and Stored(one[0] or b"", *numbers(one[1])) for one in found]
 
     def children(self, paths: Iterable[str]) -> list[list[str]]:
-        """Return the names of what is below some znodes."""
+        """Return the names of the children of some znodes."""
         return [found or [] for found in self._wait([self._kazoo.get_children_async(path) for path in paths])]
 
     def exists(self, paths: Iterable[str]) -> list[Stored | None]:
-        """Return some znodes without their content, None where there is none; needs no rights."""
+        """Return some znodes without their content, None for those that do not exist; this needs no rights."""
         return [one and Stored(b"", *numbers(one)) for one in self._wait(map(self._kazoo.exists_async, paths))]
 
     def write(self, changes: Iterable[Change], *, fleeting: bool = False) -> Stored | None:
@@ -234,8 +234,8 @@ class Client:
         Carry out changes, all or none; *fleeting* creates znodes that end with the connection.
 
         Returns:
-            The first znode that got new content, without it. None if a version was another one, or if a znode to
-            create was there, or one to change was not.
+            The first znode that got new content, without that content. None if a version differed, a znode to create
+            existed, or a znode to change did not exist.
         """
         transaction = self._kazoo.transaction()
         for path, data, version, delete in changes:
@@ -255,7 +255,7 @@ class Client:
         return None if errors else Stored(b"", *numbers(written[0])) if written else Stored(b"", 0, 0, 0, 0)
 
     def _wait(self, results: Iterable[Any]) -> list[Any]:
-        """Return the results of requests, None for a znode that is not there."""
+        """Return the results of requests, None for a znode that does not exist."""
         until = steady() + self._timeout
         found = []
         for result in list(results):  # all are sent before the first reply is waited for
@@ -272,26 +272,26 @@ class Client:
         return found
 
     def wait(self, timeout: float) -> None:
-        """Wait for that many seconds for each reply from now on."""
+        """Wait for at most the given seconds for each reply from now on."""
         self._timeout = timeout
 
     def close(self) -> None:
-        """End the session and its threads; does not wait for a silent member."""
+        """End the session and its threads, without waiting for a silent member."""
         self._handler.ends_at = steady() + LAST_REPLY
         if not self._kazoo.connected:  # kazoo may be waiting for the member to begin a session
             self.abort()
         for end in (self._kazoo.stop, self._kazoo.close):
-            with suppress(Exception):  # it has not begun, or not all of its threads could be started
+            with suppress(Exception):  # the session has not begun, or some of its threads could not be started
                 end()
 
     def abort(self) -> None:
-        """Make a call that waits for the member fail at once; from any thread."""
-        with suppress(OSError, AttributeError):  # it is not connected, or not any more
+        """Make a call that waits for the member fail at once; any thread may call this."""
+        with suppress(OSError, AttributeError):  # it is not connected, or no longer connected
             self._handler.connection.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
 
 def connected(where: tuple[str, int], host: str, place: Place, timeout: float) -> socket.socket:
-    """Return a connection to an address; with TLS, its certificate must be that of a host."""
+    """Return a connection to an address; with TLS, the certificate must be that of the host."""
     connection = socket.create_connection(where, timeout)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if place.context is None:
@@ -304,7 +304,7 @@ def connected(where: tuple[str, int], host: str, place: Place, timeout: float) -
 
 
 def numbers(stat: Any) -> tuple[int, int, int, int]:
-    """Return what is used of the numbers that a member gives for a znode."""
+    """Return those numbers of a znode that are used here."""
     return stat.version, stat.mzxid, stat.mtime, stat.numChildren
 
 
@@ -324,7 +324,7 @@ def sasl_login(options: Any) -> dict[str, str] | None:
 
 
 def link_error(error: Exception, *, known: bool) -> LinkError:
-    """Return what to report of a failure; *known* says whether the user is known. Never what the error quotes."""
+    """Return what to report about a failure, without anything it quotes; *known* is whether there is a login."""
     match error:
         case LinkError():
             return error

@@ -14,18 +14,18 @@ from .watch import ZookeeperWatch
 EXAMPLE = "zookeeper://zoo-1:2181,zoo-2:2181,zoo-3:2181/redlock"
 SASL = ("sasl_mechanism", "sasl_service", "sasl_principal")
 MECHANISMS = ("DIGEST-MD5", "GSSAPI")
-LONGEST = 10_000  # bytes of what a member says of itself
+LONGEST = 10_000  # bytes of a member's report about itself
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError if ZooKeeper takes no such path."""
+    """Raise ValueError if ZooKeeper does not accept the path."""
     names = path.split("/")[1:]
     if len(names) == 1 and names[0].isdigit():
         raise ValueError(f"ZooKeeper has no database numbers: write {EXAMPLE}, and choose a KEY_PREFIX")
     if "," in path:
-        raise ValueError(f"its path comes once, behind the last member: write, for example, {EXAMPLE}")
+        raise ValueError(f"its path comes once, after the last member: write, for example, {EXAMPLE}")
     if any(not name.isprintable() or name in ("", ".", "..", "zookeeper") for name in names):
-        raise ValueError(f"its path cannot be one of ZooKeeper's: write, for example, {EXAMPLE}")
+        raise ValueError(f"its path is not valid in ZooKeeper: write, for example, {EXAMPLE}")
 
 
 ZOOKEEPER = Store("ZooKeeper", "zookeeper", 2181, 2281, EXAMPLE, check_path, SASL)
@@ -37,7 +37,7 @@ class ZookeeperNode(ReplicatedNode):
 
     Args:
         spec: A ``zookeeper`` or ``zookeepers`` URL with some members, and the options for all of them.
-        prefix: What every key begins with.
+        prefix: The beginning of every key.
 
     Raises:
         ValueError: The URL or the options cannot be used.
@@ -66,7 +66,7 @@ class ZookeeperNode(ReplicatedNode):
         return super().authenticated or bool(self.place.options.get("sasl_mechanism"))
 
     def table(self, patience: float) -> ZookeeperTable:
-        """Return its records, not yet connected."""
+        """Return the records, not yet connected."""
         return ZookeeperTable(self.place, self.prefix, patience)
 
     def channel(self, process: str) -> str:
@@ -74,14 +74,14 @@ class ZookeeperNode(ReplicatedNode):
         return f"{root_of(self.place, self.prefix)}/w/{process}"
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
-        """Add what a member says to the facts; returns the seconds of the shortest round trip."""
-        said: list[str] = []
+        """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
+        outputs: list[str] = []
         try:
-            trip = shortest(lambda: said.append(self._command(number, timeout)))
+            trip = shortest(lambda: outputs.append(self._command(number, timeout)))
         except OSError as error:
             raise link_error(error, known=False) from None
-        values = dict(line.partition(": ")[::2] for line in said[-1].splitlines())
-        if "Mode" not in values and "srvr" not in said[-1]:  # otherwise it does not take this command
+        values = dict(line.partition(": ")[::2] for line in outputs[-1].splitlines())
+        if "Mode" not in values and "srvr" not in outputs[-1]:  # otherwise the member does not accept this command
             raise LinkError(Failure.NO_LEADER)
         if version := values.get("Zookeeper version", "").partition("-")[0][:20]:
             facts["version"] = oldest(version, facts.get("version", ""))
@@ -90,13 +90,13 @@ class ZookeeperNode(ReplicatedNode):
         return trip
 
     def _command(self, number: int, timeout: float) -> str:
-        """Return what a member says of itself."""
-        said, member = b"", self.place.members[number]
+        """Return a member's report about itself."""
+        data, member = b"", self.place.members[number]
         with closing(connected(member, member[0], self.place, timeout)) as connection:
             connection.sendall(b"srvr")
-            while len(said) < LONGEST and (more := connection.recv(LONGEST)):
-                said += more
-        return said.decode("utf-8", "replace")
+            while len(data) < LONGEST and (more := connection.recv(LONGEST)):
+                data += more
+        return data.decode("utf-8", "replace")
 
 
 def open_node(spec: NodeSpec, prefix: str) -> ZookeeperNode:

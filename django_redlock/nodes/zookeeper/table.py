@@ -6,11 +6,11 @@ its leader. The transaction compares the version of each record that it writes, 
 era (:mod:`~django_redlock.nodes.cas.clock`). It also writes ``clock``: its reply then has the time of the write on the
 leader's wall clock, and the write's number, whose upper half says which leader it was. That half is the era.
 
-A deposed leader answers reads for a while. So a request that changes nothing, such as an attempt that is refused, ends
-with a transaction all the same: that it was carried out in the same era proves that the reads were right.
+A deposed leader answers reads for a while. So even a request that changes nothing, such as a refused attempt, ends
+with a transaction. If that was carried out in the same era, the reads were current.
 
-A version counts from 0 again after a record was deleted and created anew. So whatever deletes records also rewrites the
-era's record, and every write that has read before fails.
+If a record is deleted and created again, its version counts from 0 again. So a transaction that deletes records also
+rewrites the era's record, and every write based on an earlier read fails.
 """
 
 import json
@@ -35,15 +35,15 @@ from .client import AnswerError, Change, Client, Stored, link_error
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 AT_ONCE = 400  # records in one transaction
-FOLDERS = 16  # of each kind: a member lists all that is in a folder at once
+FOLDERS = 16  # folders of each kind, because a member lists everything in a folder at once
 FOLDERS_AT_ONCE = 4
 NAMES = "h"
-KINDS = (NAMES, "x")  # and nonces that were released
-LOOK_EVERY = 10.0  # seconds after which the clock is read before the records, so that it is known well
+KINDS = (NAMES, "x")  # and secrets that were released
+LOOK_EVERY = 10.0  # seconds after which the clock is read before the records, to know it precisely
 PAGE = 200  # records that are read at once for a survey or to clean up
 KEPT = 20  # notifications to a process that are kept for it
-CLEANING = 60.0  # seconds between two searches for records that are no longer needed, and for which those are kept
-ATTEMPTS = 10  # to have the era's record agreed on, before the request counts as overtaken
+CLEANING = 60.0  # seconds between two searches for useless records, and for which such records are kept
+ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
 LATEST = HIGHEST // 1000  # milliseconds
 ID = "redlock-id"
 
@@ -54,7 +54,7 @@ class ZookeeperTable(MemberTable[Client]):
 
     Args:
         place: The ensemble.
-        prefix: What the keys of the alias begin with.
+        prefix: The beginning of the keys of the alias.
         patience: Seconds that a request may take.
     """
 
@@ -66,13 +66,13 @@ class ZookeeperTable(MemberTable[Client]):
         super().__init__(place, patience)
         self.root = root_of(place, prefix)
         self._known = bool(place.options.get("password") or place.options.get("sasl_mechanism"))
-        self._era: Era | None = None  # as it was read last
-        self._version = 0  # of the era's record
-        self._epoch = -1  # of the leader that wrote last
+        self._era: Era | None = None  # the era that was read last
+        self._version = 0  # the version of the era's record
+        self._epoch = -1  # the epoch of the leader that wrote last
         self._clock = EraClock()
         self._looked = -LOOK_EVERY
         self._clean_at = steady() + CLEANING
-        self._cleaned = ""  # the last path that was looked at
+        self._cleaned = ""  # the last path that was checked
 
     # Connections
 
@@ -81,7 +81,7 @@ class ZookeeperTable(MemberTable[Client]):
         return Client(self.place, number, timeout)
 
     def greet(self, client: Client) -> str:
-        """Return the id of the ensemble; makes what is missing of the folders, if the user may."""
+        """Return the id of the ensemble; create missing folders if the user has the right."""
         path = f"{self.place.path}/{ID}"
         try:
             if client.exists([path, self.root]).count(None):
@@ -107,11 +107,11 @@ class ZookeeperTable(MemberTable[Client]):
         client.write([Change(each, b"", None) for each in (self.root, *(f"{self.root}/{name}" for name in folders))])
 
     def explain(self, error: Exception) -> LinkError:
-        """Return what to report of a failure; never what the error quotes."""
+        """Return what to report about a failure, without anything that the error quotes."""
         return link_error(error, known=self._known)
 
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
-        """Return what an error means; a broken connection is made anew, with the next member."""
+        """Return the meaning of an error; a broken connection is replaced by one to the next member."""
         failure = self.explain(error).failure
         if isinstance(error, NoAuthError):
             return failure
@@ -140,7 +140,7 @@ class ZookeeperTable(MemberTable[Client]):
         raise AnswerError(Failure.NO_LEADER)
 
     def _moment(self, stored: Stored | None) -> Moment | None:
-        """Return the present moment; None if the record of the era had to be changed, or the clock was not read."""
+        """Return the present moment; None if the record of the era had to change or the clock was not read."""
         era = self._era = Era.load(record(stored).record) if stored else None
         self._version = stored.version if stored else 0
         if self._is_due(era):
@@ -153,7 +153,7 @@ class ZookeeperTable(MemberTable[Client]):
         return self._clock.moment(era)
 
     def _is_due(self, era: Era | None) -> bool:
-        """Return whether the clock has to be read; remembers when its reading was asked for."""
+        """Return whether the clock must be read, and note when its reading was requested."""
         due = era is None or era.name != str(self._epoch) or not self._clock.knows(era)
         now = steady()
         if due or now - self._looked > LOOK_EVERY:
@@ -162,7 +162,7 @@ class ZookeeperTable(MemberTable[Client]):
         return False
 
     def _observe(self, written: Stored | None, sent: float) -> None:
-        """Take the reading of the leader's clock that a write brings."""
+        """Use the reading of the leader's clock that comes with a write."""
         if written is None or not 0 < written.time <= LATEST:
             raise AnswerError(Failure.MALFORMED)
         self._epoch, self._looked = written.zxid >> 32, sent
@@ -170,13 +170,13 @@ class ZookeeperTable(MemberTable[Client]):
             self._clock.observe(self._era, written.time / 1e3, (written.time + 1) / 1e3, sent)
 
     def write(self, decision: Decision) -> bool | None:
-        """Write the changes of a decision, and the names of the waiters where their processes watch."""
+        """Write the changes of a decision, and the names of the waiters to the znodes that their processes watch."""
         changes = [Change(one.key, dump(one.record), one.version) for one in decision.changes]
         return self._commit([*changes, *self._notify(decision.notified)])
 
     def confirm(self, decision: Decision) -> bool:
-        """Return whether what was read for a decision without changes was what the leader of its era had."""
-        return not decision.moment.era or self._commit([]) is True  # a survey is no decision
+        """Return whether the records read for a decision without changes were those of the leader of its era."""
+        return not decision.moment.era or self._commit([]) is True  # a survey makes no decision
 
     def _commit(self, changes: Sequence[Change]) -> bool | None:
         """Write in the present era; see :meth:`write`."""
@@ -192,7 +192,7 @@ class ZookeeperTable(MemberTable[Client]):
         return True if era and era.name == str(self._epoch) else None
 
     def _notify(self, waiters: Iterable[str]) -> list[Change]:
-        """Return what notifies waiters. A process that does not watch is left out: its waiters ask again."""
+        """Return the changes that notify waiters. A process that does not watch is left out; its waiters ask again."""
         by_path: dict[str, list[str]] = {}
         for waiter in waiters:
             by_path.setdefault(self.key("w", waiter.partition("|")[0]), []).append(waiter)
@@ -200,11 +200,11 @@ class ZookeeperTable(MemberTable[Client]):
         for (path, names), known in zip(by_path.items(), self.connection.get(by_path) if by_path else [], strict=True):
             if known:
                 earlier = record(known).record.get("to", [])
-                told = [
+                notified = [
                     *(earlier if isinstance(earlier, list) else []),
                     *([secrets.token_hex(4), one] for one in names),
                 ]
-                changes.append(Change(path, dump({"to": told[-max(KEPT, len(names)) :]}), -1))
+                changes.append(Change(path, dump({"to": notified[-max(KEPT, len(names)) :]}), -1))
         return changes
 
     # Listings
@@ -230,7 +230,7 @@ class ZookeeperTable(MemberTable[Client]):
         return {path: record(one) for path, one in found.items() if one}, end
 
     def clean(self) -> None:
-        """Now and then, delete records that have not been needed for a while; a failure does no harm."""
+        """Occasionally delete records that have not been needed for a while; a failure does no harm."""
         now = steady()
         if self.client is None or now < self._clean_at:
             return
@@ -241,7 +241,7 @@ class ZookeeperTable(MemberTable[Client]):
             self.failed(error, unclear=False)
 
     def _clean(self) -> None:
-        """Delete what is useless of one page, and no more, because requests of this process wait meanwhile."""
+        """Delete the useless records of a single page, because requests of this process wait meanwhile."""
         moment, _ = self.read([])
         found, self._cleaned = self._page(self.folders(*KINDS), self._cleaned)
         if self._cleaned:
@@ -252,7 +252,7 @@ class ZookeeperTable(MemberTable[Client]):
             if (until := needed_until(in_present_era(one.record, moment))) is not None and until < moment.low - CLEANING
         ]
         if useless and self._era:
-            # Its version becomes another one: see above.
+            # This changes its version: see above.
             self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
 
 
@@ -262,7 +262,7 @@ def root_of(place: Place, prefix: str) -> str:
 
 
 def dump(content: Mapping[str, Any]) -> bytes:
-    """Return a record as it is stored."""
+    """Return a record in the form in which it is stored."""
     return json.dumps(content, separators=(",", ":")).encode()
 
 

@@ -38,7 +38,7 @@ def welcome(stack: Stack) -> str:
         ("broker", stack.broker),
     ]
     votes = f"{nodes.seen[-1]} of {nodes.votes[0]} votes"
-    victim = servers[1] if nodes.losable else None
+    victim = servers[0] if nodes.losable else None
     return WELCOME.format(
         url=stack.url,
         password=stack.password,

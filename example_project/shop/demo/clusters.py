@@ -20,6 +20,7 @@ from django_redlock.testing.processes import spawn
 
 from .nodes import Nodes, RedisNodes
 from .processes import reserve_port
+from .redis_cluster import RedisClusterNode
 
 MEMBERS = 3
 START_TIMEOUT = 60.0  # seconds in which the members must have elected a leader
@@ -214,5 +215,10 @@ class ZookeeperNode(ClusterNode):
         return "ZooKeeper is not installed. Install it, on Debian and Ubuntu with `apt-get install zookeeper`"
 
 
-KINDS: Mapping[str, type[Nodes]] = {"redis": RedisNodes, "etcd": EtcdNode, "zookeeper": ZookeeperNode}
+KINDS: Mapping[str, type[Nodes]] = {
+    "redis": RedisNodes,
+    "cluster": RedisClusterNode,
+    "etcd": EtcdNode,
+    "zookeeper": ZookeeperNode,
+}
 """What ``--nodes`` can name. Nodes in memory are of one process, and the shop has several."""

@@ -1,4 +1,4 @@
-"""The lock nodes of the demo: five servers, or the members of a cluster; see :mod:`.clusters`."""
+"""The lock nodes of the demo: five servers, or a cluster; see :mod:`.redis_cluster` and :mod:`.clusters`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -25,7 +25,7 @@ def test_holder_reads_writes_and_commits(counting):
     """
     A holder's transaction commits, again and again, and leaves its pair in the fence.
     """
-    counter, lease = CounterTable(counting), lease_of("counter", token=33)
+    counter, lease = CounterTable(counting), lease_of("counter", fencing_token=33)
 
     for _ in range(3):
         with fenced(lease, using=counting):
@@ -34,14 +34,18 @@ def test_holder_reads_writes_and_commits(counting):
     fence = Fence.objects.using(counting).get()
     assert counter.read() == 3
     assert (fence.token, fence.owner, fence.name) == (33, lease.hold.owner(), "counter")
-    assert lease.token not in (fence.key, fence.owner)
+    assert lease.secret not in (fence.key, fence.owner)
 
 
 def test_overtaken_holder_is_refused_and_told(counting):
     """
     P14: after a later holder committed, the earlier one is refused before it reads, and its lease is lost.
     """
-    counter, earlier, later = CounterTable(counting), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, earlier, later = (
+        CounterTable(counting),
+        lease_of("counter", fencing_token=33),
+        lease_of("counter", fencing_token=34),
+    )
     told = []
     earlier.on_lost(told.append)
     with fenced(later, using=counting):
@@ -51,7 +55,7 @@ def test_overtaken_holder_is_refused_and_told(counting):
         with fenced(earlier, using=counting):
             pytest.fail("the body ran")
 
-    assert (caught.value.name, caught.value.token) == ("counter", 33)
+    assert (caught.value.name, caught.value.fencing_token) == ("counter", 33)
     assert earlier.lost.is_set()
     assert (earlier.valid(), earlier.reason, told) == (False, "fenced", [earlier])
     with pytest.raises(LockLostError, match="a database has seen a later holder"):
@@ -63,7 +67,7 @@ def test_equal_token_of_another_owner_is_refused(counting):
     """
     P11: of two holders with one token, the first to commit continues and the other is refused.
     """
-    one, other = lease_of("counter", token=33), lease_of("counter", token=33)
+    one, other = lease_of("counter", fencing_token=33), lease_of("counter", fencing_token=33)
 
     with fenced(one, using=counting):
         pass
@@ -120,7 +124,7 @@ def test_body_that_raises_commits_nothing(counting):
     """
     The body's exception comes out unchanged, and neither its writes nor its claim are committed.
     """
-    counter, lease = CounterTable(counting), lease_of("counter", token=33)
+    counter, lease = CounterTable(counting), lease_of("counter", fencing_token=33)
 
     def fail() -> None:
         counter.write(1)
@@ -183,7 +187,7 @@ def test_names_that_look_alike_have_different_fences(counting):
     P15: names that differ only in case, a trailing space, an accent or normalisation do not overtake each other.
     """
     names = ["Job", "job", "job ", "jób", "jo\u0301b", "job\0", " job"]
-    leases = [lease_of(name, token=50 - number) for number, name in enumerate(names)]
+    leases = [lease_of(name, fencing_token=50 - number) for number, name in enumerate(names)]
 
     for lease in leases:
         with fenced(lease, using=counting):
@@ -196,10 +200,10 @@ def test_lock_over_several_names_claims_all(counting):
     """
     A lease over a thousand names claims the fence of each name in one transaction; one overtaken name refuses it.
     """
-    many = lease_of([f"row:{number}" for number in range(1001)], token=33)
+    many = lease_of([f"row:{number}" for number in range(1001)], fencing_token=33)
     with fenced(many, using=counting):
         pass
-    with fenced(lease_of("row:7", token=34), using=counting):
+    with fenced(lease_of("row:7", fencing_token=34), using=counting):
         pass
 
     with pytest.raises(StaleTokenError), fenced(many, using=counting):
@@ -214,7 +218,7 @@ def test_places_of_a_lock_have_fences_of_their_own(counting):
     """
     manager = lease_of("pool", limit=3).hold.keeper
     leases = [manager.lock("pool", limit=3, wait=0, renew=False).acquire() for _ in range(2)]
-    leases.append(lease_of("pool #2", token=1))
+    leases.append(lease_of("pool #2", fencing_token=1))
 
     for lease in [*leases, *leases]:
         with fenced(lease, using=counting):
@@ -227,8 +231,8 @@ def test_several_leases_are_claimed_in_one_transaction(counting):
     """
     Several leases, such as those of rows that were locked one by one, protect one transaction together.
     """
-    leases = [lease_of(f"row:{number}", token=33) for number in range(3)]
-    with fenced(lease_of("row:1", token=34), using=counting):
+    leases = [lease_of(f"row:{number}", fencing_token=33) for number in range(3)]
+    with fenced(lease_of("row:1", fencing_token=34), using=counting):
         pass
 
     with pytest.raises(StaleTokenError, match="row:1"), fenced(leases, using=counting):
@@ -243,7 +247,7 @@ def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
     P7: a holder whose nodes lost their records is refused once; its process then proposes a greater token.
     """
     ahead = 4_000_000_000_000_000
-    with fenced(lease_of("counter", token=ahead), using=counting):
+    with fenced(lease_of("counter", fencing_token=ahead), using=counting):
         pass
     behind = lease_of("counter")
 
@@ -281,12 +285,12 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
         with django_database("b", engine.settings(one)), django_database("a", engine.settings(other)):
             prepare("a")
             prepare("b")
-            lease = lease_of("counter", token=33)
+            lease = lease_of("counter", fencing_token=33)
             with fenced(lease, using=["b", "a"]):
                 CounterTable("a").write(1)
                 CounterTable("b").write(1)
                 assert [Fence.objects.using(alias).get().token for alias in "ab"] == [33, 33]
-            with fenced(lease_of("counter", token=34), using="b"):
+            with fenced(lease_of("counter", fencing_token=34), using="b"):
                 pass
 
             with pytest.raises(StaleTokenError), fenced(lease, using=["a", "b"]):
@@ -309,7 +313,11 @@ def test_holder_inside_its_transaction_keeps_its_successor_waiting(counting):
     """
     P14: while a holder is inside its transaction, its successor waits at the claim, and then reads what it wrote.
     """
-    counter, earlier, later = CounterTable(counting), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, earlier, later = (
+        CounterTable(counting),
+        lease_of("counter", fencing_token=33),
+        lease_of("counter", fencing_token=34),
+    )
     inside, read = threading.Event(), []
 
     def succeed() -> None:

@@ -192,7 +192,7 @@ def test_rows_know_their_latest_writer(shop):
     pallets = Pallet.objects.using(shop)
     for _ in range(3):
         pallets.create()
-    early, late, twin = (lease_of("pallets", token=token) for token in (33, 34, 34))
+    early, late, twin = (lease_of("pallets", fencing_token=token) for token in (33, 34, 34))
     first = pallets.order_by("pk").first()
 
     assert pallets.fenced_update(early, weight=F("weight") + 1) == 3

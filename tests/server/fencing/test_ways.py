@@ -128,7 +128,7 @@ def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
     """
     P12: with nested=True, the claim and the writes of the block are part of the transaction around it.
     """
-    counter, lease = CounterTable(counting), lease_of("counter", token=33)
+    counter, lease = CounterTable(counting), lease_of("counter", fencing_token=33)
 
     with transaction.atomic(using=counting):
         with fenced(lease, using=counting, nested=True):
@@ -143,7 +143,11 @@ def test_nested_refusal_leaves_the_outer_transaction_usable(counting):
     """
     A holder that is overtaken inside another transaction loses the block, and the rest can commit.
     """
-    counter, early, late = CounterTable(counting), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, early, late = (
+        CounterTable(counting),
+        lease_of("counter", fencing_token=33),
+        lease_of("counter", fencing_token=34),
+    )
     with fenced(late, using=counting):
         pass
 
@@ -228,14 +232,14 @@ async def test_cancelled_coroutine_leaves_no_transaction(counting):
 
     def hold() -> None:
         try:
-            with fenced(lease_of("counter", token=33), using=counting):
+            with fenced(lease_of("counter", fencing_token=33), using=counting):
                 claimed.set()
                 leave.wait(30)
         finally:
             connections.close_all()
 
     async def wait_with_the_claim() -> None:
-        async with fenced(lease_of("counter", token=34), using=counting):
+        async with fenced(lease_of("counter", fencing_token=34), using=counting):
             pytest.fail("the body ran")
 
     holder = threading.Thread(target=hold)
@@ -250,7 +254,7 @@ async def test_cancelled_coroutine_leaves_no_transaction(counting):
         await task
     holder.join(30)
     assert await Fence.objects.using(counting).values_list("token", flat=True).aget() == 33
-    async with fenced(lease_of("counter", token=35), using=counting):
+    async with fenced(lease_of("counter", fencing_token=35), using=counting):
         pass
     await sync_to_async(connections.close_all)()
 
@@ -259,7 +263,7 @@ async def test_overtaken_coroutine_is_refused(counting):
     """
     P14: the asynchronous block is refused like the blocking one, and its lease is lost.
     """
-    early, late = lease_of("counter", token=33), lease_of("counter", token=34)
+    early, late = lease_of("counter", fencing_token=33), lease_of("counter", fencing_token=34)
     async with fenced(late, using=counting):
         pass
 
@@ -291,7 +295,7 @@ async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(counting):
     manager = LockManager([open_node(NodeSpec("memory://coroutine"), "t:")], Rules(nodes=1, restart_guard=False))
     lease = await manager.lock("counter", renew=False).aacquire()
     waiting = asyncio.ensure_future(lease.lost.wait())
-    late = lease_of("counter", token=2**52)
+    late = lease_of("counter", fencing_token=2**52)
     async with fenced(late, using=counting):
         pass
 

@@ -2,12 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from contextlib import closing
 
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.attempt import Attempt
+from django_redlock.core.requests import Instant
+from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
@@ -121,12 +125,48 @@ async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flav
     assert three.owner(KEY) == target
     with pytest.raises((QuorumUnavailableError, LockTakenError)):
         await held(flavour, other, wait=0)
-    until(lambda: set(holders(manager, "{a}")) == {lease.token})
+    until(lambda: set(holders(manager, "{a}")) == {lease.secret})
     assert await flavour.release(lease) in ("released", "unknown")
     assert await flavour.release(await held(flavour, other)) == "released"
     for each in (manager, other):
         await flavour.close(each)
         each.close()
+
+
+async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
+    three: Cluster, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    P23, P24, L65: the shard that granted the lock answers the request to raise its token with MOVED. That attempt does
+    not have the lock, and what it was granted does not block the next attempt at the new shard.
+    """
+    manager = real_manager([three.url], ttl=60.0, node_timeout=10.0)
+    await flavour.release(await held(flavour, manager))
+    source = three.owner(KEY)
+    target = (source + 1) % 3
+    ahead = time.time_ns() // 1000 + 10 * 10**6  # the first proposal is too low, so there is a second round
+    raised: list[int] = []
+    with three.servers[source].client() as client:
+        client.set("{t}:{between}:f", ahead, px=600_000)
+        raise_token = Attempt._raise_token
+
+        def move_first(self: Attempt, first: Round, number: int) -> Generator[Round, Instant, Round]:
+            if not raised:
+                list(three.migrate(KEY, target))
+            raised.append(number)
+            return raise_token(self, first, number)
+
+        monkeypatch.setattr(Attempt, "_raise_token", move_first)
+        lease = await held(flavour, manager, "between")
+        moved = client.info("errorstats")["errorstat_MOVED"]["count"]
+
+    assert len(raised) == 1
+    assert moved >= 1
+    assert lease.fencing_token > ahead
+    assert holders(manager, "{between}") == [lease.secret]
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+    manager.close()
 
 
 async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
@@ -155,7 +195,7 @@ def test_failover_keeps_a_lock_that_was_replicated():
     with cluster(3, replicas=True) as running, closing(real_manager([running.url], ttl=60.0)) as manager:
         lease = manager.lock("a", wait=30).acquire()
         place = running.owner(KEY)
-        until(lambda: lease.token in str(running.copy(place, "{t}:{a}:h")))
+        until(lambda: lease.secret in str(running.copy(place, "{t}:{a}:h")))
         running.fail_over(place)
 
         until(lease.extend)

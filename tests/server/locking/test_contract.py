@@ -61,7 +61,7 @@ async def test_failed_attempt_leaves_nothing_behind(make: Manager, flavour: Flav
         async with flavour.entered(manager.lock("order:1", wait=0)):
             pytest.fail("the body ran without the lock")
 
-    assert held_by(manager, "{order:1}", lease.token)
+    assert held_by(manager, "{order:1}", lease.secret)
     await flavour.release(lease)
     assert held_by(manager, "{order:1}")
 
@@ -106,7 +106,7 @@ async def test_release_returns_its_outcome(make: Manager, flavour: Flavour):
     assert await flavour.release(lease) == "expired"
 
     assert later.valid()
-    assert held_by(manager, "{a}", later.token)
+    assert held_by(manager, "{a}", later.secret)
     assert await flavour.release(later) == "released"
 
 
@@ -116,7 +116,7 @@ async def test_lock_that_an_operator_freed_is_reported_when_the_block_ends(make:
 
     with pytest.raises(LockLostError, match="'a' was lost after"):
         async with flavour.entered(manager.lock("a")) as lease:
-            manager.release("a", lease.token)
+            manager.release("a", lease.secret)
 
 
 async def test_error_of_the_body_is_not_masked_by_a_loss(make: Manager, flavour: Flavour):
@@ -125,7 +125,7 @@ async def test_error_of_the_body_is_not_masked_by_a_loss(make: Manager, flavour:
 
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with flavour.entered(manager.lock("a")) as lease:
-            manager.release("a", lease.token)
+            manager.release("a", lease.secret)
             raise ZeroDivisionError
 
 
@@ -163,7 +163,7 @@ async def test_superseded_holder_learns_of_it_at_its_next_extension(make: Manage
     """P19, L24: a majority that knows a newer holder ends the lease at once."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", renew=False))
-    manager.release("a", lease.token)
+    manager.release("a", lease.secret)
     newer = await flavour.acquire(manager.lock("a"))
 
     assert not await flavour.extend(lease)
@@ -203,7 +203,7 @@ async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavou
     told: list[Lease] = []
     lease = await flavour.acquire(manager.lock("a", renew=renew))
     lease.on_lost(told.append)
-    manager.release("a", lease.token)
+    manager.release("a", lease.secret)
     thief = await flavour.acquire(manager.lock("a", ttl=60.0, renew=False))
 
     await virtual.wait(9.0)
@@ -286,7 +286,7 @@ async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour:
 
     later = await flavour.acquire(manager.lock("a", wait=60))
 
-    assert held_by(manager, "{a}", later.token)
+    assert held_by(manager, "{a}", later.secret)
     await flavour.release(later)
 
 
@@ -318,7 +318,7 @@ async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, f
     running = await flavour.acquire(manager.claim("slot", wait=0, adopt="1" * 32))
 
     assert running.fencing_token > queued.fencing_token
-    assert held_by(manager, "{slot}", running.token)
+    assert held_by(manager, "{slot}", running.secret)
     assert manager.release("slot", "1" * 32) == "taken"
     assert await flavour.release(running) == "released"
 
@@ -378,7 +378,7 @@ async def test_body_may_release_early(make: Manager, flavour: Flavour):
         later = await flavour.acquire(manager.lock("a", wait=0))
 
     assert later.valid()
-    assert held_by(manager, "{a}", later.token)
+    assert held_by(manager, "{a}", later.secret)
     await flavour.release(later)
 
 
@@ -405,7 +405,7 @@ async def test_shared_lock_object_gives_each_its_own_lease(make: Manager, flavou
         async with mine.entered(lock) as lease:
             await asyncio.sleep(0.01)
             assert lease.valid()
-            seen.append(lease.token)
+            seen.append(lease.secret)
 
     await flavour.at_once(5, enter)
 
@@ -490,11 +490,11 @@ async def test_secrets_are_not_shown(make: Manager, flavour: Flavour, caplog: py
 
     with pytest.raises(LockTakenError) as caught:
         await flavour.acquire(manager.lock("a", wait=0))
-    manager.release("a", lease.token)
+    manager.release("a", lease.secret)
     await flavour.release(lease)
 
     shown = repr(lease) + repr(manager) + repr(manager.lock("a")) + str(caught.value) + repr(caught.value) + caplog.text
-    assert lease.token not in shown
+    assert lease.secret not in shown
 
 
 async def test_lease_is_not_copied(make: Manager, flavour: Flavour):
@@ -531,7 +531,7 @@ async def test_waiting_ends_at_its_time(virtual: Virtual, flavour: Flavour):
 
     assert caught.value.attempts > 1
     assert 30.0 <= caught.value.waited < 31.0
-    assert held_by(manager, "{a}", lease.token)
+    assert held_by(manager, "{a}", lease.secret)
     assert not any(node.store.waiters("{a}") for node in virtual.sim.nodes)
     await flavour.release(lease)
 

@@ -24,11 +24,11 @@ from tests.managers import Tables, connect
 from .test_differential import BASE, comparable, requests
 from .test_waiting import in_queue
 
-NONCE = "a" * 32
+SECRET = "a" * 32
 
 
-def acquire(name: str = "x", nonce: str = NONCE, **changed: Any) -> Acquire:
-    request = Acquire(("{" + name + "}",), nonce, nonce + '{"host":"h"}', 60.0, BASE, 3600.0, 1e9)
+def acquire(name: str = "x", secret: str = SECRET, **changed: Any) -> Acquire:
+    request = Acquire(("{" + name + "}",), secret, secret + '{"host":"h"}', 60.0, BASE, 3600.0, 1e9)
     return request._replace(**changed)
 
 
@@ -155,8 +155,8 @@ def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bo
     """
     if known:
         table.execute([acquire()])
-        table.execute([Release(("{x}",), NONCE)])
-    overtaken(acquire(nonce="b" * 32))
+        table.execute([Release(("{x}",), SECRET)])
+    overtaken(acquire(secret="b" * 32))
 
     (reply,) = table.execute([acquire()])
 
@@ -169,7 +169,7 @@ def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, kn
     slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: table.key("h", slug)))
     if known:
         table.execute([acquire(slugs=slugs)])
-        table.execute([Release(slugs, NONCE)])
+        table.execute([Release(slugs, SECRET)])
     overtaken(acquire(slugs[-1][1:-1], "b" * 32))  # the last to be written
 
     (reply,) = table.execute([acquire(slugs=slugs)])
@@ -184,7 +184,7 @@ def test_request_is_not_granted_after_its_own_release(table: LockTable, other: L
     L9, P24: a request behind its own release is refused, even if it was decided before the release and is written after
     it.
     """
-    overtaken(Release(("{x}",), NONCE, 30.0))
+    overtaken(Release(("{x}",), SECRET, 30.0))
 
     (reply,) = table.execute([acquire()])
 
@@ -196,10 +196,10 @@ def test_two_writers_of_overlapping_names_never_deadlock(table: LockTable, other
     """L56: rows are written in one order, whatever the order of the names; every request gets a reply."""
     kinds: list[Kind] = []
 
-    def contend(mine: LockTable, slugs: tuple[str, ...], nonce: str) -> None:
+    def contend(mine: LockTable, slugs: tuple[str, ...], secret: str) -> None:
         for _ in range(30):
-            kinds.append(mine.execute([acquire(slugs=slugs, nonce=nonce)])[0].kind)
-            mine.execute([Release(slugs, nonce)])
+            kinds.append(mine.execute([acquire(slugs=slugs, secret=secret)])[0].kind)
+            mine.execute([Release(slugs, secret)])
 
     threads = [
         threading.Thread(target=contend, args=(table, ("{a}", "{b}", "{c}"), "a" * 32)),

@@ -45,7 +45,7 @@ from tests.managers import (
 )
 from tests.services import Database, MariaDB, PostgreSQL, SQLite, django_database
 
-from .test_database import NONCE, acquire
+from .test_database import SECRET, acquire
 from .test_waiting import Line
 
 pytestmark = pytest.mark.usefixtures("unblocked")
@@ -173,7 +173,7 @@ def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tabl
             other.lock("a", wait=0).acquire()
         raise ZeroDivisionError
 
-    assert held_by(one, "{a}", lease.token)
+    assert held_by(one, "{a}", lease.secret)
     assert lease.release() == "released"
 
 
@@ -212,7 +212,7 @@ def test_requests_to_a_database_are_not_logged(tables: Tables, caplog: pytest.Lo
         with manager.lock("a") as lease:
             pass
 
-    assert lease.token not in caplog.text
+    assert lease.secret not in caplog.text
 
 
 # Rows
@@ -241,8 +241,8 @@ def test_locks_of_another_prefix_are_other_locks(tables: Tables):
     with closing(real_manager(tables.urls[:1])) as one, closing(real_manager(tables.urls[:1], "u:")) as two:
         first, second = (manager.lock("a", wait=0, renew=False).acquire() for manager in (one, two))
 
-        assert [row.value[:32] for row in one.survey(count=5)[0].rows] == [first.token]
-        assert [row.value[:32] for row in two.survey(count=5)[0].rows] == [second.token]
+        assert [row.value[:32] for row in one.survey(count=5)[0].rows] == [first.secret]
+        assert [row.value[:32] for row in two.survey(count=5)[0].rows] == [second.secret]
 
 
 # Requests that are not executed, and unknown outcomes
@@ -254,9 +254,9 @@ def test_locked_row_counts_as_no_reply(one: LockManager, tables: Tables):
         table.execute([acquire()])
         with transaction.atomic(using=tables.aliases[0]):
             tables.query(f"UPDATE {TABLE} SET kept = kept + 1")
-            (reply,) = table.execute([Release(("{x}",), NONCE)])
+            (reply,) = table.execute([Release(("{x}",), SECRET)])
         assert (reply.kind, reply.detail) == (Kind.FAILED, "locked" if tables.scheme == "sqlite" else "timeout")
-        assert table.execute([Release(("{x}",), NONCE)])[0].kind is Kind.RELEASED
+        assert table.execute([Release(("{x}",), SECRET)])[0].kind is Kind.RELEASED
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])
@@ -281,7 +281,7 @@ def test_commit_with_an_unknown_outcome_is_no_reply(server: Database, monkeypatc
         with monkeypatch.context() as patched:
             patched.setattr(table, "_put", lambda changes: killed(put, changes))
             with pytest.raises(LinkError) as unclear:
-                table.execute([Release(("{x}",), NONCE)])
+                table.execute([Release(("{x}",), SECRET)])
         assert not isinstance(unclear.value, UntouchedError)
         server.start()
         with closing(LockTable(alias, "t:", 2.0)) as table:

@@ -15,7 +15,7 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import real_manager
 
-NONCES = ["a" * 32, "b" * 32, "c" * 32]
+SECRETS = ["a" * 32, "b" * 32, "c" * 32]
 SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}"), ("{x}", "{y}", "{z}")]
 BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's default text would lose digits
 
@@ -27,38 +27,38 @@ def one_queue(request: Any) -> Any:
 
 WAITERS = ["p|1", "p|2", "q|1"]
 
-nonces, slugs = st.sampled_from(NONCES), st.sampled_from(SLUGS)
+secrets, slugs = st.sampled_from(SECRETS), st.sampled_from(SLUGS)
 numbers = st.integers(0, 5).map(lambda step: BASE + step) | st.just(2**53 - 1)
 keeps = st.sampled_from([600.0, None])
 shared = st.booleans()
 queues = st.sampled_from(["", "", "{queue}"])
-terms = st.builds(Term, slugs, nonces, nonces, st.sampled_from([60.0, 90.0]), numbers, shared, st.booleans()).map(
-    lambda term: term._replace(value=f'{term.nonce}{{"host":"h"}}')
+terms = st.builds(Term, slugs, secrets, secrets, st.sampled_from([60.0, 90.0]), numbers, shared, st.booleans()).map(
+    lambda term: term._replace(value=f'{term.secret}{{"host":"h"}}')
 )
 requests = st.one_of(
     st.builds(
         Acquire,
         slugs,
-        nonces,
-        nonces,
+        secrets,
+        secrets,
         st.just(60.0),
         numbers,
         keeps,
         st.just(1e9),
-        st.sampled_from(["", *NONCES]),
+        st.sampled_from(["", *SECRETS]),
         st.sampled_from(["", *WAITERS]),
         st.integers(BASE, BASE + 3),
         st.booleans(),
         shared,
         queues,
         st.sampled_from([False, False, True]),
-    ).map(lambda request: one_queue(request._replace(value=f'{request.nonce}{{"host":"h"}}'))),
-    st.builds(Raise, slugs, nonces, numbers, keeps, shared),
+    ).map(lambda request: one_queue(request._replace(value=f'{request.secret}{{"host":"h"}}'))),
+    st.builds(Raise, slugs, secrets, numbers, keeps, shared),
     st.builds(Extend, st.lists(terms, min_size=1, max_size=3).map(tuple), keeps),
     st.builds(
         Release,
         slugs,
-        nonces | st.just(SHARED),
+        secrets | st.just(SHARED),
         st.sampled_from([0.0, 60.0]),
         st.sampled_from(["", *WAITERS]),
         shared,
@@ -66,7 +66,7 @@ requests = st.one_of(
         st.booleans(),
         numbers | st.just(0),
     ).map(one_queue),
-    st.builds(Release, st.just(()), nonces, st.just(60.0), revoke=st.booleans()),
+    st.builds(Release, st.just(()), secrets, st.just(60.0), revoke=st.booleans()),
     slugs.map(Survey),
     slugs.map(lambda some: Survey((f"{some[0]}#1",), waiters=100)),
     st.builds(lambda some, waiters: Survey(some, waiters=waiters), slugs, st.sampled_from([0, 1, 100])),
@@ -145,10 +145,10 @@ def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]
     return store, told
 
 
-def take(names: str, nonce: str = "a", waiter: str = "", stamp: int = BASE, **options: Any) -> Acquire:
+def take(names: str, secret: str = "a", waiter: str = "", stamp: int = BASE, **options: Any) -> Acquire:
     """Return a request for names of one letter each."""
-    nonce *= 32
-    request = Acquire(tuple(f"{{{name}}}" for name in names), nonce, nonce, 60.0, BASE, None, 1e9)
+    secret *= 32
+    request = Acquire(tuple(f"{{{name}}}" for name in names), secret, secret, 60.0, BASE, None, 1e9)
     return request._replace(waiter=waiter, stamp=stamp, **options)
 
 

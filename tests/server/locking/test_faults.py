@@ -200,7 +200,7 @@ async def test_node_that_lost_its_data_gets_the_lock_back_with_the_next_extensio
     assert await flavour.extend(lease)  # the earlier round has ended on every node when this one has
 
     with nodes[0].client() as client:
-        assert client.get("t:{a}:h").startswith(lease.token)
+        assert client.get("t:{a}:h").startswith(lease.secret)
         assert int(client.get("t:{a}:f")) == lease.fencing_token
     with nodes[1].client() as client:
         assert client.get("t:{a}:h") is None
@@ -381,7 +381,7 @@ def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         manager.lock("a").acquire()
 
-    assert held_by(manager, "{a}", holder.token)
+    assert held_by(manager, "{a}", holder.secret)
     holder.release()
     manager.close()
 
@@ -400,7 +400,7 @@ def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.Mo
         manager.lock("a").acquire()
 
     again = manager.lock("a", wait=5).acquire()
-    assert held_by(manager, "{a}", again.token)
+    assert held_by(manager, "{a}", again.secret)
     again.release()
     manager.close()
 
@@ -422,7 +422,7 @@ async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
 
         lease = await manager.lock("a", wait=5).aacquire()
         found = await manager.asurvey(slugs=("{a}",))
-        assert {reply.rows[0].value[:32] for reply in found.values() if reply.rows} <= {lease.token, ""}
+        assert {reply.rows[0].value[:32] for reply in found.values() if reply.rows} <= {lease.secret, ""}
         await lease.arelease()
     await manager.aclose()
 
@@ -668,15 +668,15 @@ async def test_takeover_that_a_node_missed(
         await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
         nodes[2].freeze()
 
-        lease = await flavour.acquire(after.claim("a", adopt=left.token, renew=False))
+        lease = await flavour.acquire(after.claim("a", adopt=left.secret, renew=False))
         if link == "a link that broke":
             proxy.reset()
         if thawed == "before the release":
             nodes[2].thaw()
-            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.secret)
             await eventually(lambda: not after.driver.redelivery)
             await flavour.extend(lease)  # restores it on a node that lacks it
-            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.secret)
         assert await flavour.release(lease) == "released"
         if thawed == "after the release":
             nodes[2].thaw()
@@ -699,12 +699,12 @@ async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers
         await connected(manager, flavour)
     nodes[2].freeze()
     left = await flavour.acquire(before.claim("a", ttl=7200, detached=True))
-    lease = await flavour.acquire(after.claim("a", adopt=left.token))
+    lease = await flavour.acquire(after.claim("a", adopt=left.secret))
     await flavour.release(lease)
 
     nodes[2].thaw()
 
-    await eventually(lambda: has_key(nodes[2], f"t:x:{left.token}"))  # it refuses requests that may have come too late
+    await eventually(lambda: has_key(nodes[2], f"t:x:{left.secret}"))  # it refuses requests that may have come too late
     await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
     for manager in (before, after):
         await flavour.close(manager)
@@ -721,7 +721,7 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
         manager.lock("warm up").acquire().release()
         proxy.black_hole("requests")
 
-        assert manager.release("a", lease.token) == "released"
+        assert manager.release("a", lease.secret) == "released"
         assert has_key(nodes[2], "t:{a}:h")
         proxy.reset()
         proxy.heal()
@@ -747,7 +747,7 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
         await eventually(lambda extensions=extensions: last.extensions == extensions)
 
     assert last.valid()
-    assert held_by(manager, "{a}", last.token)
+    assert held_by(manager, "{a}", last.secret)
     await flavour.release(last)
     await flavour.close(manager)
     manager.close()

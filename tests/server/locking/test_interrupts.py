@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.celery.interrupt import raise_in
 from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.engine.manager import LockManager
+from django_redlock.engine.reentrancy import Entries
 from django_redlock.engine.renewal import Watchdog, abandoned, release_abandoned, watchdog
 from django_redlock.engine.rounds_async import AsyncGather
 from django_redlock.engine.waiters import Waiters
@@ -230,6 +231,39 @@ def at_the_edge(lock: Any, name: str) -> None:
             sys.settrace(trace)
     finally:
         sys.settrace(before)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_block_interrupted_as_it_begins_is_released_at_once(
+    memory: Manager, flavour: Flavour, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    """L10, L28: the body does not run, so nobody waits for its lease to end, and the next block begins at once."""
+    manager, other = memory(ttl=60.0), Blocking()
+    lock, original = manager.lock("a", wait=0), Entries.add
+
+    def interrupted(*arguments: Any) -> None:
+        if moment == "after":
+            original(*arguments)
+        raise Stop
+
+    with monkeypatch.context() as patched, pytest.raises(Stop):  # noqa: PT012
+        patched.setattr(Entries, "add", interrupted)
+        async with flavour.entered(lock):
+            pytest.fail("the body ran")
+
+    async def taken() -> bool:
+        with suppress(LockTakenError):
+            await other.release(await other.acquire(manager.lock("a", wait=0)))
+            return True
+        return False
+
+    while not await taken():  # the release of a task goes on in the background
+        assert not isinstance(flavour, Blocking)
+        await asyncio.sleep(0.01)
+    async with flavour.entered(lock) as lease:
+        assert lease.valid()
+    await flavour.close(manager)
+    manager.close()
 
 
 @pytest.mark.parametrize("name", ["__call__", "_leave"])
@@ -566,6 +600,25 @@ def test_wake_up_of_a_busy_thread_is_not_lost():
 
     assert bell.wait(0.0)
     assert not bell.wait(0.0)
+
+
+def test_bell_that_was_interrupted_can_be_rung_and_wakes_its_thread():
+    """L10: wherever an exception arrives while a bell is rung or waited for, other threads can use it afterwards."""
+    for at in range(60):
+        for use in (Bell.ring, lambda bell: bell.wait(0.001)):
+            bell, trap = Bell(threading.Lock()), Trap(at)
+            sys.settrace(None)
+            with trap.set():
+                use(bell)
+            ringing = threading.Thread(target=bell.ring, daemon=True)
+            ringing.start()
+            ringing.join(10)
+            assert not ringing.is_alive(), trap.where
+            woken: list[bool] = []
+            waiting = threading.Thread(target=lambda bell=bell, woken=woken: woken.append(bell.wait(10)), daemon=True)
+            waiting.start()
+            waiting.join(20)
+            assert woken == [True], trap.where
 
 
 def test_event_that_was_interrupted_while_somebody_waited_can_be_set():

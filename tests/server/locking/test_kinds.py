@@ -34,7 +34,7 @@ async def test_lock_with_a_limit_has_no_more_holders_than_that(make: Manager, fl
     assert await flavour.release(leases.pop()) == "released"
     leases.append(await take(flavour, manager, "a", limit=3))
     assert [await flavour.extend(lease) for lease in leases] == [True, True, True]
-    assert len({lease.token for lease in leases}) == 3
+    assert len({lease.secret for lease in leases}) == 3
     for lease in leases:
         assert await flavour.release(lease) == "released"
 
@@ -138,7 +138,7 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
     manager = make()
     readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
     early, late = (
-        cleanup(Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, token=token), range(5), (), 10.0, 0.2)
+        cleanup(Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, fencing_token=token), range(5), (), 10.0, 0.2)
         for token in (readers[0].fencing_token, readers[1].fencing_token)
     )
     manager.ask(early)
@@ -165,7 +165,7 @@ async def test_reentrant_lock_is_entered_again_without_a_network_call(make: Mana
         async with flavour.entered(manager.lock("a", reentrant=True, wait=0)) as inner:
             assert inner is outer
         assert outer.valid()
-        assert held_by(manager, "{a}", outer.token)
+        assert held_by(manager, "{a}", outer.secret)
 
     assert outer.reason == "released"
     assert held_by(manager, "{a}")
@@ -248,7 +248,7 @@ async def test_body_is_cancelled_when_the_lock_is_lost(virtual: Virtual):
 
     async def work() -> None:
         async with manager.lock("a", cancel_on_lost=True) as lease:
-            manager.release("a", lease.token)
+            manager.release("a", lease.secret)
             thieves.append(await manager.lock("a", ttl=60.0, renew=False, wait=0).aacquire())
             try:
                 await asyncio.sleep(60)
@@ -372,7 +372,7 @@ async def test_leases_are_extended_together(nodes: Servers, flavour: Flavour):
     """L31, L22: leases that are due at the same time share a round; each has its own outcome."""
     manager = real_manager(nodes.urls, ttl=30.0, node_timeout=1.0)
     leases = [await take(flavour, manager, f"n{number}") for number in range(250)]
-    manager.release("n7", leases[7].token)
+    manager.release("n7", leases[7].secret)
     thief = await take(flavour, manager, "n7")
     for node in nodes:
         with node.client() as client:

@@ -54,7 +54,7 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
 
     assert await flavour.extend(lease)
 
-    await eventually(lambda: all(key_on(node) == lease.token for node in nodes[:dead]))
+    await eventually(lambda: all(key_on(node) == lease.secret for node in nodes[:dead]))
     await flavour.release(lease)
     await flavour.close(manager)
 
@@ -74,7 +74,7 @@ async def test_node_that_failed_before_the_last_pause_is_asked(nodes: Servers, m
 
     assert lease.extend()
 
-    await eventually(lambda: key_on(nodes[0]) == lease.token)
+    await eventually(lambda: key_on(nodes[0]) == lease.secret)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Man
         await eventually(lambda: sum(breaker.rest > 0 for breaker in breakers) == dead)
         nodes.start()
         before = lease.extensions
-        while not all(key_on(node) == lease.token for node in nodes[:dead]):
+        while not all(key_on(node) == lease.secret for node in nodes[:dead]):
             assert lease.extensions - before <= 3
             # An extension during the pause of a node does not reach it; the next one does.
             await eventually(lambda: steady() > max(breaker.until for breaker in breakers))

@@ -135,7 +135,7 @@ def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
 
     assert fork(child) == 0
     assert lease.valid()
-    assert held_by(manager, "{a}", lease.token)
+    assert held_by(manager, "{a}", lease.secret)
     assert lease.extend()
     assert lease.release() == "released"
 
@@ -282,7 +282,7 @@ def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Ser
         assert unannounced_fork(child) == 0
         assert unannounced_fork(asking_child) == 0
         assert lease.valid()
-        assert held_by(manager, "{a}", lease.token)
+        assert held_by(manager, "{a}", lease.secret)
         assert lease.release() == "released"
         manager.close()
 
@@ -338,7 +338,7 @@ def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers)
 
     assert os.waitpid(pid, 0)[1] == 0
     assert thief.valid()
-    assert held_by(manager, "{a}", thief.token)
+    assert held_by(manager, "{a}", thief.secret)
     thief.release()
     manager.close()
     for end in (held, hold, went_on, go_on):

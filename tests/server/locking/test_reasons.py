@@ -20,7 +20,7 @@ def on_each(nodes: Servers, *command: str, count: int = 3) -> None:
 
 
 async def later_holder(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
-    manager.release("a", lease.token)
+    manager.release("a", lease.secret)
     await flavour.acquire(manager.lock("a", renew=False))
 
 
@@ -41,7 +41,7 @@ async def removed_by_token(nodes: Servers, flavour: Flavour, manager: LockManage
     Another process that knows the token releases the lock, and requests in flight that would restore it are refused.
     """
     on_each(nodes, "DEL", f"t:{SLUG}:h")
-    on_each(nodes, "SET", f"t:x:{lease.token}", "1")
+    on_each(nodes, "SET", f"t:x:{lease.secret}", "1")
 
 
 @pytest.mark.parametrize(

@@ -327,8 +327,8 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
             except StopIteration as stop:
                 outcome = stop.value
         assert isinstance(outcome, Granted)
-        assert outcome.token > 2**52
-        manager.release("a", outcome.nonce)
+        assert outcome.fencing_token > 2**52
+        manager.release("a", outcome.secret)
         manager.acquirer._highest._highest.clear()  # so that the next proposal is too low again
     await flavour.close(manager)
     manager.close()

@@ -12,10 +12,12 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.core import attempt, backoff
+from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
+from django_redlock.engine.notifications import Listener
 from django_redlock.engine.waiters import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
@@ -224,7 +226,7 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     notifications = (
         manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
     )
-    await eventually(lambda: notifications.waiters.told)
+    await eventually(lambda: notifications.waiters.notified)
     start = time.monotonic()
 
     await flavour.release(holder)
@@ -243,7 +245,7 @@ async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, fl
     notifications = (
         manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
     )
-    await eventually(lambda: notifications.waiters.told)
+    await eventually(lambda: notifications.waiters.notified)
     await asyncio.sleep(0)
     for node in nodes[:3]:
         with node.client() as client:
@@ -414,7 +416,7 @@ async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(node
     holder = manager.lock("a", ttl=60.0).acquire()
     line = Line(Blocking(), manager, manager.lock("a", wait=60))
     first = await asyncio.to_thread(Waiting, manager, 0.5)
-    await eventually(lambda: manager.driver.notifications.waiters.told and waiting(manager) == 1)
+    await eventually(lambda: manager.driver.notifications.waiters.notified and waiting(manager) == 1)
     loop = asyncio.get_running_loop()
     tasks = [loop.run_in_executor(line.threads, lambda: asyncio.run(line.serve(0))) for _ in range(3)]
 
@@ -466,6 +468,25 @@ async def test_notifications_end_with_the_manager(nodes: Servers):
             await eventually(lambda client=client: client.pubsub_channels("t:w:*") == [])
 
 
+def test_connection_that_is_dropped_while_a_waiter_takes_it_over_is_no_error():
+    """L40: when the manager is closed, the thread that has just connected drops what the waiter is looking at."""
+    nodes = [MemoryNode("a"), MemoryNode("b")]
+
+    def clock() -> float:
+        listener._closed = True
+        listener._drop_arrivals()
+        listener._arrived.append((1, LinkError(Failure.REFUSED)))
+        return 0.0
+
+    listener = Listener(nodes, Waiters(1, threading.Event), lambda: 0.0)
+    listener._arrived.append((0, LinkError(Failure.REFUSED)))
+    listener._clock = clock
+
+    listener._take_arrivals()
+
+    assert [node for node, _ in listener._arrived] == [1]
+
+
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
 async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Manager, monkeypatch: Any):
     """L46, P27: the lock is released between a waiter's first refusal and its wait; it asks again at once."""
@@ -473,7 +494,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
     line = Line(Blocking(), one)
     holder = one.lock("a").acquire()
     first = await line.join(0)
-    await eventually(lambda: one.driver.notifications.waiters.told)
+    await eventually(lambda: one.driver.notifications.waiters.notified)
     holder.release()
     await first
     monkeypatch.setattr(backoff, "POLL", 60.0)

@@ -14,7 +14,7 @@ import pytest
 
 from django_redlock.core.cleanup import cleanup
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.owner import NONCE_SIZE
+from django_redlock.core.owner import SECRET_SIZE
 from django_redlock.core.requests import SHARED, Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.memory import MemoryNode
@@ -73,7 +73,7 @@ def comparable(value: str) -> Any:
 
 
 def key_name(key: str) -> str:
-    return f"x:{comparable(key[2:])}" if key.startswith("x:") and len(key) == 2 + NONCE_SIZE else key
+    return f"x:{comparable(key[2:])}" if key.startswith("x:") and len(key) == 2 + SECRET_SIZE else key
 
 
 def on_server(server: Server, prefix: str) -> Keys:
@@ -159,6 +159,6 @@ def test_other_locks_write_what_they_have_always_written(one: Any):
         lease.release()
     before = keys()
     for revoke, written in ((False, "1"), (True, "stop")):
-        release = Release(("{report}",), "a" * NONCE_SIZE, revoke=revoke)
+        release = Release(("{report}",), "a" * SECRET_SIZE, revoke=revoke)
         manager.ask(cleanup(release, nodes := [0], unsure=nodes, tombstone=60.0, timeout=10.0))
         assert keys() == {**before, "x:<secret>": (written, True)}

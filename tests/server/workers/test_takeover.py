@@ -20,14 +20,14 @@ def node(servers):
 
 
 def on_node(node, name, *args):
-    """Return the token that one node has for a call's slot; empty if it has none."""
+    """Return the secret that one node has for a call's slot; empty if it has none."""
     with node.client() as client:
         keys = [key for key in client.keys("*:h") if key.endswith(f"{{{task(name).singleton.key(*args)}}}:h")]
         return (client.get(keys[0]) or "")[:32] if keys else ""
 
 
 def begin(stage, node, what, name, queue):
-    """Have a worker take a call's slot over while a node is frozen; returns the result, and the token before."""
+    """Have a worker take a call's slot over while a node is frozen; returns the result, and the secret before."""
     result = task(name).apply_async((what,), queue=queue)
     wait_until(lambda: on_node(node, name, what))
     before = on_node(node, name, what)

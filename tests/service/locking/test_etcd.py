@@ -32,7 +32,7 @@ from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.etcd import Member
 from tests.managers import held_by, patient_manager
-from tests.server.locking.test_database import NONCE, acquire, requests
+from tests.server.locking.test_database import SECRET, acquire, requests
 
 from .test_replicated import comparable, readable
 
@@ -95,7 +95,7 @@ def test_many_names_and_holders_fit_into_transactions(table: EtcdTable):
     slugs = tuple(f"{{n{number}}}" for number in range(250))
     (taken,) = table.execute([acquire(slugs=slugs)])
     (refused,) = table.execute([acquire("n249", "b" * 32)])
-    sharers = [acquire(nonce=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
+    sharers = [acquire(secret=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
     table.execute(sharers)
     (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
     (late,) = table.execute([sharers[0]])
@@ -135,9 +135,9 @@ def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: py
     monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
     monkeypatch.setattr(tables, "PAGE", 2)
     table.execute(
-        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), NONCE, 0.01)]
+        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
     )
-    table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), NONCE)])
+    table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), SECRET)])
     assert list(table._page("w/", "", 100).records) == ["t:w/p"]
     for _ in range(10):
         table._clean_at = 0.0
@@ -159,7 +159,7 @@ def test_records_of_another_alias_are_left_alone(
             table._clean_at = 0.0
             table.clean()
 
-        assert staging.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+        assert staging.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
         assert sorted(staging._page("", "", 100).records) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
         assert not table.execute([Survey(size=10)])[0].rows
 
@@ -184,7 +184,7 @@ def test_requests_that_are_too_large_together_are_carried_out_alone(table: EtcdT
     table.patience = 1.0
 
     assert {reply.kind for reply in table.execute(large)} == {Kind.ACCEPTED}
-    (alone,) = table.execute([acquire("big", value=NONCE + "x" * 2_000_000)])
+    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 2_000_000)])
     assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
 
 
@@ -217,9 +217,9 @@ def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other
     etcd.ask("lease/revoke", {"ID": lease})
     table._looked = other._looked = -100.0
 
-    assert other.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+    assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
     until = time.monotonic() + 60
-    while other.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY:
+    while other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY:
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -233,7 +233,7 @@ def test_restarted_etcd_keeps_locks(table: EtcdTable, etcd: Member):
     etcd.stop()
     etcd.start()
 
-    assert table.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+    assert table.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
     assert load(Names({"{x}"}, set()), table.key, table.read).moment.era != era
 
 
@@ -298,8 +298,8 @@ def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):
         closing(node(etcd.url).listen("p", 30.0, print)) as link,
         closing(node(etcd.url).listen("q", 30.0, print)) as no,
     ):
-        table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
-        table.execute([Release(("{x}",), NONCE)])
+        table.execute([acquire(), acquire(secret="b" * 32, waiter="p|7", stamp=1)])
+        table.execute([Release(("{x}",), SECRET)])
         assert readable(link)
         assert link.read() == ["p|7"]
         assert no.read() == []

@@ -1,11 +1,11 @@
-"""Three real members of etcd whose leader dies, freezes or is replaced."""
+"""Three real members of etcd whose leader dies, freezes, is replaced or is cut off, and whose clocks differ."""
 
 import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from django_redlock.testing.proxy import Direction
 from tests import etcd
 from tests.conftest import needs
 from tests.etcd import Cluster, Member
-from tests.managers import Flavour, held_by, real_manager
+from tests.managers import Flavour, held_by, real_manager, wait_until
 from tests.services import ServiceMissingError
 
 from .test_mixed_majority import contending
@@ -25,6 +25,8 @@ from .test_mixed_majority import contending
 pytestmark = [pytest.mark.xdist_group("etcd"), pytest.mark.endurance]  # elections take seconds each
 TTL = 5.0
 ELECTION = 30.0  # seconds, with much to spare: it takes one or two
+APART = 60  # seconds between the clocks of two members
+Cut = AbstractContextManager[None]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def members() -> Iterator[Cluster]:
         Member.find()
     except ServiceMissingError as error:
         needs("etcd", None, str(error))
-    with etcd.cluster("--snapshot-count", "100") as three:
+    with etcd.cluster("--snapshot-count", "100", proxied=True, apart=APART) as three:
         yield three
 
 
@@ -43,6 +45,26 @@ def cluster(members: Cluster) -> Cluster:
     for member in members.members:
         member.start()
     return members
+
+
+@contextmanager
+def frozen_followers(cluster: Cluster, leader: Member) -> Iterator[None]:
+    """The others are stopped (SIGSTOP)."""
+    others = [member for member in cluster.members if member is not leader]
+    for member in others:
+        member.freeze()
+    yield
+    for member in others:
+        member.thaw()
+
+
+@contextmanager
+def silent_leader(cluster: Cluster, leader: Member) -> Iterator[None]:
+    """The others hear nothing from the leader, and it does not hear what they send to it."""
+    assert leader.proxy is not None
+    leader.proxy.black_hole("both")
+    yield
+    leader.proxy.heal()
 
 
 HOLD = """
@@ -149,10 +171,30 @@ def test_member_that_is_cut_off_is_left_for_the_next(
             lease = manager.lock("d", wait=60).acquire()
             with closing(real_manager([cluster.url], ttl=60.0, node_timeout=1.0)) as other:
                 assert held_by(other, "{c}")
-                assert held_by(other, "{d}", lease.token)
+                assert held_by(other, "{d}", lease.secret)
                 with pytest.raises(LockTakenError):
                     other.lock("d", wait=0).acquire()
             assert lease.release() == "released"
+
+
+@pytest.mark.parametrize("cut", [frozen_followers, silent_leader])
+def test_leader_that_is_cut_off_gives_no_vote_alone(cluster: Cluster, cut: Callable[[Cluster, Member], Cut]):
+    """P24, P25: the others elect a new leader, if they can; what the old one still says by itself does not count."""
+    with closing(real_manager([cluster.url], ttl=60.0, node_timeout=5.0)) as manager:
+        lease = manager.lock("e", wait=60).acquire()
+        leader = cluster.leader()
+        with closing(real_manager([leader.url], ttl=60.0, node_timeout=5.0)) as beside:
+            with pytest.raises(LockTakenError):
+                beside.lock("e", wait=0).acquire()
+            with cut(cluster, leader):
+                alone = cut is frozen_followers
+                with pytest.raises(QuorumUnavailableError if alone else (QuorumUnavailableError, LockTakenError)):
+                    beside.lock("e", wait=0).acquire()
+                if not alone:
+                    wait_until(lambda: cluster.leader() is not leader)
+                    manager.lock("f", wait=60).acquire().release()
+        wait_until(lease.extend)
+        assert lease.release() == "released"
 
 
 def test_watch_at_a_member_without_a_leader_ends(cluster: Cluster):

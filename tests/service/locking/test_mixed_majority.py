@@ -138,7 +138,7 @@ async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tab
     lease = await flavour.acquire(manager.lock("a", wait=10))
 
     rows = [reply.rows[0] for reply in manager.survey(slugs=("{a}",)).values()]
-    assert [(row.value[:32], row.fence) for row in rows] == [(lease.token, lease.fencing_token)] * 3
+    assert [(row.value[:32], row.fence) for row in rows] == [(lease.secret, lease.fencing_token)] * 3
     assert await flavour.extend(lease)
     assert await flavour.release(lease) == "released"
     assert held_by(manager, "{a}")
@@ -159,7 +159,7 @@ async def test_waiters_of_a_mixed_majority_are_notified_by_the_redis_servers(
     notifications = (
         manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
     )
-    await eventually(lambda: notifications.waiters.told)
+    await eventually(lambda: notifications.waiters.notified)
 
     await flavour.release(holder)
     await asyncio.gather(*tasks)

@@ -1,20 +1,25 @@
 """What etcd and ZooKeeper have in common as nodes: notifications, processes, operators and majorities."""
 
 import asyncio
+import json
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock.admin.pages import NodeRow, panels
 from django_redlock.core.replies import ABSENT, Kind, Reply
 from django_redlock.core.requests import Release, Request, Survey
 from django_redlock.nodes import NodeSpec, open_node
@@ -22,7 +27,7 @@ from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Servers
 from tests.etcd import Member
 from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets
-from tests.server.locking.test_database import NONCE, acquire
+from tests.server.locking.test_database import SECRET, acquire
 from tests.zookeeper import Zoo
 
 from .test_mixed_majority import contending
@@ -84,7 +89,7 @@ def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], objec
 
 def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """P1, P16: another client's write between our read and our write is not overwritten."""
-    between(table, monkeypatch, lambda: other.execute([acquire(nonce="b" * 32)]))
+    between(table, monkeypatch, lambda: other.execute([acquire(secret="b" * 32)]))
 
     assert table.execute([acquire()])[0].kind is Kind.BUSY
 
@@ -100,6 +105,37 @@ def test_operators_see_and_end_what_it_holds(store: Store):
         locks.reset()
 
     assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+
+
+def test_doctor_and_panel_describe_it(store: Store):
+    """L66, L70: both show what the members are; when none of them answers, both show why."""
+    entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"ttl": 30.0, "node_timeout": 5.0}}
+
+    def described() -> tuple[str, NodeRow]:
+        out = StringIO()
+        with suppress(CommandError):
+            call_command("redlock_doctor", stdout=out, timeout=30.0)
+        (panel,) = panels()
+        return out.getvalue(), panel.rows[0]
+
+    with override_settings(REDLOCK={"default": entry}):
+        said, row = described()
+        call_command("redlock_doctor", stdout=(listed := StringIO()), timeout=30.0, format="json", fail_level="never")
+        store.kill()
+        locks.reset()
+        gone, none = described()
+        locks.reset()
+        store.start()
+
+    name = {"etcd": "etcd", "zookeeper": "ZooKeeper"}[store.scheme]
+    assert re.search(rf"{store.port}: {name} \d+\.\d+\.\d+, round trip \d+\.\d ms", said)
+    assert row.votes
+    assert row.version == f"{name} {json.loads(listed.getvalue())['aliases'][0]['nodes'][0]['version']}"
+    assert row.round_trip.endswith(" ms")
+    assert f"{store.port}: refused\n" in gone
+    assert not none.votes
+    assert none.answers == "refused"
+    assert "its port" in none.remedy
 
 
 def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
@@ -123,8 +159,8 @@ def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monke
 async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
     """P27, P39: the same for asyncio."""
     link = await node(store.url).alisten("p", 30.0, print)
-    table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
-    table.execute([Release(("{x}",), NONCE)])
+    table.execute([acquire(), acquire(secret="b" * 32, waiter="p|7", stamp=1)])
+    table.execute([Release(("{x}",), SECRET)])
 
     assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
     store.kill()

@@ -28,7 +28,7 @@ from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
 from tests.managers import patient_manager
-from tests.server.locking.test_database import NONCE, acquire, requests
+from tests.server.locking.test_database import SECRET, acquire, requests
 from tests.zookeeper import Zoo
 
 from .test_replicated import between, comparable, readable
@@ -100,7 +100,7 @@ def test_refusal_is_confirmed_by_a_write(
     table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
 ):
     """P8: a deposed leader still answers reads, so a refusal counts only in the era in which it was decided."""
-    other.execute([acquire(nonce="b" * 32)])
+    other.execute([acquire(secret="b" * 32)])
 
     def change_eras() -> None:
         other.execute([Release(("{x}",), "b" * 32)])
@@ -123,7 +123,7 @@ def test_stale_write_after_delete_and_create_fails(
             other._clean_at = 0.0
             other.clean()
         assert other.connection.get([other.key("h", "{x}")]) == [None]
-        other.execute([acquire(nonce="b" * 32)])
+        other.execute([acquire(secret="b" * 32)])
 
     between(table, monkeypatch, delete_and_create)
 
@@ -135,7 +135,7 @@ def test_many_names_and_holders_fit_into_transactions(table: "ZookeeperTable"):
     slugs = tuple(f"{{n{number}}}" for number in range(450))
     (taken,) = table.execute([acquire(slugs=slugs)])
     (refused,) = table.execute([acquire("n449", "b" * 32)])
-    sharers = [acquire(nonce=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
+    sharers = [acquire(secret=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
     table.execute(sharers)
     (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
     (late,) = table.execute([sharers[0]])
@@ -150,7 +150,7 @@ def test_requests_that_are_too_large_together_are_carried_out_alone(
     """L56: ZooKeeper closes the connection when a transaction has more than a megabyte."""
     monkeypatch.setattr(tables, "LARGEST_WRITE", 2000)
     together = table.execute([acquire(f"n{number}", f"{number:032}") for number in range(10)])
-    (alone,) = table.execute([acquire("big", value=NONCE + "x" * 2000)])
+    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 2000)])
 
     assert {reply.kind for reply in together} == {Kind.ACCEPTED}
     assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
@@ -182,7 +182,7 @@ def test_records_that_nobody_needs_are_deleted(
     """P29: expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
     monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
     table.execute(
-        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), NONCE, 0.01)]
+        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
     )
     for _ in range(10):
         table._clean_at = 0.0
@@ -216,7 +216,7 @@ def test_restarted_zookeeper_keeps_locks(table: "ZookeeperTable", zookeeper: Zoo
     zookeeper.stop()
     zookeeper.start()
 
-    assert table.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+    assert table.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
 
 
 @pytest.mark.parametrize("said", [0, -1, 2**62])
@@ -263,7 +263,7 @@ def test_first_waiter_is_notified_of_a_release(table: "ZookeeperTable", zookeepe
         for number in range(3):
             name = f"n{number}"
             table.execute([acquire(name), acquire(name, "b" * 32, waiter=f"p|{number}", stamp=1)])
-            table.execute([Release((f"{{{name}}}",), NONCE)])
+            table.execute([Release((f"{{{name}}}",), SECRET)])
             assert readable(link)
             assert link.read() == [f"p|{number}"]
         assert no.read() == []
@@ -355,7 +355,7 @@ def test_client_certificate(guarded: Zoo, certificates: Certificates):
     found = node(url, **ours)
     with closing(LockManager([found], patient_manager(["memory://x"]).rules)) as manager:
         assert manager.lock("a", wait=0).acquire().release() == "released"
-        assert found.examine(30.0)[1]["version"]
+        assert found.inspect(30.0)[1]["version"]
     for wrong, failures in (
         (files, (Failure.NO_CLIENT_CERTIFICATE, Failure.RESET, Failure.NO_LEADER, Failure.TLS_FAILED)),
         ({}, (Failure.CERTIFICATE_REFUSED,)),

@@ -140,7 +140,7 @@ def test_member_that_is_cut_off_is_left_for_the_next(
             lease = manager.lock("d", wait=60).acquire()
             with closing(real_manager([ensemble.url], ttl=60.0, node_timeout=5.0)) as other:
                 assert held_by(other, "{c}")
-                assert held_by(other, "{d}", lease.token)
+                assert held_by(other, "{d}", lease.secret)
                 with pytest.raises(LockTakenError):
                     other.lock("d", wait=0).acquire()
             assert lease.release() == "released"

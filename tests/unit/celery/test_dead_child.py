@@ -13,7 +13,7 @@ from kombu.exceptions import DecodeError
 from django_redlock.celery.request import freeing_unreadable, mixed_request
 from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket, take_running, take_waiting
-from django_redlock.engine.acquirer import fresh_nonce
+from django_redlock.engine.acquirer import fresh_secret
 from django_redlock.engine.renewal import watchdog
 
 from .slots import NAME, names
@@ -52,7 +52,7 @@ def die(request):
 def leave_to_a_retry(request):
     """Leave the slot to a retry that is never sent, as a child that dies before it can."""
     ticket = ticket_of(request)
-    take_waiting(replace(ticket, token=fresh_nonce()), 3600, "shop.sync", adopt=ticket.token)
+    take_waiting(replace(ticket, secret=fresh_secret()), 3600, "shop.sync", adopt=ticket.secret)
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
@@ -83,7 +83,7 @@ def test_message_goes_on_whose_retry_was_never_sent(make, worker, received):
 
     die(request)
 
-    assert peek("default", NAME).token == ticket_of(request).token
+    assert peek("default", NAME).secret == ticket_of(request).secret
     assert worker.run(message, redelivered=True) == "SUCCESS"
     assert (runs, names()) == ([7], set())
 

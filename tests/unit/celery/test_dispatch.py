@@ -56,7 +56,7 @@ def test_first_call_takes_the_slot(make, worker):
     ticket = Ticket.unpack(worker.headers[0][HEADER], result.id)
     assert (result.duplicate, result.accepted, result.reason, result.holder_id) == (False, True, "", None)
     assert ticket is not None
-    assert (ticket.name, len(ticket.token)) == (NAME, 32)
+    assert (ticket.name, len(ticket.secret)) == (NAME, 32)
     assert taken()
 
 
@@ -222,7 +222,7 @@ def test_headers_of_the_caller(make, worker):
 
 def test_signature_sent_twice(make, worker):
     """
-    A signature or a beat entry that is used again draws a new token each time. C22 C23
+    A signature or a beat entry that is used again draws a new secret each time. C22 C23
     """
     task = make()
     call = task.s(7).set(headers={"colour": "red"})
@@ -231,8 +231,8 @@ def test_signature_sent_twice(make, worker):
 
     call.delay()
 
-    tokens = {Ticket.unpack(each[HEADER], each["id"]).token for each in worker.headers}
-    assert len(tokens) == 2
+    secrets = {Ticket.unpack(each[HEADER], each["id"]).secret for each in worker.headers}
+    assert len(secrets) == 2
     assert call.options["headers"] == {"colour": "red"}
 
 
@@ -254,7 +254,7 @@ def test_slot_is_not_inherited(make, worker, app):
 
 @pytest.mark.parametrize(
     "header",
-    ["", "nonsense", "[]", "7", '[2, "n", "default", "id", "token", 0, "until_executed", false, 0, "", ""]', None],
+    ["", "nonsense", "[]", "7", '[2, "n", "default", "id", "secret", 0, "until_executed", false, 0, "", ""]', None],
 )
 def test_header_that_makes_no_sense_is_no_ticket(header):
     """
@@ -363,7 +363,7 @@ def test_our_options_do_not_travel(make, worker):
 
 def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch):
     """
-    With the lock nodes down the message is sent without a token, and one warning is logged. C35
+    With the lock nodes down the message is sent without a secret, and one warning is logged. C35
     """
     monkeypatch.setattr(dispatch, "_unanswered", set())  # of other tests
     task = make()
@@ -374,7 +374,7 @@ def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch
         results = [task.delay(7) for _ in range(3)]
 
     assert [result.accepted for result in results] == [True] * 3
-    assert [Ticket.unpack(each[HEADER], each["id"]).token for each in worker.headers] == [""] * 3
+    assert [Ticket.unpack(each[HEADER], each["id"]).secret for each in worker.headers] == [""] * 3
     assert [record.message.partition(",")[0] for record in caplog.records if "singleton" in record.message] == [
         "singleton tasks are sent without a slot"
     ]
@@ -382,7 +382,7 @@ def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch
 
 def test_given_id_is_always_sent(make, worker):
     """
-    A call whose id somebody already has is sent, without a token: its owner waits for an outcome. C90
+    A call whose id somebody already has is sent, without a secret: its owner waits for an outcome. C90
     """
     task = make()
     task.delay(7)
@@ -390,7 +390,7 @@ def test_given_id_is_always_sent(make, worker):
     result = task.apply_async((7,), task_id="mine")
 
     assert (result.id, len(worker.headers)) == ("mine", 2)
-    assert Ticket.unpack(worker.headers[1][HEADER], "mine").token == ""
+    assert Ticket.unpack(worker.headers[1][HEADER], "mine").secret == ""
 
 
 def test_beat(make, worker, app):

@@ -143,7 +143,7 @@ def test_long_key_is_cut():
         ("{x:{y}}", "format within a format"),
         ("{x}{y}", "separator between"),
         ("x", r"write key=\('x',\)"),
-        ("", "makes all calls equal"),
+        ("", "gives all calls the same key"),
     ],
 )
 def test_key_of_what_is_no_parameter_fails_at_once(key, message):
@@ -192,7 +192,7 @@ def test_function_must_return_text(result):
     """
     A function that returns something else is an error, not a key that many calls share by accident.
     """
-    with pytest.raises(TypeError, match="must return a str"):
+    with pytest.raises(TypeError, match="must return a non-empty str"):
         name(7, options={"key": lambda call: result})
 
 

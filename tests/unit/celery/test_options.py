@@ -289,7 +289,7 @@ def test_options_without_effect(options, wrong):
         ({"on_overlap": "succeed"}, r"on_overlap=Return\(value\)"),
         ({"on_redis_error": {}}, r"on_unavailable=\{...\}"),
         ({"overlap_value": 3}, r"on_overlap=Return\(value\)"),
-        ({"challenge": True}, "looks by itself"),
+        ({"challenge": True}, "checks by itself"),
     ],
 )
 def test_old_names_give_the_new_ones(old, new):

@@ -93,7 +93,7 @@ def test_check_raises_when_the_slot_was_lost(make, worker):
         self.singleton.check()
         passed.append(shop_id)
         if self.singleton.lease:
-            locks["default"].claim(NAME, adopt=self.singleton.lease.token, detached=True, wait=0).acquire()
+            locks["default"].claim(NAME, adopt=self.singleton.lease.secret, detached=True, wait=0).acquire()
             self.singleton.lease.extend()
         self.singleton.check()
         passed.append("not reached in a run that lost its slot")
@@ -479,8 +479,8 @@ def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
     worker.run()
 
     other, retry = worker.headers
-    assert (retry["id"], Ticket.unpack(retry[HEADER], first.id).token) == (first.id, "")
-    assert Ticket.unpack(other[HEADER], other["id"]).token
+    assert (retry["id"], Ticket.unpack(retry[HEADER], first.id).secret) == (first.id, "")
+    assert Ticket.unpack(other[HEADER], other["id"]).secret
     assert taken()
 
 

@@ -258,7 +258,7 @@ def test_body_of_a_direct_call_knows_its_slot(make):
 
     def body(self, shop_id):
         seen.append((self.singleton.lease.name, self.singleton.remaining > 0))
-        locks["default"].release(NAME, self.singleton.lease.token)
+        locks["default"].release(NAME, self.singleton.lease.secret)
         locks["default"].lock(NAME, ttl=30, wait=0, renew=False).acquire()
         self.singleton.lease.extend()
         seen.append(self.singleton.lost)

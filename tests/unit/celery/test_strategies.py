@@ -247,7 +247,7 @@ def test_calls_end_after_the_pending_one_was_freed_by_hand(make, worker):
     task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="rerun")
     first, second = task.delay(7, since="a"), task.delay(7, since="b")
     record = peek("default", f"next:{NAME}")
-    free("default", f"next:{NAME}", record.token)
+    free("default", f"next:{NAME}", record.secret)
     third = task.delay(7, since="c")
 
     worker.run_all()
@@ -337,7 +337,7 @@ def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
     second = task.delay(7)
 
     assert (second.duplicate, second.accepted) == (False, True)
-    assert tickets(worker)[1].token
+    assert tickets(worker)[1].secret
 
 
 def test_no_result_is_asked_for_without_a_countdown(make, monkeypatch):
@@ -758,7 +758,7 @@ def test_stolen_slot_is_told(make, worker, told):
     seen = []
 
     def body(self, shop_id):
-        locks["default"].claim(NAME, adopt=self.singleton.lease.token, detached=True, wait=0).acquire()
+        locks["default"].claim(NAME, adopt=self.singleton.lease.secret, detached=True, wait=0).acquire()
         self.singleton.lease.extend()
         seen.append((self.singleton.lost, self.singleton.remaining))
 
@@ -838,13 +838,13 @@ def test_freed_twice(make, worker):
     """
     from django_redlock.celery.slots import RUN_HEADER, free
 
-    tokens = []
-    task = make(lambda self, shop_id: tokens.append(self.singleton.lease.token))
+    secrets = []
+    task = make(lambda self, shop_id: secrets.append(self.singleton.lease.secret))
     task.delay(7)
     worker.run()
     task.delay(7)
 
-    assert free("default", NAME, tokens[0]) in ("taken", "expired")
+    assert free("default", NAME, secrets[0]) in ("taken", "expired")
     assert task.singleton.is_locked(7)
     assert RUN_HEADER not in worker.headers[0]
 
@@ -920,7 +920,7 @@ def test_explain(make, worker, memory_nodes):
     assert f"{nodes[2]}  no answer" in text
     assert f"return the result of task {first.id}" in text
     assert worker.headers[0]["id"] == first.id
-    assert Ticket.unpack(worker.headers[0][HEADER], first.id).token not in text
+    assert Ticket.unpack(worker.headers[0][HEADER], first.id).secret not in text
 
 
 def test_explain_without_nodes(make, memory_nodes):
@@ -939,7 +939,7 @@ def test_interrupted_when_lost(app, worker):
 
     def body(self):
         lease = self.singleton.lease
-        locks["default"].claim(lease.name, adopt=lease.token, detached=True, wait=0).acquire()
+        locks["default"].claim(lease.name, adopt=lease.secret, detached=True, wait=0).acquire()
         threading.Thread(target=lease.extend).start()
         until = time.monotonic() + 60
         while time.monotonic() < until:
@@ -976,7 +976,7 @@ def test_command(make, app, capsys, memory_nodes):
     for arguments, message in (
         (["--task", "shop.synk"], "did you mean 'shop.sync'"),
         (["--task", "shop.sync", "--args", "7"], "takes a list in JSON"),
-        (["--task", "shop.sync", "--args", "["], "are no JSON"),
+        (["--task", "shop.sync", "--args", "["], "are not JSON"),
         (["--task", "shop.sync", "--args", "[]"], "does not take these arguments"),
         (["--task", "shop.broken", "--args", "[7]"], "has no key for these arguments: KeyError: 7"),
         (["--task", "shop.sync", "--format", "json"], "leave out the name"),

@@ -32,15 +32,15 @@ class Attempt:
         wait: float | None = 0.0,
         waiter: str = "",
         limit: int = 1,
-        nonce: str = "",
+        secret: str = "",
         term: float = 10.0,
         **options: Any,
     ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
-        nonces = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), term, wait, Owner(), nonce, limit=limit)
+        secrets = iter(f"{number:032x}" for number in range(1, 100))
+        wanted = Wanted(("a",), term, wait, Owner(), secret, limit=limit)
         self.highest = HighestToken()
-        self.acquisition = Acquisition(wanted, rules, self.highest, lambda: next(nonces), lambda: 0.5, waiter)
+        self.acquisition = Acquisition(wanted, rules, self.highest, lambda: next(secrets), lambda: 0.5, waiter)
         self.time = 100.0
         self.steps: Generator[Step, Instant, Granted | GaveUp] = self.acquisition.steps(self._instant())
         self.step: Any = next(self.steps)
@@ -90,7 +90,7 @@ def test_quorum_that_accepted_the_token_is_enough():
     assert attempt.step.closed
     assert isinstance(request, Acquire)
     assert list(attempt.step.requests) == [0, 1, 2, 3, 4]
-    assert outcome.token == request.number == NOW + 100_000_000
+    assert outcome.fencing_token == request.number == NOW + 100_000_000
 
 
 def test_validity_counts_from_before_the_first_byte():
@@ -129,7 +129,7 @@ def test_token_that_was_too_low_is_raised_in_a_second_round():
     assert list(second.requests) == [0, 1, 2]
     assert second.requests[0] == Raise(("{a}",), f"{1:032x}", NOW * 2 + 1, 3600.0)
     attempt.reply(A, A, A)
-    assert attempt.go_on().token == NOW * 2 + 1
+    assert attempt.go_on().fencing_token == NOW * 2 + 1
 
 
 def test_token_is_not_small_where_the_nodes_know_none():
@@ -145,7 +145,7 @@ def test_token_is_not_small_where_the_nodes_know_none():
 
     assert {request.number for request in second.requests.values()} == {NOW + 1_000_000}
     attempt.reply(A, A, A)
-    assert attempt.go_on().token == NOW + 1_000_000
+    assert attempt.go_on().fencing_token == NOW + 1_000_000
 
 
 def test_votes_of_two_rounds_are_not_mixed():
@@ -247,7 +247,7 @@ def test_node_that_never_got_the_request_is_known():
     again.reply(F, F, A, A, A)
     assert again.go_on().untouched == {1}
 
-    before = Attempt(nonce="a" * 32)
+    before = Attempt(secret="a" * 32)
     before.reply(F, F, A, A, A)
     assert before.go_on().untouched == set()
 
@@ -272,16 +272,16 @@ def test_attempt_leaves_no_work_for_the_garbage_collector():
         gc.enable()
 
 
-def test_every_attempt_has_a_nonce_of_its_own():
+def test_every_attempt_has_a_secret_of_its_own():
     """P38: a late request of one attempt is not mistaken for the next one's."""
     attempt = Attempt(wait=None)
-    first = attempt.step.requests[0].nonce
+    first = attempt.step.requests[0].secret
     attempt.reply(B, B, B)
     attempt.proceed()
 
     attempt.go_on()
 
-    assert attempt.step.requests[0].nonce != first
+    assert attempt.step.requests[0].secret != first
 
 
 def test_number_is_above_everything_seen():
@@ -307,8 +307,8 @@ def test_late_reply_still_teaches_the_floor():
     assert attempt.highest.of(["{a}"]) == NOW * 2
 
 
-@pytest.mark.parametrize(("left", "told"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
-def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float):
+@pytest.mark.parametrize(("left", "notified"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
+def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, notified: float):
     """L45, P27: a waiter asks again when expiry can free a quorum; with notifications, once a second is enough."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, left=left)
@@ -316,7 +316,7 @@ def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float
     pause = attempt.proceed()
 
     assert isinstance(pause, Pause)
-    assert 0.01 < pause.seconds <= pause.told <= told + 1e-9
+    assert 0.01 < pause.seconds <= pause.notified <= notified + 1e-9
 
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
@@ -433,7 +433,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
     pause = attempt.proceed(0.001)
 
     assert isinstance(pause, Pause)
-    assert pause.seconds == pause.told <= 0.5
+    assert pause.seconds == pause.notified <= 0.5
 
 
 def test_waiter_that_may_have_missed_notifications_asks_once_more():

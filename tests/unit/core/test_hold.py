@@ -212,10 +212,10 @@ def test_release_returns_its_outcome(kinds: list[Kind], outcome: str):
 
 
 SLUGS = ("{x}",)
-NONCES = ["a" * 32, "b" * 32]
+SECRETS = ["a" * 32, "b" * 32]
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["acquire", "raise", "extend", "release", "wait"]), st.sampled_from(NONCES), st.integers(1, 9)
+        st.sampled_from(["acquire", "raise", "extend", "release", "wait"]), st.sampled_from(SECRETS), st.integers(1, 9)
     ),
     max_size=40,
 )
@@ -227,18 +227,18 @@ def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, s
     clock = itertools.count(1_000_000.0, 0.0)
     store = NodeState(lambda: next(clock))
     accepted: list[int] = []
-    for what, nonce, number in sequence:
+    for what, secret, number in sequence:
         match what:
             case "acquire":
-                reply = store.execute(Acquire(SLUGS, nonce, nonce, 5.0, number, None, 1e9))
+                reply = store.execute(Acquire(SLUGS, secret, secret, 5.0, number, None, 1e9))
             case "raise":
-                reply = store.execute(Raise(SLUGS, nonce, number, None))
+                reply = store.execute(Raise(SLUGS, secret, number, None))
             case "extend":
                 # A holder extends with the token it was granted, never with an invented one.
                 token = max(accepted, default=0)
-                reply = store.execute(Extend((Term(SLUGS, nonce, nonce, 5.0, token),), None))
+                reply = store.execute(Extend((Term(SLUGS, secret, secret, 5.0, token),), None))
             case "release":
-                reply = store.execute(Release(SLUGS, nonce))
+                reply = store.execute(Release(SLUGS, secret))
             case _:
                 store.skew += number
                 continue

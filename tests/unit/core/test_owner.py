@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from django_redlock.core.owner import MAX_LABEL, MAX_REF, Owner, decode, encode, encode_since
 
-NONCE = "0123456789abcdef" * 2
+SECRET = "0123456789abcdef" * 2
 
 texts = st.text(max_size=20)
 labels, refs = st.text(max_size=MAX_LABEL + 10), st.text(max_size=MAX_REF + 10)
@@ -22,16 +22,16 @@ owners = st.builds(
 @given(owners)
 def test_value_is_the_json_of_its_fields(owner):
     """
-    A value is its nonce and the JSON of the holder's fields, whatever characters they have.
+    A value is its secret and the JSON of the holder's fields, whatever characters they have.
     """
     fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_REF]}
     del fields["extensions"]
     if not owner.process:
         del fields["process"]
 
-    value = encode(NONCE, owner)
+    value = encode(SECRET, owner)
 
-    assert value[:32] == NONCE
+    assert value[:32] == SECRET
     assert json.loads(value[32:]) == fields
     assert value.isascii()
 
@@ -41,7 +41,7 @@ def test_value_is_read_as_it_was_written(owner, since):
     """
     A stored value is read as the same holder, its texts cut to their greatest length.
     """
-    said = decode(encode_since(NONCE, owner, since))
+    said = decode(encode_since(SECRET, owner, since))
 
     assert said is not None
     assert (said.host, said.pid, said.kind, said.ttl, said.process) == (

@@ -7,7 +7,7 @@ import pytest
 
 from django_redlock.core import names
 from django_redlock.core.admission import Admission, Greeting
-from django_redlock.core.owner import Owner, decode, encode, fingerprint, nonce_of
+from django_redlock.core.owner import Owner, decode, encode, fingerprint, secret_of
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.round import Round, count
 from django_redlock.core.rules import Rules, check_wait, majority
@@ -132,11 +132,11 @@ def test_quorum_above_the_majority_is_allowed():
 
 
 def test_value_round_trips_and_is_capped():
-    """L78: the description of the holder's work is readable, bounded, and apart from the nonce."""
+    """L78: the description of the holder's work is readable, bounded, and apart from the secret."""
     owner = Owner("host", 7, "task", "l" * 500, "r" * 5000, 1.5, 30.0)
     value = encode("f" * 32, owner)
 
-    assert nonce_of(value) == "f" * 32
+    assert secret_of(value) == "f" * 32
     assert decode(value) == Owner("host", 7, "task", "l" * 120, "r" * 1000, 1.5, 30.0)
     assert decode(value[32:]) == decode(value)
     assert "ff" * 4 not in fingerprint(value)

@@ -31,7 +31,7 @@ def test_scripts_get_their_words_whatever_characters_they_have(text: str, shared
         words = read(encoder.pack(request, {}, False))
         keys = [f"é:{queue if queue and end in 'qs' else slug}:{end}" for end in ends]
         assert words[:2] == ["EVALSHA", SCRIPTS[type(request)].sha]
-        assert words[2 : 5 + len(ends)] == [str(2 + len(ends)), "é:index", f"é:x:{request.nonce}", *keys]
+        assert words[2 : 5 + len(ends)] == [str(2 + len(ends)), "é:index", f"é:x:{request.secret}", *keys]
     assert words[5 + len(ends) :] == [text, text, str(2**53 - 1), "é:", "2000", "1" if shared else "", ""]
 
 

@@ -282,7 +282,7 @@ def test_block_of_a_lease_raises_its_loss_unless_the_body_raised():
     with pytest.raises(LockLostError), lease:
         lease.hold.deadline = 0.0
     again = lock("skip", wait=0, barge=True)
-    locks["default"].release("skip", lease.token)
+    locks["default"].release("skip", lease.secret)
     with pytest.raises(ZeroDivisionError), again.acquire() as lost:  # noqa: PT012
         lost.hold.deadline = 0.0
         raise ZeroDivisionError

@@ -19,13 +19,13 @@ NOW = 1_700_000_000_000_000
 TTL = 30.0
 
 
-def acquire(nonce: str, *names: str, **changed: Any) -> Acquire:
+def acquire(secret: str, *names: str, **changed: Any) -> Acquire:
     slugs = tuple("{" + name + "}" for name in names or ("x",))
-    return Acquire(slugs, nonce * 32, nonce * 32 + "{}", TTL, NOW, 3600.0, 1e9)._replace(**changed)
+    return Acquire(slugs, secret * 32, secret * 32 + "{}", TTL, NOW, 3600.0, 1e9)._replace(**changed)
 
 
-def release(nonce: str, *names: str, tombstone: float = 0.0) -> Release:
-    return Release(tuple("{" + name + "}" for name in names or ("x",)), nonce * 32, tombstone)
+def release(secret: str, *names: str, tombstone: float = 0.0) -> Release:
+    return Release(tuple("{" + name + "}" for name in names or ("x",)), secret * 32, tombstone)
 
 
 # The interval clock
@@ -248,16 +248,16 @@ def overlaps(seed: int, steps: int = 60) -> bool:
     holds: list[tuple[float, str]] = []
     for number in range(steps):
         client = draw.choice(clients)
-        nonce = f"{number:032}"
+        secret = f"{number:032}"
         sent, waiting = world.now, draw.choice(["", f"p{number}|1"])
-        request = acquire("a")._replace(value=nonce + "{}", nonce=nonce, waiter=waiting, stamp=number)
+        request = acquire("a")._replace(value=secret + "{}", secret=secret, waiter=waiting, stamp=number)
         (reply,) = client.execute([request])
         if reply.kind in POSITIVE:
             if any(world.now < until for until, _ in holds if sent + TTL * (1 - RATE) > world.now):
                 return True
-            holds.append((sent + TTL * (1 - RATE), nonce))
+            holds.append((sent + TTL * (1 - RATE), secret))
         elif reply.kind is Kind.UNKNOWN:
-            client.execute([Release(("{x}",), nonce, TTL)])
+            client.execute([Release(("{x}",), secret, TTL)])
         world.now += draw.choice([0.0, 1.0, 10.0, 35.0])
     return False
 

@@ -1,6 +1,7 @@
 """Threads and tasks inside a lock: they enter it again, leave it elsewhere, or learn that it is lost."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -10,6 +11,8 @@ import pytest
 
 from django_redlock import LockLostError, LockTakenError
 from django_redlock.engine.manager import LockManager
+from django_redlock.engine.reentrancy import Interruption
+from tests.interrupts.trap import Passage, Trap
 from tests.managers import Flavour, Manager, held_by, holders
 
 
@@ -94,7 +97,7 @@ async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Ma
     with pytest.raises(LockLostError):  # noqa: PT012
         async with flavour.entered(lock) as lost:
             lose(lost)
-            manager.release("a", lost.token)
+            manager.release("a", lost.secret)
             with pytest.raises(LockLostError):  # not while the block is still inside
                 await flavour.acquire(lock)
     async with flavour.entered(lock) as again:
@@ -124,7 +127,7 @@ async def test_permit_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, 
     whole = await flavour.acquire(manager.lock("a", reentrant=True, wait=0))
 
     assert whole is not place
-    assert held_by(manager, "{a}", whole.token)
+    assert held_by(manager, "{a}", whole.secret)
     for lease in (whole, place):
         assert await flavour.release(lease) == "released"
 
@@ -165,6 +168,25 @@ async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(ma
             went_on.append(True)
 
     assert went_on == []
+    assert asyncio.current_task().cancelling() == 0
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+async def test_loss_is_raised_although_the_cancelling_of_the_body_was_interrupted(make: Manager, number: int):
+    """L10, L23: an exception comes as soon as the body has been cancelled; the block still ends with the loss."""
+    manager, loop = make(), asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    lines = [*inspect.getsourcelines(Interruption._strike)]
+    cancelling = lines[1] + next(index for index, line in enumerate(lines[0]) if ".cancel()" in line)
+    trap = Trap(Passage((inspect.getfile(Interruption), cancelling), number))
+
+    with pytest.raises((LockLostError, TimeoutError)), trap.set():  # noqa: PT012
+        async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
+            lose(lease)
+            assert not lease.valid()
+            async with asyncio.timeout(1.0):  # if the exception came before the body was cancelled
+                await asyncio.Event().wait()
+
     assert asyncio.current_task().cancelling() == 0
 
 
@@ -313,7 +335,7 @@ async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
     def wrapped() -> Any:
         return work()
 
-    with pytest.raises(TypeError, match="wrapped returned something to await, which would run without lock 'a'"):
+    with pytest.raises(TypeError, match="wrapped returned an awaitable, which would run without lock 'a'"):
         wrapped()
     assert ran == []
     assert held_by(manager, "{a}")

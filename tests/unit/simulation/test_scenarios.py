@@ -289,13 +289,13 @@ def test_requests_that_are_repeated(seed: int):
     world = World(seed)
     random, store = world.random, NodeState(lambda: 1_795_000_000.0)
     for _ in range(200):
-        nonce, number = random.choice("abc") * 32, random.randrange(1_795_000_000_000_000, 1_795_000_000_000_009)
+        secret, number = random.choice("abc") * 32, random.randrange(1_795_000_000_000_000, 1_795_000_000_000_009)
         request = random.choice(
             [
-                Acquire(("{a}",), nonce, nonce, TTL, number, 60.0, 1.0),
-                Raise(("{a}",), nonce, number, 60.0),
-                Extend((Term(("{a}",), nonce, nonce, TTL, number),), 60.0),
-                Release(("{a}",), nonce, random.choice((0.0, 0.0, TTL))),
+                Acquire(("{a}",), secret, secret, TTL, number, 60.0, 1.0),
+                Raise(("{a}",), secret, number, 60.0),
+                Extend((Term(("{a}",), secret, secret, TTL, number),), 60.0),
+                Release(("{a}",), secret, random.choice((0.0, 0.0, TTL))),
             ]
         )
 

@@ -1,12 +1,12 @@
 -- Take a lock on this node, all names or none; if that fails, report the holder and join the queue.
 -- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
 --       of each name
--- ARGV: nonce, value, proposed token, nonce to adopt, waiter ('' does not wait), its stamp; the rest is the same for most
+-- ARGV: secret, value, proposed fencing token, secret to adopt, waiter ('' does not wait), its stamp; the rest is the same for most
 --       requests: prefix, ttl ms, fence keep ms ('' is for ever), ahead µs, enrolment ms, barge, shared, passing, strict
 --       ('1' or '')
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
-local nonce, value, number, adopt, waiter, since = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local secret, value, number, adopt, waiter, since = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local prefix, ttl, keep, ahead, enrolment = ARGV[7], tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 local barge, shared, passing = ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1'
 local SHARED = 'shared--------------------------'
@@ -43,7 +43,7 @@ for i = 1, names do
   if fence and tonumber(fence) > tonumber(high) then high = fence end
   local owner = current and sub(current, 1, 32)
   alone[i] = owner ~= SHARED
-  local ours = owner and (owner == nonce or (adopt ~= '' and owner == adopt))
+  local ours = owner and (owner == secret or (adopt ~= '' and owner == adopt))
   if owner and not ours and not (shared and owner == SHARED) then
     local pttl = call('PTTL', KEYS[h + i])
     if pttl == -1 then endless[#endless + 1] = sub(KEYS[h + i], #prefix + 1, -3) end
@@ -124,7 +124,7 @@ for i = 1, names do
     local holders = KEYS[r + i]
     if alone[i] then call('DEL', holders) end -- meaningless unless the holder's key says shared
     call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
-    call('ZADD', holders, ends, nonce)
+    call('ZADD', holders, ends, secret)
     ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
     call('PEXPIRE', holders, ends - now_ms)
     call('SET', KEYS[h + i], SHARED .. sub(value, 33), 'PX', ends - now_ms)

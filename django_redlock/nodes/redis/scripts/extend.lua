@@ -1,7 +1,7 @@
 -- Extend leases, each by itself. A lease that this node lost is restored, unless a newer token or its release is here.
 -- No lease gets shorter unless the request says so, because two extensions may arrive in any order.
 -- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name
--- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), ttl ms, nonce, token, value
+-- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), ttl ms, secret, fencing token, value
 local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
 local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
@@ -9,20 +9,20 @@ local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
 redis.call('ZCARD', index)
 
-local function extend(at, names, shared, shorten, nonce, ttl, token, value)
+local function extend(at, names, shared, shorten, secret, ttl, fencing_token, value)
   local tombstone = redis.call('GET', KEYS[at])
   local high, refused, lost = '0', tombstone, {}
   for i = at + 1, at + names do
     local current = redis.call('GET', KEYS[i])
     local fence = redis.call('GET', KEYS[names + i]) or '0'
     if tonumber(fence) > tonumber(high) then high = fence end
-    local owner = current and string.sub(current, 1, #nonce > 32 and 16384 or 32) -- see release.lua
-    local joined = shared and redis.call('ZSCORE', KEYS[2 * names + i], nonce)
-    if owner and owner ~= (shared and SHARED or nonce) then
+    local owner = current and string.sub(current, 1, #secret > 32 and 16384 or 32) -- see release.lua
+    local joined = shared and redis.call('ZSCORE', KEYS[2 * names + i], secret)
+    if owner and owner ~= (shared and SHARED or secret) then
       refused = true
     elseif not owner or (shared and not joined) then
       lost[i] = current and 'us' or 'all'
-      if tonumber(fence) > tonumber(token) then refused = true end
+      if tonumber(fence) > tonumber(fencing_token) then refused = true end
     end
   end
   if refused then return (tombstone == 'stop' and 'S' or 'R') .. high end
@@ -31,8 +31,8 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
     if shared then
       local holders = KEYS[2 * names + i]
       if lost[i] == 'all' then redis.call('DEL', holders) end -- meaningless without the holder's key
-      if not shorten then ends = math.max(ends, tonumber(redis.call('ZSCORE', holders, nonce) or 0)) end
-      redis.call('ZADD', holders, ends, nonce)
+      if not shorten then ends = math.max(ends, tonumber(redis.call('ZSCORE', holders, secret) or 0)) end
+      redis.call('ZADD', holders, ends, secret)
       ends = tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
       redis.call('PEXPIRE', holders, ends - now_ms)
       redis.call('SET', KEYS[i], SHARED .. string.sub(value, 33), 'PX', ends - now_ms)
@@ -44,7 +44,7 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
     end
     if lost[i] then
       local fence = KEYS[names + i]
-      if keep == '' then redis.call('SET', fence, token) else redis.call('SET', fence, token, 'PX', keep) end
+      if keep == '' then redis.call('SET', fence, fencing_token) else redis.call('SET', fence, fencing_token, 'PX', keep) end
     elseif keep ~= '' then
       redis.call('PEXPIRE', KEYS[names + i], keep)
     end
@@ -54,14 +54,14 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
   return 'H' .. high
 end
 
-local said, held, key, top = {}, 0, 2, '0'
+local outcomes, held, key, top = {}, 0, 2, '0'
 for i = 3, #ARGV, 7 do
   local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
   local outcome = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
   if string.sub(outcome, 1, 1) == 'H' then held = held + 1 end
   if tonumber(string.sub(outcome, 2)) > tonumber(top) then top = string.sub(outcome, 2) end
-  said[#said + 1] = outcome
+  outcomes[#outcomes + 1] = outcome
   key = key + 1 + names * (shared and 3 or 2)
 end
-local kind = held == #said and 'HELD ' or (held == 0 and 'REFUSED ' or 'MIXED ')
-return kind .. top .. ' ' .. stamp .. ' 0 -1 ' .. table.concat(said, ' ')
+local kind = held == #outcomes and 'HELD ' or (held == 0 and 'REFUSED ' or 'MIXED ')
+return kind .. top .. ' ' .. stamp .. ' 0 -1 ' .. table.concat(outcomes, ' ')

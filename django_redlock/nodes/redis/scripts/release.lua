@@ -1,16 +1,16 @@
 -- Release a lock if it is ours, take a waiter out of the queue, and notify the first waiter.
 -- KEYS: index, cancel tombstone; of all names the holders, the queues, the enrolments; if shared, the holders of each name
--- Each shared holder has a nonce. The word that the holder's key has in place of a nonce ends the holds of all, unless one
--- joined with a later token. An exclusive hold with a later token, but the same nonce, is not ended either.
--- ARGV: nonce, waiter that leaves ('' is none), token of the hold, or of the last holder that joined (2^53 - 1 is any),
+-- Each shared holder has a secret. The word that the holder's key has in place of a secret ends the holds of all, unless one
+-- joined with a later token. An exclusive hold with a later token, but the same secret, is not ended either.
+-- ARGV: secret, waiter that leaves ('' is none), fencing token of the hold, or of the last holder that joined (2^53 - 1 is any),
 --       prefix, tombstone ms, shared, revoke ('1' or '')
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
-local nonce, leaving, prefix, tombstone_ms, shared = ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
+local secret, leaving, prefix, tombstone_ms, shared = ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
 local SHARED = 'shared--------------------------'
-local size = #nonce > 32 and 16384 or 32 -- an operator's request for a value that is not ours has as much of it as surveys report
+local size = #secret > 32 and 16384 or 32 -- an operator's request for a value that is not ours has as much of it as surveys report
 local any = ARGV[3] == '9007199254740991'
-local all, last, word = shared and nonce == SHARED, tonumber(ARGV[3]), ARGV[7] == '1' and 'stop' or '1'
+local all, last, word = shared and secret == SHARED, tonumber(ARGV[3]), ARGV[7] == '1' and 'stop' or '1'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
@@ -37,12 +37,12 @@ for i = 1, names do
     firsts[i] = call('ZRANGE', KEYS[q + i], 0, 0)[1]
   end
   local owner = current and sub(current, 1, size)
-  local ours = owner == (shared and SHARED or nonce)
+  local ours = owner == (shared and SHARED or secret)
   if ours and not any and (all or not shared) then
     ours = (tonumber(call('GET', prefix .. sub(KEYS[h + i], #prefix + 1, -3) .. ':f') or 0) or 0) <= last
   end
   if ours and shared and not all then
-    ours = call('ZSCORE', KEYS[r + i], nonce)
+    ours = call('ZSCORE', KEYS[r + i], secret)
   end
   if ours then
     mine[i] = true
@@ -58,7 +58,7 @@ for i in pairs(mine) do
     end
     call('DEL', holders)
   elseif shared then
-    call('ZREM', holders, nonce)
+    call('ZREM', holders, secret)
     call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
     others = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
   end

@@ -41,16 +41,16 @@ end
 
 local function waiters(slug, held)
   local base = prefix .. (string.match(slug, '^(.+)#%d+$') or slug)
-  local count, said = alive(base .. ':s'), {}
+  local count, listed = alive(base .. ':s'), {}
   if count > 0 and held and left > 0 then
     for _, waiter in ipairs(redis.pcall('ZRANGE', base .. ':q', 0, 2 * left - 1)) do
       local ends = left > 0 and #waiter <= LONGEST_WAITER and redis.call('ZSCORE', base .. ':s', waiter)
       if ends and tonumber(ends) > now_ms then
-        said[#said + 1], left = waiter, left - 1
+        listed[#listed + 1], left = waiter, left - 1
       end
     end
   end
-  return count, table.concat(said, ' ')
+  return count, table.concat(listed, ' ')
 end
 
 -- One command for all values, because the number of commands costs most. A key of another type counts

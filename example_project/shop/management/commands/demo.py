@@ -33,8 +33,8 @@ class Command(BaseCommand):
             "--nodes",
             choices=KINDS,
             default="redis",
-            help="what the locks are on: five embedded servers (redis, the default) or three members of a cluster, "
-            "which must be installed (etcd, zookeeper)",
+            help="what the locks are on: five embedded servers (redis, the default), a Redis Cluster of six of them "
+            "(cluster), or three members of a cluster that must be installed (etcd, zookeeper)",
         )
 
     def handle(self, *, seconds: float | None, port: int, nodes: str, **options: Any) -> None:
