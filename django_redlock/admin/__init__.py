@@ -214,7 +214,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         return self._page(
             request,
             "release.html",
-            title=titles[action] % {"count": count},
+            title=titles[action] % {"count": count} if count else gettext("Nothing can be done"),
             action=action,
             choices=seen,
             aliases=known_aliases(),

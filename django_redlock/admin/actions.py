@@ -19,6 +19,7 @@ from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ActionResult, ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..inventory.judge import is_shared
+from ..inventory.model import meaning_of
 from ..models import HeldLock, parse_key
 from .columns import held_for, remaining
 from .rows import known_aliases
@@ -94,6 +95,11 @@ class Choice:
         return bool(owner and not owner.process and not self.shared)
 
     @property
+    def meaning(self) -> str:
+        """What its state means."""
+        return meaning_of(self.row.lock) if self.row else ""
+
+    @property
     def task(self) -> str:
         """The id of the Celery task that holds the lock; empty if none does."""
         owner = self.row.lock.owner if self.row else None
@@ -120,6 +126,17 @@ OUTCOMES: dict[ActionResult, tuple[int, Any]] = {
     ActionResult.SHARED: (
         messages.WARNING,
         _("“%(lock)s” is held by several holders, who cannot be asked or given time individually."),
+    ),
+    ActionResult.FOREIGN: (
+        messages.WARNING,
+        _("“%(lock)s” was left alone: another program holds it, and cannot be asked to stop."),
+    ),
+    ActionResult.WRONG_TYPE: (
+        messages.ERROR,
+        _(
+            "“%(lock)s” was left alone: its key is not a string, so another program wrote it. "
+            "Delete it on the nodes (DEL)."
+        ),
     ),
     ActionResult.CHANGED: (
         messages.ERROR,

@@ -20,6 +20,7 @@ from ..core.names import is_cut
 from ..core.owner import SHARED_KIND
 from ..inventory import HeldLock as Held
 from ..inventory import State, duration, holder_of, middle, printable
+from ..inventory.model import meaning_of
 from ..models import HeldLock
 from .rows import KINDS
 
@@ -62,9 +63,8 @@ class Columns:
     def lock_state(self, row: HeldLock) -> SafeString:
         """Return the state in words."""
         state = row.lock.state
-        badge = format_html(
-            '<span class="redlock-state redlock-{}" title="{}">{}</span>', state.value, state.meaning, state.label
-        )
+        about = (state.value, meaning_of(row.lock), state.label)
+        badge = format_html('<span class="redlock-state redlock-{}" title="{}">{}</span>', *about)
         return format_html("{} {}", badge, stopping(row.asked)) if row.asked else badge
 
     @admin.display(description=_("Remaining"), ordering="remaining")

@@ -17,6 +17,7 @@ from ..core.names import is_cut
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, View, described, find_locks, held_locks, holder_of, name_of, printable, stale_keys
+from ..inventory.model import meaning_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
 from .actions import LOGGED_ALIAS
@@ -88,6 +89,7 @@ def detail(key: str) -> dict[str, Any]:
         "row": row,
         "stopping": stopping(row.asked) if row else "",
         "key": key_of(held.fingerprint, alias, slug) if held else "",
+        "meaning": meaning_of(held) if held else "",
         "facts": _facts(held) if held else [],
         "views": [_view(held, view) for view in held.views] if held else [],
         "waiters": [printable(str(waiter)) for waiter in held.waiters] if held else [],

@@ -55,9 +55,9 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
     everything = link(remove=["state", "waiting", PAGE_VAR])
     state = asked.get("state")
     whole = not state and asked.get("waiting") != WAITED_FOR
-    yield Tile(_("Held"), _count(len(held), more, blind), "", everything, whole)
+    yield Tile(_("Held"), _count(len(held), more), "", everything, whole)
     for each in reversed(TROUBLE):
-        value = _count(counts[each], more if counts[each] else "", blind)
+        value = _count(counts[each], more)
         url = everything if state == each else link({"state": each.value}, remove=["waiting", PAGE_VAR])
         yield Tile(_first_upper(str(each.label)), value, "bad" if counts[each] else "", url, state == each)
     waited = asked.get("waiting") == WAITED_FOR
@@ -67,9 +67,9 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
     yield _nodes(snapshots)
 
 
-def _count(number: int, more: str, blind: bool) -> str:
-    """Return the least number that there are; if none is known and an alias is *blind*, the number is unknown."""
-    return UNKNOWN if blind and not number else f"{number}{more}"
+def _count(number: int, more: str) -> str:
+    """Return the count, or the least count if *more* is not empty; then none is unknown, as some were not listed."""
+    return UNKNOWN if more and not number else f"{number}{more}"
 
 
 def _longest(held: list[tuple[HeldLock, Snapshot]], more: str, blind: bool, link: Callable[..., str]) -> Tile:

@@ -44,6 +44,7 @@ class Poll:
         self._sent = 0.0
         self._asked: set[int] = set()  # the nodes that the last query went to
         self._paging = False  # whether the last query asked for a page of the index
+        self._urgent = False  # whether the next query is sent even if the time is over
         self._after: dict[int, str] = {}  # where the next page of each node's index starts
         self._through: set[int] = set()  # the nodes whose index has been read to the end
         self._heard: dict[str, dict[int, float]] = {}  # by process and node, the seconds since the last heartbeat
@@ -54,17 +55,30 @@ class Poll:
 
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
-        while len(self._lasting) < self.limit:  # names of ended locks stay in the indexes for a while
-            yield Survey(size=PAGE)
-            if len(self._through | self.silent.keys()) == len(self.manager.nodes):
+        yield Survey(size=PAGE)
+        if not self._all_through():
+            yield from self._endless()
+        while not self._all_through():
+            if len(self._lasting) >= self.limit:  # names of ended locks stay in the indexes for a while
+                self.complete = False
                 break
-        else:
-            self.complete = False
-            self._through.clear()
-            self._after = dict.fromkeys(range(len(self.manager.nodes)), ENDLESS)
-            yield Survey(size=PAGE)  # locks that never end come last, but need the attention of an operator
+            yield Survey(size=PAGE)
         yield from self._by_name(self._doubtful())
         yield from self._processes()
+
+    def _endless(self) -> Iterator[Survey]:
+        """Yield the requests for locks that never end: they come last in the indexes, and somebody must see to them."""
+        after, self._after = self._after, dict.fromkeys(range(len(self.manager.nodes)), ENDLESS)
+        through, complete = set(self._through), self.complete
+        self._urgent = True
+        yield Survey(size=PAGE)
+        endless = {slug for slug, rows in self.rows.items() if any(row.left is None for row in rows.values())}
+        yield from self._by_name([slug for slug in self._doubtful() if slug in endless])
+        self._urgent = False
+        self._after, self._through, self.complete = after, through, complete
+
+    def _all_through(self) -> bool:
+        return len(self._through | self.silent.keys()) == len(self.manager.nodes)
 
     def named(self, slugs: list[str], waiters: int | None = None) -> Iterator[Survey]:
         """Yield the requests for some names, with their waiters as :class:`Survey` describes."""
@@ -80,7 +94,7 @@ class Poll:
         started = self._sent = self.manager.runtime.clock()
         for slugs, _, size, waiters in questions:
             self._sent = self.manager.runtime.clock()
-            if self._sent - started > seconds:
+            if self._sent - started > seconds and not self._urgent:
                 self.complete = False
                 for slug in self._doubtful():
                     del self.rows[slug]  # not every node was asked about it, so its state is unknown

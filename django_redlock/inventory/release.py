@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
+from ..core.failure import Failure
 from ..core.names import is_cut, queue_of
 from ..core.names import slug as slug_of
 from ..core.owner import SECRET_SIZE, fingerprint_of_sharers, secret_of
@@ -46,7 +47,8 @@ def force_release(
 
     Returns:
         ``released``; ``changed`` if another owner holds the lock now; ``gone`` if nobody holds it; ``unknown`` if too
-        few nodes answered to tell.
+        few nodes answered to tell; ``wrong_type`` if the key is not a string, so that no command of this library can
+        delete it.
 
     Raises:
         ValueError: The name is cut short, as listings show long names.
@@ -78,7 +80,7 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
 
     Returns:
         ``asked``; ``changed``, ``gone`` or ``unknown`` as in :func:`force_release`; ``shared`` if several holders share
-        the lock, because they cannot be asked one by one.
+        the lock, because they cannot be asked one by one; ``foreign`` if another program holds it.
 
     Raises:
         ValueError: The name is cut short, as listings show long names.
@@ -91,6 +93,8 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
         return _absence(poll, slug)
     if secret == SHARED:
         return ActionResult.SHARED
+    if len(secret) != SECRET_SIZE:
+        return ActionResult.FOREIGN
     round = everywhere(manager, Release((), secret, manager.rules.guard, revoke=True))
     outcome = ActionResult.ASKED if round.count(Kind.GONE) >= manager.rules.needed else ActionResult.UNKNOWN
     _report(manager, "revoked, so that its holder stops", FORCED, slug, outcome)
@@ -109,8 +113,8 @@ def extend_lock(
 
     Returns:
         ``extended``; ``longer`` if a quorum already keeps the lock for longer; ``stopping`` if the holder has been
-        asked to stop, and therefore gets no more time; ``changed``, ``gone`` or ``unknown`` as in
-        :func:`force_release`; ``shared`` if several holders share the lock.
+        asked to stop, and therefore gets no more time; ``changed``, ``gone``, ``unknown`` or ``wrong_type`` as
+        in :func:`force_release`; ``shared`` if several holders share the lock.
 
     Raises:
         ValueError: *seconds* is more than ``max_ttl`` or no length of a lease, or the name is cut short.
@@ -132,6 +136,8 @@ def extend_lock(
     request = Extend((Term((slug,), secret, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
     round = everywhere(manager, request)
     results = [reply.terms[0][0] for reply in round.replies.values() if reply.terms]
+    if _wrong_types(round) > manager.rules.spare:
+        return ActionResult.WRONG_TYPE
     if results.count(Kind.REVOKED) > manager.rules.spare:
         return ActionResult.STOPPING
     if results.count(Kind.REFUSED) + results.count(Kind.REVOKED) > manager.rules.spare:
@@ -211,6 +217,8 @@ def _absence(poll: Poll, slug: str) -> ActionResult:
 
 
 def _outcome(round: Round, rules: Rules, shared: bool) -> ActionResult:
+    if _wrong_types(round) > rules.spare:
+        return ActionResult.WRONG_TYPE
     # Once a quorum of nodes reports that this hold is gone, the silent nodes cannot form a quorum.
     if round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
         return ActionResult.UNKNOWN
@@ -218,6 +226,11 @@ def _outcome(round: Round, rules: Rules, shared: bool) -> ActionResult:
     if round.count(Kind.RELEASED) and (not shared or round.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
         return ActionResult.RELEASED
     return ActionResult.CHANGED if round.count(Kind.BUSY) else ActionResult.GONE
+
+
+def _wrong_types(round: Round) -> int:
+    """Return on how many nodes the key is not a string."""
+    return sum(reply.failure is Failure.WRONGTYPE for reply in round.replies.values())
 
 
 def _report(manager: LockManager, what: str, event: str, slug: str, outcome: ActionResult, reason: str = "") -> None:

@@ -57,6 +57,10 @@ MEANINGS = {
         "The lock does not end by itself. When no living process can hold it, manage.py redlock_clear deletes it."
     ),
 }
+NOT_A_STRING = gettext_lazy(
+    "The key is empty or not a string: another program wrote it. The nodes that have it grant nobody this lock "
+    "until it is deleted there."
+)
 SEVERITY = (
     *(State.HELD, State.PARTIAL, State.DEGRADED, State.SPLIT),
     *(State.UNRENEWED, State.ORPHANED, State.NO_EXPIRY),

@@ -21,6 +21,7 @@ from io import StringIO
 from typing import Any
 from unicodedata import category, east_asian_width
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import InvalidRedlockError
@@ -150,7 +151,9 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
     if snapshot.trouble:
         command.stderr.write(f"{snapshot.quorum} Trouble: {snapshot.trouble}.", command.style.WARNING)
     if snapshot.cut_short:
-        text = "There are more locks than one listing asks for. It has those that end first, and those that never end."
+        text = (
+            "There are more locks than one listing asks for. It has those that end first, and up to 50 that never end."
+        )
         command.stderr.write(text, command.style.WARNING)
 
 
@@ -264,6 +267,12 @@ def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
         local(lock.since),
         str(lock.fencing_token or "-"),
     )
+
+
+def deletion(lock: HeldLock) -> str:
+    """Return the command of a Redis server that deletes the key of a lock, whatever its type."""
+    prefix = settings.REDLOCK[lock.alias].get("KEY_PREFIX", "redlock")
+    return f"DEL {prefix}:{printable(lock.slug)}:h"
 
 
 def holder(lock: HeldLock) -> str:

@@ -463,6 +463,20 @@ def test_what_changes_is_announced_politely(site, open_page, nodes):
     expect(spoken).to_have_text(re.compile("^lock-3: (refused|closed)$"))
 
 
+def test_the_filters_are_folded_where_there_is_no_room(held, open_page):
+    """
+    L71: below 1,100 pixels the filters are folded, also when a window becomes that narrow. With room they open again.
+    """
+    page = open_page(viewport={"width": 1280, "height": 800})
+    filters = page.locator("#changelist-filter details")
+    folded = page.locator("#changelist-filter details:not([open])")
+    expect(folded).to_have_count(0)
+    page.set_viewport_size({"width": 1000, "height": 800})
+    expect(folded).to_have_count(filters.count())
+    page.set_viewport_size({"width": 1280, "height": 800})
+    expect(folded).to_have_count(0)
+
+
 def test_a_long_name_is_copied(site, open_page):
     """
     L71: the list cuts a long name; its button and that of its page copy all of it.

@@ -33,7 +33,8 @@ AUDITS = [("light", 400), ("dark", 1400)]
 OVERLAPPING = """() => {
     const boxes = [];
     const style = (e) => getComputedStyle(e);
-    const hidden = (e) => e.closest('.visually-hidden, [hidden], option') || style(e).visibility === 'hidden';
+    const unseen = '.visually-hidden, [hidden], option, details:not([open]) > :not(summary)';
+    const hidden = (e) => e.closest(unseen) || style(e).visibility === 'hidden';
     const frames = new Map();  // how much of the window an element and its parents let through
     const frame = (e) => {
         if (!e) { return {left: -1e6, top: -1e6, right: 1e6, bottom: 1e6}; }
@@ -78,6 +79,10 @@ APART = """() => {
     const [choice, button] = places.map((each) => each?.getBoundingClientRect().top);
     return choice && Math.abs(choice - button) > 10 ? [choice, button] : [];
 }"""
+
+# A field that is too narrow to type into.
+CRAMPED = """() => Array.from(document.querySelectorAll('#content input[type=text]'), (each) => each.clientWidth)
+    .filter((width) => width < 80)"""
 
 # Texts in Latin letters that are not read from left to right: the places of the characters of each, in each line.
 REVERSED = """() => {
@@ -145,7 +150,7 @@ class Visit:
             self.page.set_viewport_size({"width": width, "height": 800})
             where = (what, scheme, width)
             assert self.page.evaluate("document.documentElement.scrollWidth") <= width, where
-            for script in (CUT, OVERLAPPING, APART):
+            for script in (CUT, OVERLAPPING, APART, CRAMPED):
                 assert (*where, self.page.evaluate(script)) == (*where, [])
             assert (*where, serious(self.page) if (scheme, width) in audited else []) == (*where, [])
             self._shoot(self.page, f"{what}-{self._state}-{scheme}-{width}", whole=False)
@@ -160,6 +165,17 @@ class Visit:
             expect(self.page.get_by_role("button", name=confirm)).to_be_visible()
             self(f"confirm-{confirm.split()[0].lower()}")
             self.page.go_back()
+
+    def one_unknown_lock(self) -> None:
+        """Visit the confirmation of the lock whose page is open, and that page; too few nodes answer by now."""
+        self.page.get_by_role("button", name="Release", exact=True).click()
+        expect(self.page.locator(".redlock-choices .errornote")).to_contain_text("too few nodes answered")
+        expect(self.page.locator("h1").last).to_have_text("Nothing can be done")
+        self("confirm-unknown")
+        self.page.go_back()
+        self.page.reload()
+        expect(self.page.locator("p.errornote")).to_contain_text("Too few to say which locks are held")
+        self("lock")
 
 
 CONFIRMATIONS = {
@@ -250,11 +266,12 @@ def test_one_of_two_aliases_in_trouble(site, open_page, nodes, shoot):
         visit("nodes", "/admin/redlock/heldlock/nodes/")
 
 
-def test_the_history_fits_every_window(site, open_page, shoot):
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.endurance)])
+def test_the_history_fits_every_window(site, open_page, shoot, thorough):
     """
     The list of former locks and their kinds: empty, with rows, and with no match.
     """
-    visit = Visit(open_page(), shoot, "history")
+    visit = Visit(open_page(), shoot, "history", thorough=thorough)
     visit("former-none", HISTORY)
     about = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now()}
     for name, outcome, seconds in (("shop.import:*", "expired", 840.0), ("orders:*", "released", 0.0004)):
@@ -309,11 +326,16 @@ def test_every_page_in_every_state(site, open_page, nodes, shoot, count, trouble
     fill(nodes, count)
     with second_alias(nodes) if trouble is second_alias else nullcontext():
         visit = Visit(open_page(), shoot, f"{count}-{getattr(trouble, '__name__', 'healthy')}", thorough=True)
+        if count and trouble is no_quorum:
+            visit.page.locator("#result_list .redlock-name").first.click()
+            expect(visit.page.get_by_text("What each node has").first).to_be_visible()
         if trouble is second_alias:
             nodes[3].kill()
             nodes[4].kill()
         elif trouble:
             trouble(nodes)
+        if count and trouble is no_quorum:
+            visit.one_unknown_lock()
         visit("list", "/admin/redlock/heldlock/")
         if count and trouble is not no_quorum:
             visit.one_lock()

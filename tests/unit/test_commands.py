@@ -345,6 +345,23 @@ def test_clear_in_part(nodes):
     assert code == 1
 
 
+def test_release_of_a_key_of_another_type(nodes):
+    """
+    The command says why it released nothing, and how to delete the key; all nodes answered.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}):
+        for server in nodes:
+            with server.client() as client:
+                client.rpush("redlock:{list}:h", "not a lock")
+
+        out, err, code = run("redlock_release", "list", "--no-input", "--polite", "1")
+
+    assert "list: another program holds it; it cannot be asked." in out
+    assert "list: not released: its key is not a string, so another program wrote it." in out
+    assert "Delete it there: DEL redlock:{list}:h" in out
+    assert (err, code) == ("Not all were released.", 1)
+
+
 def test_list_as_csv(five):
     """
     The CSV has a line for each lock, quoted where needed, and no cell that a spreadsheet takes for a formula.

@@ -191,6 +191,19 @@ def test_a_page_that_asks_for_some_does_not_count_them_as_all(five, operator):
     assert "more locks than this page asks for" in page
 
 
+def test_what_an_incomplete_list_lacks_is_unknown(five, operator):
+    """
+    L70: of a state that none of the listed locks has, nobody can tell: its tile shows no zero.
+    """
+    for number in range(MAX_NAMES + 5):
+        put(five, f"held:{number}")
+
+    tiles = {tile.label: tile.value for tile in operator.get(LIST).context["cl"].tiles}
+
+    assert tiles["Held"].endswith("+")
+    assert [tiles[label] for label in ("No expiry", "Orphaned", "Degraded")] == ["?", "?", "?"]
+
+
 # What an operator did
 
 

@@ -23,6 +23,8 @@ from django_redlock.inventory import (
     Staleness,
     State,
     aheld_locks,
+    ask_to_stop,
+    extend_lock,
     find_lock,
     find_locks,
     force_release,
@@ -32,6 +34,7 @@ from django_redlock.inventory import (
     remove_stale,
     stale_keys,
 )
+from django_redlock.inventory.model import meaning_of
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 from django_redlock.signals import lock_forced
 from tests.managers import stop_time
@@ -599,6 +602,43 @@ def test_real_nodes_know_each_kind_of_stale_key(real):
     assert outcomes == {"persisted": "removed", "list": "failed", "foreign": "removed"}
 
 
+def test_real_nodes_say_what_cannot_be_done_to_another_program(real):
+    """
+    L74, L77: another program cannot be asked to stop, and a key that is not a string cannot be deleted. All nodes
+    answer, so no result is unknown, and nothing is said to have been done.
+    """
+    for server in real:
+        with server.client() as client:
+            client.rpush("redlock:{list}:h", "x")
+            client.expire("redlock:{list}:h", 20)
+            client.set("redlock:{foreign}:h", "hello", px=20_000)
+            client.zadd("redlock:index", {"{list}": "inf", "{foreign}": "inf"})
+    typed, foreign = find_lock("list"), find_lock("foreign")
+
+    assert "not a string" in meaning_of(typed)
+    assert extend_lock(typed, typed.fingerprint, 50.0) == "wrong_type"
+    assert force_release(typed, typed.fingerprint) == "wrong_type"
+    assert [ask_to_stop(each, each.fingerprint) for each in (typed, foreign)] == ["foreign", "foreign"]
+    assert force_release(foreign, foreign.fingerprint) == "released"
+
+
+def test_a_listing_without_time_has_locks_that_never_end(five, monkeypatch):
+    """
+    L70, L72: they come last in the indexes, and they need attention: they are asked for before the time is over, also
+    one that some of the nodes lack.
+    """
+    for number in range(3 * PAGE):
+        put(five, value(), *[200] * 5, name=f"n{number}")
+    put(five, value(), None, None, None, None, None, name="everywhere")
+    put(five[:4], value(), None, None, None, None, name="on four")
+    take_time(monkeypatch, 7.0)
+
+    snapshot = held_locks(seconds=0)
+
+    assert not snapshot.complete
+    assert {"everywhere", "on four"} <= {held.name for held in snapshot.locks if held.state is State.NO_EXPIRY}
+
+
 def test_a_silent_node_is_not_asked_again(five, monkeypatch):
     """
     L73: a node that did not answer once is left out of the rest of a listing, and of later requests.
@@ -697,14 +737,14 @@ def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
     L72: a listing may take a while, which is not added to the remaining time of the locks on its first page.
     """
     for number in range(PAGE + 1):
-        put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
+        put(five, value(), 30, 30, 30, 30, 30, name=f"n{number}")
     take_time(monkeypatch, 7.0)
 
     listed = held_locks(seconds=60).locks
 
     assert len(listed) == PAGE + 1
-    assert max(held.remaining for held in listed) < 20 - 7
-    assert min(held.remaining for held in listed) < 20 - 14
+    assert max(held.remaining for held in listed) < 30 - 7
+    assert min(held.remaining for held in listed) < 30 - 21
 
 
 def test_what_could_not_be_asked_for_in_time_is_not_judged(five, monkeypatch):

@@ -5,12 +5,11 @@ import time
 from collections import Counter
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import ActionResult, Snapshot, StaleKey, Staleness, absurd_tokens, printable, remove_stale, stale_keys
-from ..output import NO_QUORUM, OperatorCommand, agreed, listing, positive, warn
+from ..output import NO_QUORUM, OperatorCommand, agreed, deletion, listing, positive, warn
 
 PARTIAL = 1
 
@@ -106,9 +105,8 @@ class Command(OperatorCommand):
             if outcome is ActionResult.CHANGED:
                 self.stdout.write(f"{name}: left alone, because it changed meanwhile.")
             if outcome is ActionResult.FAILED:
-                prefix = settings.REDLOCK[key.lock.alias].get("KEY_PREFIX", "redlock")
-                hint = f" Delete it there: DEL {prefix}:{printable(key.lock.slug)}:h"
-                hint = hint if key.reason is Staleness.WRONG_TYPE else ""
+                typed = key.reason is Staleness.WRONG_TYPE
+                hint = f" Delete it there: {deletion(key.lock)}" if typed else ""
                 self.stderr.write(f"{name}: a node that has it did not delete it.{hint}", self.style.ERROR)
         self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes[ActionResult.REMOVED])}."))
         if outcomes[ActionResult.FAILED]:

@@ -8,7 +8,19 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
-from ..output import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, listing, remaining, seconds, warn
+from ..output import (
+    MISUSED,
+    NO_QUORUM,
+    OperatorCommand,
+    agreed,
+    chosen,
+    deletion,
+    holder,
+    listing,
+    remaining,
+    seconds,
+    warn,
+)
 
 CHANGED = 4  # exit code: somebody else holds one of the locks now
 MOST = 20  # locks at a time: as many as a person can read
@@ -90,7 +102,8 @@ class Command(OperatorCommand):
                 if (outcome is GONE and revoked) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
                     outcome = RELEASED  # the holder released it
                 style = self.style.SUCCESS if outcome is RELEASED else self.style.ERROR
-                self.stdout.write(style(f"{printable(lock.name)}: {OUTCOME_TEXTS[outcome]}"))
+                hint = f" Delete it there: {deletion(lock)}" if outcome is ActionResult.WRONG_TYPE else ""
+                self.stdout.write(style(f"{printable(lock.name)}: {OUTCOME_TEXTS[outcome]}{hint}"))
                 outcomes.add(outcome)
             _conclude(outcomes, all(revoked))
         elif locks and not seen and not dry_run:
@@ -159,12 +172,14 @@ class Command(OperatorCommand):
 ASKED = {
     ActionResult.ASKED: "its holder was asked to stop.",
     ActionResult.SHARED: "several hold it; they cannot be asked.",
+    ActionResult.FOREIGN: "another program holds it; it cannot be asked.",
 }
 OUTCOME_TEXTS = {
     ActionResult.RELEASED: "released.",
     ActionResult.CHANGED: "not released: it changed hands.",
     ActionResult.GONE: "nobody holds it any more.",
     ActionResult.UNKNOWN: "too few nodes answered to tell whether it is free.",
+    ActionResult.WRONG_TYPE: "not released: its key is not a string, so another program wrote it.",
 }
 
 
@@ -173,6 +188,8 @@ def _conclude(outcomes: set[ActionResult], revoked: bool) -> None:
         raise CommandError("Too few nodes answered.", returncode=NO_QUORUM)
     if ActionResult.CHANGED in outcomes:
         raise CommandError("Not all were released.", returncode=CHANGED)
+    if ActionResult.WRONG_TYPE in outcomes:
+        raise CommandError("Not all were released.")
     if not revoked:
         raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
 

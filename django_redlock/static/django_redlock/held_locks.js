@@ -224,8 +224,11 @@
         setInterval(() => { if (!paused && !document.hidden && !still.matches) { tick(); } }, 1000);
         tick();
         // On a small screen the filters are folded; the tiles are filters as well.
-        if (window.matchMedia('(max-width: 1100px)').matches) {
-            document.querySelectorAll('#changelist-filter details[open]').forEach((each) => { each.open = false; });
-        }
+        const narrow = window.matchMedia('(max-width: 1100px)');
+        const fold = () => document.querySelectorAll('#changelist-filter details').forEach((each) => {
+            each.open = !narrow.matches;
+        });
+        if (narrow.matches) { fold(); }
+        narrow.addEventListener('change', fold);
     }
 }
