@@ -15,7 +15,7 @@ from ..core.owner import SHARED_KIND, Owner, decode, fingerprint
 from ..core.requests import SHARED
 from ..core.rules import Rules
 from ..exceptions import printable
-from .states import NOT_A_STRING, Life, Staleness, State
+from .states import NOT_A_STRING, SHARED_WITHOUT_EXPIRY, Life, Staleness, State
 
 SHARED_MARK = fingerprint(SHARED)  # of the value under a shared lock's key, whoever shares the lock
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
@@ -307,7 +307,11 @@ def holder_of(lock: HeldLock) -> str:
 
 def meaning_of(lock: HeldLock) -> str:
     """Return what the state of a lock means and what will happen, in sentences for people; empty if all is well."""
-    return str(NOT_A_STRING) if lock.fingerprint == NO_STRING else lock.state.meaning
+    if lock.fingerprint == NO_STRING:
+        return str(NOT_A_STRING)
+    if lock.state is State.NO_EXPIRY and lock.owner is not None and lock.owner.kind == SHARED_KIND:
+        return str(SHARED_WITHOUT_EXPIRY)
+    return lock.state.meaning
 
 
 def described(owner: Owner | None) -> str:

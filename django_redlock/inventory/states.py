@@ -57,6 +57,10 @@ MEANINGS = {
         "The lock does not end by itself. When no living process can hold it, manage.py redlock_clear deletes it."
     ),
 }
+SHARED_WITHOUT_EXPIRY = gettext_lazy(
+    "The lock does not end by itself, and manage.py redlock_clear keeps it, because its key does not say who shares "
+    "it. Release it when nobody uses it."
+)
 NOT_A_STRING = gettext_lazy(
     "The key is empty or not a string: another program wrote it. The nodes that have it grant nobody this lock "
     "until it is deleted there."

@@ -241,6 +241,21 @@ def test_a_lock_that_several_share_has_no_host(five, operator):
     assert [("2 holders, who share it" in each) for each in (text, listed, page, detail)] == [True] * 4
 
 
+def test_a_shared_lock_without_an_end_is_said_to_be_kept(five, operator):
+    """
+    L71, L77: its key does not say who shares the lock, so redlock_clear never deletes it, and no page says that it does.
+    """
+    lock("orders:7", shared=True, renew=False).acquire()
+    for node in five:
+        node.store.put(slug("orders:7"), node.store.records.holders[slug("orders:7")][0], None)
+    text = run("redlock_inspect", "orders:7")[0]
+    run("redlock_clear", "--no-input")
+
+    assert "redlock_clear keeps it" in text
+    assert "redlock_clear deletes it" not in text
+    assert find_lock("orders:7").state == "no_expiry"
+
+
 def test_those_who_left_a_shared_lock_are_not_counted(five):
     """
     L71: a node that missed a release, or has not heard of a holder, does not change how many a quorum knows.
