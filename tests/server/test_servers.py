@@ -235,7 +235,7 @@ def test_wrong_server_is_named(monkeypatch):
     """
     monkeypatch.setenv("REDLOCK_SERVER", "/no/such/redis-server")
 
-    with pytest.raises(ServerNotFoundError, match="REDLOCK_SERVER=/no/such/redis-server is no program"):
+    with pytest.raises(ServerNotFoundError, match="REDLOCK_SERVER=/no/such/redis-server is not a program"):
         find_server()
 
 

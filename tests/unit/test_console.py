@@ -243,7 +243,7 @@ def test_a_lock_that_several_share_has_no_host(five, operator):
 
 def test_a_shared_lock_without_an_end_is_said_to_be_kept(five, operator):
     """
-    L71, L77: its key does not say who shares the lock, so redlock_clear never deletes it, and no page says that it does.
+    L71, L77: its key does not say who shares the lock, so redlock_clear never deletes it. No page says that it does.
     """
     lock("orders:7", shared=True, renew=False).acquire()
     for node in five:
