@@ -8,9 +8,9 @@ says which message counts::
 
     next:<name>  or  queued:<name>      task id of the pending call; secret and number of the message that counts
 
-This record changes in three ways. Each change is made in the *turn* of the key: while holding the lock ``turn:<name>``,
-for which all others queue. So a change is a compare-and-set without contention, whose votes cannot be split, and a
-record that is still on its way to the nodes is not mistaken for the remains of one.
+This record changes in three ways. Each change but a discard is made in the *turn* of the key: while holding the lock
+``turn:<name>``, for which all others queue. So a change is a compare-and-set without contention, whose votes cannot be
+split, and a record that is still on its way to the nodes is not mistaken for the remains of one.
 
 create
     The record is free. The caller takes the record for an id and a secret of its own, and sends the message.
@@ -19,7 +19,8 @@ take over
     replaces the record's secret by its own. Workers read the record in the turn, so none can intervene.
 begin
     A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
-    under this id (``began:<id>``).
+    under this id (``began:<id>``). A worker that discards the message, because it was revoked or has expired, does the
+    same without a run, so that no older message runs in its place.
 
 While a node is away, the others may agree neither on one value nor on none: the record is *split*. A worker does not
 need to know the record then. It drops a message if any node has a higher number, because a message is sent before its
@@ -206,9 +207,33 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
     outcomes = [free(ticket.using, ticket.following, secret) for secret in secrets]
     if "unknown" in outcomes and _secrets(ticket, peek(ticket.using, ticket.following)):
         raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
-    label = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}"
-    left, older = max((one.left for one in seen.sightings), default=0.0), began.sightings
-    about = (max(ttl, left), began_secret(ticket.secret), ticket.task_id, label)
+    left = max((one.left for one in seen.sightings), default=0.0)
+    _note_number(ticket, max(ttl, left), task, began)
+
+
+def discard(ticket: Ticket, ttl: float, task: str) -> None:
+    """
+    Free the record of a message that ends without a run, because it was revoked or has expired.
+
+    A note of its number keeps older messages of the call from running in its place: a worker that starts later may not
+    know that the call was revoked. If too few nodes answer, there is no note, and they may run.
+
+    Args:
+        ticket: The ticket of the message.
+        ttl: Seconds for which other messages of the call may still arrive.
+        task: The task's name.
+    """
+    with suppress(LockTakenError, QuorumUnavailableError):
+        began = peek(ticket.using, began_name(ticket.task_id))
+        if not any(note.record and note.record.number >= ticket.number for note in began.sightings):
+            _note_number(ticket, ttl, task, began)
+    free(ticket.using, ticket.following, ticket.secret)
+
+
+def _note_number(ticket: Ticket, ttl: float, task: str, began: Seen) -> None:
+    """Note that no older message of the call may run any more; *began* is the present note."""
+    label, older = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}", began.sightings
+    about = (ttl, began_secret(ticket.secret), ticket.task_id, label)
     take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].secret if older else "")
 
 

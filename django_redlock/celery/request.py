@@ -21,6 +21,8 @@ from kombu.exceptions import DecodeError
 from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
+from .pauses import LONGEST_PAUSE
+from .pending import discard
 from .sightings import peek
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note
 
@@ -62,8 +64,10 @@ class SingletonRequest(Request):
         """Free the slot of a message that was revoked or has expired, before its result shows that."""
         # Not if it was terminated: that is announced before the child is dead, and the body may outlive the signal.
         if not terminated:
-            ticket = self._ticket()
-            if ticket:
+            ticket, task = self._ticket(), cast(Any, self.task)
+            if ticket and ticket.trailing:
+                discard(ticket, max(LONGEST_PAUSE, task.singleton_options.queue_ttl), task.name)
+            elif ticket:
                 free(ticket.using, ticket.waiting, ticket.secret)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 

@@ -127,6 +127,35 @@ def test_copy_of_a_message_whose_retry_waits(make, worker):
     assert runs == [0, 1]
 
 
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_no_older_message_runs_when_the_newest_was_revoked(make, worker, received, strategy):
+    """
+    A worker discards the newest message of a pending call. Another worker, which does not know that the call was
+    revoked, runs no older arguments in its place. C69 C96
+    """
+    ran = []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["running"]:
+            task.delay(7, "older")
+            task.delay(7, "newest")
+
+    task = make(body, on_duplicate=strategy)
+    task.delay(7, "running")
+    worker.run()
+    older, newest = worker.take(), worker.take()
+
+    received(task, newest)._announce_revoked("revoked", False, None, False)
+
+    assert worker.run(older) == "IGNORED"
+    assert (ran, names()) == (["running"], set())
+    later = task.delay(7, "later")
+    worker.run_all()
+    assert later.accepted
+    assert ran == ["running", "later"]
+
+
 if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on
 
     def test_slot_is_kept_for_the_retry_of_a_dead_child(make, worker, received, monkeypatch):
