@@ -223,7 +223,7 @@ class Snapshot:
         if spare < 0:
             return _("Too few of them may vote: no lock can be taken.")
         if spare == 0:
-            return _("No other may fail.")
+            return _("None of them may fail.")
         return ngettext("%(spare)d more may fail.", "%(spare)d more may fail.", spare) % {"spare": spare}
 
 

@@ -853,7 +853,7 @@ def test_command_with_nodes_that_are_no_servers():
     with override_settings(REDLOCK={"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}, DEBUG=True):
         out, _, code = run()
 
-    assert "a: not a server; its lock is tried all the same." in out
+    assert "a: not a server that can be inspected; it is tested with a lock." in out
     assert code == 0
 
 

@@ -373,7 +373,7 @@ def test_top_says_which_nodes_fail_on_any_terminal(five, width):
     assert max(map(len, shown.splitlines())) <= width
     assert len(shown.splitlines()) < 24
     assert "Trouble: n3 (refused), n4 (refused)." in " ".join(shown.split())
-    assert "No other may fail." in " ".join(shown.split())
+    assert "None of them may fail." in " ".join(shown.split())
 
 
 def test_lists_show_who_waits_and_for_how_long_locks_are_held(five):

@@ -322,7 +322,7 @@ async def test_a_health_check(three):
     await locks["default"].aclose()
 
     assert [status for status, _ in answers] == [200, 500, 500]
-    assert "2 of 3 nodes answer; 2 needed. No other may fail." in answers[1][1]
+    assert "2 of 3 nodes answer; 2 needed. None of them may fail." in answers[1][1]
     assert "1 of 3 nodes answer; 2 needed." in answers[2][1]
     assert "127.0.0.1" not in answers[2][1]
 

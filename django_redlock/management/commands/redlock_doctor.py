@@ -120,7 +120,7 @@ def summary(node: Any) -> str:
     if node.store:
         return f"{node.name}: {node.store}, round trip {node.round_trip * 1000:.1f} ms"
     if not node.known:
-        return f"{node.name}: not a server; its lock is tried all the same."
+        return f"{node.name}: not a server that can be inspected; it is tested with a lock."
     version = node.info.get("valkey_version") or node.info.get("redis_version") or "of unknown version"
     server = "Valkey" if "valkey_version" in node.info else "Redis"
     role = node.info.get("role", "unknown role")
