@@ -176,7 +176,7 @@ MUTANTS = (
     Mutant(
         "newer arguments are not taken over",
         ("rerun burst",),
-        (trailing.TrailingCall, "_says_the_same"),
+        (trailing.TrailingCall, "_has_these_arguments"),
         lambda right: lambda call, record: bool(record.record),
     ),
     Mutant("messages give way to other ids", ("rerun freed",), (arrival, "is_superseded"), any_id),
