@@ -29,18 +29,17 @@ from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
 
 WORK = """
 import os, signal, subprocess, sys, time
-def say(text): os.write(1, f"{text}\\n".encode())  # a handler of signals may interrupt another one
+def say(text): print(text, flush=True)
 """
 STUBBORN = f"{WORK}signal.signal(signal.SIGTERM, signal.SIG_IGN); say(os.getpid()); time.sleep({PATIENCE})"
 FAMILY = f"{WORK}subprocess.Popen([sys.executable, '-c', sys.argv[1]]); say(os.getpid()); time.sleep({PATIENCE})"
+# Blocked signals wait. A handler would run only after the sleep if its signal came just before the sleep.
 LISTENING = f"""{WORK}
-def stop(number, frame):
-    say(signal.Signals(number).name)
-    sys.exit(9)
-for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
-    signal.signal(getattr(signal, name), stop)
+heeded = {{signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}}
+signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
 say("ready")
-time.sleep({PATIENCE})
+say(signal.Signals(signal.sigwait(heeded)).name)
+sys.exit(9)
 """
 
 # The shell's part at a terminal: the program that it runs is in the foreground, also when it continues after Ctrl-Z.
