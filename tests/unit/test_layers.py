@@ -113,7 +113,7 @@ WIDE_CLASSES = {
 MAX_PARAMETERS = 8
 LONG_SIGNATURES = {
     # Each parameter is an option that users write as a keyword.
-    "celery/decorator.py singleton_task": 18,
+    "celery/decorator.py singleton_task": 16,
     # The arguments of redis-py's lock.
     "compat.py __init__": 9,
     # Django passes the arguments of a command as keywords.
