@@ -601,6 +601,7 @@ async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes:
     """L38: the releases do not each try to connect; the redelivery sends them when the node can be reached again."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0)
+        (await on_all(manager.lock("warm up"), Blocking(), nodes[:3])).release()
         keys = [f"t:{{a{number}}}:h" for number in range(100)]
         leases = [manager.lock(f"a{number}", renew=False).acquire() for number in range(100)]
         await eventually(lambda: has_key(nodes[2], keys[-1]))
