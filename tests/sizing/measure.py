@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Barrier, Thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import redis
@@ -30,12 +30,12 @@ def every_figure(names: int) -> Iterator[tuple[str, Figures]]:
 
 
 @contextmanager
-def one_server() -> Iterator[tuple[LockManager, Any]]:
+def one_server(**options: Any) -> Iterator[tuple[LockManager, Any]]:
     """Yield a manager over a fresh server, and a client of that server for questions."""
     with ExitStack() as stack:
         server = stack.enter_context(Server())
         client = stack.enter_context(server.client())
-        manager = LockManager([open_node(NodeSpec(server.url), "t:")], rules(1, ttl=60.0))
+        manager = LockManager([open_node(NodeSpec(server.url), "t:")], rules(1, **{"ttl": 60.0, **options}))
         stack.callback(manager.close)
         yield manager, client
 
@@ -94,6 +94,11 @@ def connections() -> Figures:
         figures["one thread that takes locks"] = open_now(client) - before
         at_once(manager)
         figures[f"{THREADS} threads that take locks at the same time"] = open_now(client) - before
+    with one_server(node_timeout=0.05) as (manager, client):
+        before = open_now(client)
+        figures["one thread that takes locks while an earlier one is renewed"] = (
+            while_renewed(manager, client, before + 2) - before
+        )
     with one_server() as (manager, client):
         before = open_now(client)
         figures["a thread that holds a lock, and one that waits for it"] = with_waiter(manager, client) - before
@@ -119,6 +124,15 @@ def at_once(manager: LockManager) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def while_renewed(manager: LockManager, client: Any, expected: int) -> int:
+    """Take locks until renewals of another lock have met some of them, or for ten seconds; return the connections."""
+    end = monotonic() + 10
+    with manager.lock("renewed", wait=0, ttl=0.4):
+        while open_now(client) < expected and monotonic() < end:
+            manager.lock("a", wait=0).acquire().release()
+        return open_now(client)
 
 
 def with_waiter(manager: LockManager, client: redis.Redis) -> int:
