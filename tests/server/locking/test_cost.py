@@ -7,7 +7,10 @@ from redis import Redis
 
 from django_redlock import QuorumUnavailableError
 from django_redlock.testing import Servers
+from tests.deployment import CHECKOUT
 from tests.managers import real_manager
+
+CHANGES = " ".join((CHECKOUT / "CHANGELOG.md").read_text().split())
 
 OWN = {"info", "evalsha", "eval", "config", "config|resetstat"}  # Redis 6.2 does not name the subcommand
 
@@ -35,6 +38,24 @@ def test_free_lock_costs_few_commands(nodes: Servers):
     assert acquired == Counter(["time", "mget", "exists", "zadd", "set", "pttl", "zrangebyscore", "set"])
     assert released == Counter(["time", "get", "zrange", "zrem", "del"])
     long.release()
+    manager.close()
+
+
+def test_only_lock_of_a_node_costs_one_command_more(nodes: Servers):
+    """Without other locks, there is no index, so the node must set its expiry."""
+    manager = real_manager(nodes.urls[:1])
+
+    with nodes[0].client() as client:
+        manager.lock("earlier", wait=0).acquire().release()
+        called(client)
+        lease = manager.lock("free", wait=0).acquire()
+        acquired = called(client)
+        lease.release()
+        released = called(client)
+
+    assert acquired == Counter(["time", "mget", "exists", "zadd", "set", "pttl", "pexpire", "zrangebyscore", "set"])
+    assert "executes eight or nine commands to grant it and five to release it" in CHANGES
+    assert released == Counter(["time", "get", "zrange", "zrem", "del"])
     manager.close()
 
 

@@ -1,0 +1,60 @@
+"""Figures in the text of a page are those of the code, or of the tables that the benchmark writes."""
+
+import re
+
+import pytest
+
+from tests.deployment import CHECKOUT
+from tests.simulation import mutants as lock_mutants
+from tests.slots import mutants as slot_mutants
+from tests.slots.profiles import PROFILES
+
+TABLES = CHECKOUT / "docs" / "reference" / "benchmark-tables.md"
+
+
+def text_of(page: str) -> str:
+    """Return a page on one line, without the addresses of its links."""
+    return re.sub(r"\]\([^)]*\)", "]", " ".join((CHECKOUT / page).read_text().split()))
+
+
+@pytest.mark.parametrize("page", ["docs/trust/testing.md", "docs/trust/simulation.md", "docs/trust/figures.md"])
+def test_wrong_protocols_of_the_lock_are_counted(page: str):
+    """
+    The simulation of locks runs every mutant that is defined.
+    """
+    counted = set(map(int, re.findall(r"(\d+) wrong protocols", text_of(page))))
+
+    assert counted == {len(lock_mutants.MUTANTS)}
+
+
+def test_profiles_and_wrong_protocols_of_slots_are_counted():
+    """
+    The same for singleton tasks.
+    """
+    text = text_of("docs/trust/testing-celery.md")
+
+    assert f"It has {len(PROFILES)} profiles" in text
+    assert f"and {len(slot_mutants.MUTANTS)} wrong protocols" in text
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "row"),
+    [
+        ("README.md", r"about \[([\d.]+) times as long\] as with redis-py", "against redis-py's Lock"),
+        ("docs/howto/models.md", r"([\d.]+) times in the \[benchmark\]", "100 rows against one"),
+    ],
+)
+def test_figures_outside_the_tables_are_those_of_the_tables(page: str, text: str, row: str):
+    """
+    A ratio that a page quotes is the measured one, rounded.
+    """
+    ((said,), measured) = (re.findall(text, text_of(page)), measured_in(row))
+
+    assert round(measured, 1) == float(said)
+
+
+def measured_in(row: str) -> float:
+    (found,) = re.findall(
+        rf"^\| `[\w-]+` \| {re.escape(row)} \| [^|]+ \| ([\d.]+) × \|", TABLES.read_text(), re.MULTILINE
+    )
+    return float(found)
