@@ -30,6 +30,7 @@ nitpicky = True  # a reference that leads nowhere is a warning, and the build tu
 nitpick_ignore_regex = [("py:class", r"debug_toolbar\..*|prometheus_client\..*")]  # neither project lists these
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not part of a command
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

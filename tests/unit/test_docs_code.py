@@ -242,6 +242,26 @@ def test_commands_of_the_documentation_exist(page: str):
                 load_command_class("django_redlock", name).create_parser("manage.py", name).parse_args(words)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_copy_button_copies_whole_commands(page: str):
+    """
+    The button copies what follows a prompt, so a block has one, and each command is on one line.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        assert block.startswith("$ ")
+        for command in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
+            assert command.count('"') % 2 == 0, command
+            assert not command.endswith("\\"), command
+
+
+def test_copy_button_leaves_out_prompts_and_output():
+    """
+    A reader who pastes a command gets neither the dollar sign nor what the command prints.
+    """
+    assert 'copybutton_exclude = ".linenos, .gp, .go"' in (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+
+
 def test_a_block_that_is_not_executed_has_a_reason(tmp_path: Path):
     """
     The comment before a block is its reason, with or without an empty line between them; other comments do not count.
