@@ -230,10 +230,10 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]
         self._show(request, level, text % {"lock": choice.name})
-        done = outcome in DONE
+        done = not choice.problem and outcome in DONE
         if done:
             audit(request, action, choice, outcome, reason)
-        return done and not choice.problem
+        return done
 
     def _revoke(self, request: HttpRequest, choice: Choice) -> None:
         """Revoke the task that holds a lock. This comes last, because the broker may be slow."""

@@ -511,6 +511,23 @@ def test_too_few_nodes_release_nothing_for_sure(nodes, operator):
     assert "too few nodes answered" in said(release(operator, key))[0]
 
 
+@pytest.mark.parametrize("action", ["stop", "extend", "release"])
+def test_the_log_has_nothing_that_was_not_done(nodes, operator, action):
+    """
+    L74: too few nodes answer, so nothing is sent to the holder, and the admin's log does not have it. When they answer
+    again, no badge says that the holder was asked to stop.
+    """
+    key = put("orders:7")
+    for node in nodes[:3]:
+        node.down = True
+    assert "too few nodes answered" in said(act(operator, action, key, seconds="50"))[0]
+    for node in nodes[:3]:
+        node.down = False
+
+    assert not LogEntry.objects.exists()
+    assert "asked to stop" not in operator.get(LIST).content.decode()
+
+
 def test_select_all_releases_nothing(nodes, operator):
     """
     L74: "select all" is refused, because it includes locks that were on no page.
