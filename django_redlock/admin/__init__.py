@@ -189,7 +189,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         if problem:
             self._show(request, messages.ERROR, problem)
             return None
-        seen = list(look_again(keys))
+        seen = list(look_again(keys, action))
         if request.POST.get("confirmed") != "yes":
             return self._confirmation(request, action, seen)
         seconds = 0.0
@@ -205,7 +205,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         return None
 
     def _confirmation(self, request: HttpRequest, action: str, seen: list[Choice]) -> HttpResponse:
-        count = sum(choice.unchanged for choice in seen)
+        count = sum(choice.possible for choice in seen)
         titles = {
             "release": ngettext("Release a lock", "Release %(count)d locks", count),
             "stop": ngettext("Ask a holder to stop", "Ask %(count)d holders to stop", count),
@@ -221,6 +221,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
             count=count,
             max_reason=MAX_REASON,
             more_time=int(MORE_TIME),
+            can_stop=any(choice.can_be_asked for choice in seen),
             can_revoke=action != "extend" and can_revoke(seen),
         )
 
