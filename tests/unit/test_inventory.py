@@ -338,6 +338,20 @@ def test_no_expiry_is_stale(five):
     assert reasons(five) == [Staleness.NO_EXPIRY]
 
 
+@pytest.mark.parametrize(("accepted", "found"), [(1.0, []), (100.0, [Staleness.NO_EXPIRY])])
+def test_a_slow_clock_does_not_make_a_lock_stale(five, accepted, found):
+    """
+    L77: the clock of the holder's host is 99 s slow, so its lease of a second ago seems to have ended. By the nodes'
+    clocks, from which its fencing token comes, it has not.
+    """
+    put(five, value(age=100.0), None, None, None, None, None)
+    snapshot = held_locks()
+    views = [view._replace(fence=int((time.time() - accepted) * 1e6)) for view in only(snapshot).views]
+
+    accepting = replace(snapshot, locks=(only(snapshot)._replace(views=tuple(views)),))
+    assert [key.reason for key in stale_keys(accepting)] == found
+
+
 def test_more_than_any_lease_is_stale(five):
     """
     L77: a key that expires later than max_ttl and its own lease allow is stale.
