@@ -249,8 +249,8 @@ def revoke_task(choice: Choice) -> str:
 
 
 def can_revoke(choices: Iterable[Choice]) -> bool:
-    """Return whether a lock is held by a task, and Celery is installed."""
-    return any(choice.task for choice in choices) and find_spec("celery") is not None
+    """Return whether a task holds a lock on which the action is possible, and Celery is installed."""
+    return any(choice.possible and choice.task for choice in choices) and find_spec("celery") is not None
 
 
 def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reason: str) -> None:

@@ -1295,6 +1295,19 @@ def test_the_confirmation_offers_only_what_the_page_has(nodes, operator):
     assert {each for each, page in pages.items() if 'name="revoke"' in page} == {"stop", "release"}
 
 
+def test_the_confirmation_revokes_no_task_that_it_leaves_alone(nodes, operator):
+    """
+    L74: one lock changed hands, and now a task holds it. Nothing is done to that lock, so no box revokes the task.
+    """
+    kept, changed = put("a", kind="view"), put("b", kind="view")
+    put("b", B)
+
+    page = act(operator, "release", kept, changed, confirmed=False).content.decode()
+
+    assert ("changed hands" in page, 'name="confirmed"' in page) == (True, True)
+    assert 'name="revoke"' not in page
+
+
 def test_the_confirmation_names_the_alias_if_there_are_several(nodes, operator):
     """
     L74: two aliases may have locks of the same name.
