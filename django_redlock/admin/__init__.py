@@ -101,7 +101,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the columns, including the alias if there are several."""
         name, *rest = self.list_display
-        return (name, "alias", *rest) if len(known_aliases()) > 1 else self.list_display
+        return (name, "alias_name", *rest) if len(known_aliases()) > 1 else self.list_display
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URLs of the live rows, the page of a lock, and the nodes."""
