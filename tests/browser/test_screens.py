@@ -404,8 +404,8 @@ def test_old_rows_look_old_and_their_time_stands_still(site, open_page):
 
 def test_old_rows_show_the_time_of_the_server(site, open_page, nodes):
     """
-    L73: the time at which a row was last known is that of the page's own "As of", whatever the browser's time zone. Each
-    row has its own: those of one alias are not older because too few nodes of another answered before.
+    L73: the time at which a row was last known is that of the page's own "As of", whatever the browser's time zone.
+    Each row has its own: those of one alias are not older because too few nodes of another answered before.
     """
     with second_alias(nodes):
         lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
