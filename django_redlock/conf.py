@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .core.rules import Rules
+from .core.rules import Rules, quoted
 from .nodes import KINDS, Node, NodeSpec, open_node
 
 P = ParamSpec("P")
@@ -169,7 +169,7 @@ def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
     if not isinstance(prefix, str) or not re.fullmatch(r"[^{}\s]{1,100}", prefix):
         raise InvalidRedlockError(
             f"REDLOCK[{alias!r}]['KEY_PREFIX'] must be a str of 1 to 100 characters without braces and white space, "
-            f"not {prefix!r}; write the project's name.",
+            f"not {quoted(prefix)}; write the project's name.",
             "redlock.E009",
         )
     return f"{prefix}:"
@@ -383,7 +383,7 @@ def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
             if name not in {node.name for node in nodes}:
                 known = [node.name for node in nodes]
                 raise InvalidRedlockError(
-                    f"{where}[{field!r}] names no node: {name!r}{_nearest(name, known)} The nodes are "
+                    f"{where}[{field!r}] names no node: {quoted(name)}{_nearest(name, known)} The nodes are "
                     f"{', '.join(known)}.",
                     "redlock.E007",
                 )

@@ -101,7 +101,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the columns, including the alias if there are several."""
         name, *rest = self.list_display
-        return (name, "alias", *rest) if len(known_aliases()) > 1 else self.list_display
+        return (name, "alias_name", *rest) if len(known_aliases()) > 1 else self.list_display
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URLs of the live rows, the page of a lock, and the nodes."""
@@ -189,7 +189,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         if problem:
             self._show(request, messages.ERROR, problem)
             return None
-        seen = list(look_again(keys))
+        seen = list(look_again(keys, action))
         if request.POST.get("confirmed") != "yes":
             return self._confirmation(request, action, seen)
         seconds = 0.0
@@ -205,7 +205,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         return None
 
     def _confirmation(self, request: HttpRequest, action: str, seen: list[Choice]) -> HttpResponse:
-        count = sum(choice.unchanged for choice in seen)
+        count = sum(choice.possible for choice in seen)
         titles = {
             "release": ngettext("Release a lock", "Release %(count)d locks", count),
             "stop": ngettext("Ask a holder to stop", "Ask %(count)d holders to stop", count),
@@ -221,6 +221,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
             count=count,
             max_reason=MAX_REASON,
             more_time=int(MORE_TIME),
+            can_stop=any(choice.can_be_asked for choice in seen),
             can_revoke=action != "extend" and can_revoke(seen),
         )
 
@@ -230,10 +231,10 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]
         self._show(request, level, text % {"lock": choice.name})
-        done = outcome in DONE
+        done = not choice.problem and outcome in DONE
         if done:
             audit(request, action, choice, outcome, reason)
-        return done and not choice.problem
+        return done
 
     def _revoke(self, request: HttpRequest, choice: Choice) -> None:
         """Revoke the task that holds a lock. This comes last, because the broker may be slow."""

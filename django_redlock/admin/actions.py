@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ActionResult, ask_to_stop, extend_lock, find_locks, force_release, printable
+from ..inventory import HeldLock as Held
 from ..inventory.judge import is_shared
 from ..inventory.model import meaning_of
 from ..models import HeldLock, parse_key
@@ -42,7 +43,7 @@ class Choice:
         alias: The lock's alias.
         slug: The lock's slug.
         row: The lock in its present state; None if it is free or its state is unknown.
-        problem: The reason why no action is possible: CHANGED, GONE or UNKNOWN; None if one is.
+        problem: The reason why the action is not possible; None if it is.
     """
 
     key: str
@@ -53,9 +54,14 @@ class Choice:
     problem: ActionResult | None
 
     @property
-    def unchanged(self) -> bool:
-        """Whether the holder is still the one that was on the page."""
+    def possible(self) -> bool:
+        """Whether the action is possible."""
         return not self.problem
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether its holder can be asked to stop."""
+        return self.row is not None and self.possible and not obstacle(self.row.lock, "stop")
 
     @property
     def shared(self) -> bool:
@@ -107,7 +113,7 @@ class Choice:
 
     @property
     def explanation(self) -> str:
-        """The reason why no action is possible."""
+        """The reason why the action is not possible."""
         return OUTCOMES[self.problem][1] % {"lock": self.name} if self.problem else ""
 
 
@@ -192,7 +198,7 @@ def problem_with(request: HttpRequest, keys: list[str]) -> str:
     return ""
 
 
-def look_again(keys: Iterable[str]) -> Iterator[Choice]:
+def look_again(keys: Iterable[str], action: str) -> Iterator[Choice]:
     """Yield the chosen locks in their present state; query each alias once."""
     parsed: dict[str, list[tuple[str, str, str]]] = {}
     for key in keys:
@@ -203,10 +209,17 @@ def look_again(keys: Iterable[str]) -> Iterator[Choice]:
         if alias in known_aliases():
             parsed.setdefault(alias, []).append((key, fingerprint, slug))
     for alias, chosen in parsed.items():
-        yield from _choices(alias, chosen)
+        yield from _choices(alias, chosen, action)
 
 
-def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]:
+def obstacle(lock: Held, action: str) -> ActionResult | None:
+    """Return why nobody can do this to a lock, whoever holds it when the action is confirmed; None if one can."""
+    if action != "release" and is_shared(lock):
+        return ActionResult.SHARED
+    return ActionResult.FOREIGN if action == "stop" and lock.owner is None else None
+
+
+def _choices(alias: str, chosen: list[tuple[str, str, str]], action: str) -> Iterator[Choice]:
     try:
         snapshot = find_locks([slug for _key, _fingerprint, slug in chosen], alias)
     except InvalidRedlockError:
@@ -219,7 +232,7 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]
         if lock is None:
             problem = ActionResult.GONE if snapshot.has_quorum else ActionResult.UNKNOWN
         else:
-            problem = None if lock.fingerprint == fingerprint else ActionResult.CHANGED
+            problem = obstacle(lock, action) if lock.fingerprint == fingerprint else ActionResult.CHANGED
         yield Choice(key, fingerprint, alias, slug, row, problem)
 
 
@@ -236,8 +249,8 @@ def revoke_task(choice: Choice) -> str:
 
 
 def can_revoke(choices: Iterable[Choice]) -> bool:
-    """Return whether a lock is held by a task, and Celery is installed."""
-    return any(choice.task for choice in choices) and find_spec("celery") is not None
+    """Return whether a task holds a lock on which the action is possible, and Celery is installed."""
+    return any(choice.possible and choice.task for choice in choices) and find_spec("celery") is not None
 
 
 def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reason: str) -> None:

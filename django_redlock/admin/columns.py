@@ -55,9 +55,9 @@ class Columns:
         )
 
     @admin.display(description=_("Alias"), ordering="alias")
-    def alias(self, row: HeldLock) -> str:
+    def alias_name(self, row: HeldLock) -> str:
         """Return the alias."""
-        return row.alias
+        return labelled(_("Alias"), row.alias)
 
     @admin.display(description=_("State"), ordering="state")
     def lock_state(self, row: HeldLock) -> SafeString:

@@ -2,7 +2,9 @@
 The page of one lock, and the panel of nodes (internal).
 """
 
+import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -16,7 +18,18 @@ from ..conf import InvalidRedlockError
 from ..core.names import is_cut
 from ..handler import locks
 from ..inventory import HeldLock as Held
-from ..inventory import Snapshot, View, described, find_locks, held_locks, holder_of, name_of, printable, stale_keys
+from ..inventory import (
+    Snapshot,
+    View,
+    described,
+    find_locks,
+    held_locks,
+    holder_of,
+    name_of,
+    printable,
+    slugs_of,
+    stale_keys,
+)
 from ..inventory.model import meaning_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
@@ -95,6 +108,7 @@ def detail(key: str) -> dict[str, Any]:
         "waiters": [printable(str(waiter)) for waiter in held.waiters] if held else [],
         "more_waiters": held.waiting - len(held.waiters) if held else 0,
         "stale": [(each.reason.label, ", ".join(each.nodes)) for each in stale_keys(snapshot)],
+        "clearing": _clearing(alias, name, slug),
         "entries": _entries(name, alias),
     }
 
@@ -126,6 +140,14 @@ def _facts(held: Held) -> list[tuple[Any, str]]:
         (_("Fencing token"), str(held.fencing_token or DASH)),
         (_("Fingerprint"), held.fingerprint),
     ]
+
+
+def _clearing(alias: str, name: str, slug: str) -> str:
+    """Return the command that clears a stale key, for this lock alone if a command can name it."""
+    with suppress(ValueError):
+        if slug in slugs_of(name):
+            return shlex.join(["manage.py", "redlock_clear", "--using", alias, "--name", name])
+    return shlex.join(["manage.py", "redlock_clear", "--using", alias])
 
 
 def _view(held: Held, view: View) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[st
     everything = link(remove=["state", "waiting", PAGE_VAR])
     state = asked.get("state")
     whole = not state and asked.get("waiting") != WAITED_FOR
-    yield Tile(_("Held"), _count(len(held), more), "", everything, whole)
+    yield Tile(_("All"), _count(len(held), more), "", everything, whole)
     for each in reversed(TROUBLE):
         value = _count(counts[each], more)
         url = everything if state == each else link({"state": each.value}, remove=["waiting", PAGE_VAR])

@@ -129,7 +129,7 @@ class Rules:
                 raise ValueError(f"{field} must be True, False or None, not {getattr(self, field)!r}.")
         for field in ("durable", "allow_evicting"):
             if not isinstance(getattr(self, field), (tuple, list)):
-                raise ValueError(f"{field} must be a list of the names of nodes, not {getattr(self, field)!r}.")
+                raise ValueError(f"{field} must be a list of the names of nodes, not {quoted(getattr(self, field))}.")
         if self.max_extensions is not None and (
             isinstance(self.max_extensions, bool) or not isinstance(self.max_extensions, int) or self.max_extensions < 0
         ):
@@ -228,6 +228,12 @@ def seconds(what: str, value: object) -> float:
 def optional_seconds(what: str, value: float | None) -> float | None:
     """Return *value* if it is None or a positive number of seconds, else raise ValueError naming *what*."""
     return None if value is None else seconds(what, value)
+
+
+def quoted(value: object) -> str:
+    """Return the repr of a wrong option for a message; a URL is not shown, because it may have a password."""
+    text = repr(value)
+    return "a URL" if "://" in text else text
 
 
 def check_label(label: object) -> None:

@@ -90,10 +90,17 @@ class Poll:
             yield Survey(slugs=tuple(slugs[start : start + PAGE]), waiters=waiters)
 
     def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
-        """Yield the queries, as arguments of a manager's survey, for about *seconds* at most."""
+        """
+        Yield the queries, as arguments of a manager's survey, for about *seconds* at most.
+
+        A query on which a node fell silent does not count: waiting for that node took the time that the others need.
+        """
         started = self._sent = self.manager.runtime.clock()
+        silent = len(self.silent)
         for slugs, _, size, waiters in questions:
-            self._sent = self.manager.runtime.clock()
+            before, self._sent = self._sent, self.manager.runtime.clock()
+            if len(self.silent) > silent:
+                started, silent = started + self._sent - before, len(self.silent)
             if self._sent - started > seconds and not self._urgent:
                 self.complete = False
                 for slug in self._doubtful():

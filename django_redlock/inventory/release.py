@@ -10,7 +10,7 @@ from ..conf import DEFAULT_ALIAS
 from ..core.failure import Failure
 from ..core.names import is_cut, queue_of
 from ..core.names import slug as slug_of
-from ..core.owner import SECRET_SIZE, fingerprint_of_sharers, secret_of
+from ..core.owner import SECRET_SIZE, Owner, fingerprint_of_sharers, secret_of
 from ..core.owner import fingerprint as fingerprint_of
 from ..core.replies import Kind
 from ..core.requests import SHARED, Extend, Release, Repair, Term
@@ -93,7 +93,7 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
         return _absence(poll, slug)
     if secret == SHARED:
         return ActionResult.SHARED
-    if len(secret) != SECRET_SIZE:
+    if not owners_with(poll, slug, fingerprint):
         return ActionResult.FOREIGN
     round = everywhere(manager, Release((), secret, manager.rules.guard, revoke=True))
     outcome = ActionResult.ASKED if round.count(Kind.GONE) >= manager.rules.needed else ActionResult.UNKNOWN
@@ -174,6 +174,13 @@ def marks(poll: Poll, slug: str) -> dict[int, str]:
     }
 
 
+def owners_with(poll: Poll, slug: str, wanted: str) -> list[Owner]:
+    """Return the holder that each node with the fingerprint *wanted* describes; none if another program wrote it."""
+    rows = poll.seen(slug)
+    abouts = [read_value(rows[node].value)[1] for node, mark in marks(poll, slug).items() if mark == wanted]
+    return [owner for about in abouts if (owner := owner_of(about))]
+
+
 def last(poll: Poll, slug: str) -> int:
     """Return the fencing token of the last holder that joined a shared lock; 0 if nobody shares the lock."""
     return max((row.fence for row in poll.seen(slug).values() if secret_of(row.value) == SHARED), default=0)
@@ -188,9 +195,8 @@ def refused_for(poll: Poll, slug: str, wanted: str) -> float:
     to a pending call. Nobody renews such a lease, and the run that takes it over later must not be refused.
     """
     rules = poll.manager.rules
-    values = [poll.seen(slug)[node].value for node, mark in marks(poll, slug).items() if mark == wanted]
-    ttls = [owner.ttl for value in values if (owner := owner_of(read_value(value)[1]))]
-    return rules.guard if max(ttls, default=0.0) <= rules.max_ttl else 0.0
+    ttl = max([owner.ttl for owner in owners_with(poll, slug, wanted)], default=0.0)
+    return rules.guard if ttl <= rules.max_ttl else 0.0
 
 
 def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, str]:

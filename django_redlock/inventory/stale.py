@@ -16,6 +16,8 @@ from .release import delete, everywhere, marks, refused_for
 from .results import ActionResult
 from .states import Life, Staleness, State
 
+MICROSECONDS = 1e6  # in a second
+
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     """
@@ -27,9 +29,9 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
 
     A key that a living process may hold is never stale. If the process renews the lock, it must have sent no heartbeat
     for longer than a lease may last. Otherwise the holder's only lease must have ended, by the clocks of the holder's
-    host and of this host; if the holder has extended it, nobody can tell. A lock that several holders share is never
-    stale: its key does not say who they are. A process that died less than a lease ago looks like a paused process, so
-    an orphaned lock is not stale: it ends by itself.
+    host, of the nodes and of this host; if the holder has extended it, nobody can tell. A lock that several holders
+    share is never stale: its key does not say who they are. A process that died less than a lease ago looks like a
+    paused process, so an orphaned lock is not stale: it ends by itself.
 
     An absurd fencing token is stale as well, whether somebody holds the lock or not: a node with such a token cannot
     accept a higher one, so it gives no vote on this lock.
@@ -99,15 +101,17 @@ def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
         if (
             len(sound) + silent >= rules.needed
             or _renewed(owner, sound)
-            or (owner and not _is_over(lock, owner, longest, now))
+            or (owner and not _is_over(lock, group, owner, longest, now))
         ):
             continue
         yield StaleKey(lock, holder, _reason(group, owner, longest), tuple(view.node for view in group), owner)
 
 
-def _is_over(lock: HeldLock, owner: Owner, longest: float, now: float) -> bool:
+def _is_over(lock: HeldLock, group: list[View], owner: Owner, longest: float, now: float) -> bool:
     """Return whether a holder's last lease has certainly ended, and not only as far as anybody can see."""
-    if not owner.since or now - owner.since <= longest:
+    # A fencing token is the time at which the nodes accepted it: the clock of the holder's host may be slow.
+    taken = max(owner.since, *(view.fence / MICROSECONDS for view in group))
+    if not owner.since or now - taken <= longest:
         return False
     if owner.process:
         return lock.life is Life.GONE and owner.process == process_behind(lock)

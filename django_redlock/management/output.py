@@ -151,9 +151,7 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
     if snapshot.trouble:
         command.stderr.write(f"{snapshot.quorum} Trouble: {snapshot.trouble}.", command.style.WARNING)
     if snapshot.cut_short:
-        text = (
-            "There are more locks than one listing asks for. It has those that end first, and up to 50 that never end."
-        )
+        text = "The list may lack locks. It has those that end first, and up to 50 that never end."
         command.stderr.write(text, command.style.WARNING)
 
 

@@ -11,8 +11,7 @@ import pytest
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
-from django_redlock import locks
-from django_redlock.inventory import poll
+from django_redlock import inventory, locks
 from django_redlock.testing import Servers
 
 try:
@@ -62,8 +61,7 @@ def live_site(django_db_setup, django_db_blocker, servers: Servers) -> Iterator[
 @pytest.fixture
 def site(transactional_db, nodes: Servers, live_site: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The same, with servers that run and hold nothing; its pages wait for late nodes, and its threads end in time."""
-    monkeypatch.setattr(poll, "PATIENCE", 7.0)
-    monkeypatch.setattr(poll, "MAX_SECONDS", 30.0)
+    monkeypatch.setattr(inventory, "PATIENCE", 7.0)
     locks.reset()
     yield live_site
     for thread in threading.enumerate():

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from html import unescape
 from io import StringIO
 from pathlib import Path
 from urllib.parse import unquote, urlencode
@@ -24,7 +26,7 @@ from django_redlock.admin import MAX_RELEASE, clock, rows
 from django_redlock.admin.actions import audit, look_again
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode, fingerprint
-from django_redlock.inventory import PAGE, find_locks, held_locks
+from django_redlock.inventory import PAGE, ask_to_stop, find_locks, held_locks
 from django_redlock.inventory import HeldLock as Held
 from django_redlock.models import HeldLock, key_of, parse_key
 from django_redlock.nodes.memory import forget_nodes
@@ -166,7 +168,7 @@ def test_tiles_say_how_much_is_wrong_and_lead_to_it(nodes, viewer):
     tiles = {tile.label: tile for tile in viewer.get(LIST).context["cl"].tiles}
 
     values = {label: tile.value for label, tile in tiles.items()}
-    assert (values["Held"], values["No expiry"], values["Degraded"]) == ("3", "1", "1")
+    assert (values["All"], values["No expiry"], values["Degraded"]) == ("3", "1", "1")
     assert values["Longest hold"].startswith("1 h")
     assert values["Nodes, 2 spare"] == "5/5"
     assert names(viewer.get(LIST + tiles["Degraded"].url)) == ["degraded"]
@@ -175,7 +177,7 @@ def test_tiles_say_how_much_is_wrong_and_lead_to_it(nodes, viewer):
         node.down = True
 
     values = {tile.label: tile.value for tile in viewer.get(LIST).context["cl"].tiles}
-    assert (values["Held"], values["No expiry"], values["Nodes, 0 spare"]) == ("?", "?", "2/5")
+    assert (values["All"], values["No expiry"], values["Nodes, 0 spare"]) == ("?", "?", "2/5")
 
 
 def test_worst_comes_first_and_then_what_is_held_longest(nodes, viewer):
@@ -260,7 +262,8 @@ def test_several_aliases_are_shown_together(viewer):
 
     assert sorted(names(both)) == ["a", "b"]
     assert names(one) == ["b"]
-    assert "column-alias" in both.content.decode()
+    assert "column-alias_name" in both.content.decode()
+    assert ">Alias</span> other</td>" in both.content.decode()  # where a row is a card, no header says what the word is
 
 
 # Filters, search, order, pages
@@ -509,6 +512,23 @@ def test_too_few_nodes_release_nothing_for_sure(nodes, operator):
         node.down = True
 
     assert "too few nodes answered" in said(release(operator, key))[0]
+
+
+@pytest.mark.parametrize("action", ["stop", "extend", "release"])
+def test_the_log_has_nothing_that_was_not_done(nodes, operator, action):
+    """
+    L74: too few nodes answer, so nothing is sent to the holder, and the admin's log does not have it. When they answer
+    again, no badge says that the holder was asked to stop.
+    """
+    key = put("orders:7")
+    for node in nodes[:3]:
+        node.down = True
+    assert "too few nodes answered" in said(act(operator, action, key, seconds="50"))[0]
+    for node in nodes[:3]:
+        node.down = False
+
+    assert not LogEntry.objects.exists()
+    assert "asked to stop" not in operator.get(LIST).content.decode()
 
 
 def test_select_all_releases_nothing(nodes, operator):
@@ -783,8 +803,30 @@ def test_a_shared_lock_is_no_one_holders(nodes, operator):
     with lock("orders:7", shared=True) as lease:
         key = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
         for action in ("stop", "extend"):
+            page = act(operator, action, key, confirmed=False).content.decode()
+            assert ("held by several holders" in page, 'name="confirmed"' in page) == (True, False)
             assert "held by several holders" in said(act(operator, action, key, seconds="50"))[0]
+        page = act(operator, "release", key, confirmed=False).content.decode()
+        assert ('value="release"' in page, 'value="stop"' in page) == (True, False)
         assert lease.extend()
+
+
+@pytest.mark.parametrize("text", ["theirs", "c" * 32])
+def test_another_program_is_not_asked_to_stop(nodes, operator, text):
+    """
+    L74: another program would not learn of a request to stop, so the confirmation does not offer it.
+    """
+    for node in nodes:
+        node.store.put(slug("orders:7"), text, 200)
+    key = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
+
+    assert ask_to_stop("orders:7", key.partition("/")[0]) == "foreign"
+    page = act(operator, "stop", key, confirmed=False).content.decode()
+    assert ("another program holds it" in page, 'name="confirmed"' in page) == (True, False)
+    page = act(operator, "release", key, confirmed=False).content.decode()
+    assert ('value="release"' in page, 'value="stop"' in page) == (True, False)
+    assert "another program holds it" in said(act(operator, "stop", key))[0]
+    assert said(release(operator, key)) == ["“orders:7” was released."]
 
 
 def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
@@ -916,6 +958,31 @@ def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
     after = operator.get(DETAIL, {"key": key}).content.decode()
     assert "Nobody holds this lock now." in after
     assert "Released by force (released)." in after
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        (slug("orders:7"), "--using other --name orders:7"),
+        (slug("o'rders 7"), """--using other --name 'o'"'"'rders 7'"""),
+        (slug("a\nb"), "--using other"),
+        (slug("n" * 300), "--using other"),
+        ("another {program}", "--using other"),
+    ],
+)
+def test_the_page_of_a_lock_has_the_command_that_clears_its_key(viewer, written, options):
+    """
+    L77: typed as it is there, the command finds the key: it names the alias and, if a command can, the lock.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": FIVE}, "other": {"NODES": ["memory://other"]}}):
+        locks["other"].nodes[0].store.put(written, "theirs", None)
+        page = viewer.get(f"{LIST}lock/", {"key": key_of("", "other", written)}).content.decode()
+        command = unescape(re.search("To clear it: (.*?)</p>", page)[1])
+        out = StringIO()
+        call_command(*shlex.split(command)[1:], "--dry-run", stdout=out)
+
+    assert command == f"manage.py redlock_clear {options}"
+    assert "Dry run: 1 key would be deleted." in out.getvalue()
 
 
 def test_who_may_only_look_has_no_buttons(nodes, viewer):
@@ -1164,7 +1231,7 @@ def test_the_log_takes_any_kind_of_user(nodes, monkeypatch):
     request = RequestFactory().post(LIST)
     request.user = User(pk="ann@example.com")
 
-    audit(request, "release", next(look_again([put("a")])), "released", "")
+    audit(request, "release", next(look_again([put("a")], "release")), "released", "")
 
     assert written[0]["user_id"] == "ann@example.com"
 
@@ -1227,6 +1294,19 @@ def test_the_confirmation_offers_only_what_the_page_has(nodes, operator):
     assert {each for each, page in pages.items() if "Its Celery task goes on" in page} == {"stop", "release"}
     assert {each for each, page in pages.items() if "revoke it below" in page} == {"stop", "release"}
     assert {each for each, page in pages.items() if 'name="revoke"' in page} == {"stop", "release"}
+
+
+def test_the_confirmation_revokes_no_task_that_it_leaves_alone(nodes, operator):
+    """
+    L74: one lock changed hands, and now a task holds it. Nothing is done to that lock, so no box revokes the task.
+    """
+    kept, changed = put("a", kind="view"), put("b", kind="view")
+    put("b", B)
+
+    page = act(operator, "release", kept, changed, confirmed=False).content.decode()
+
+    assert ("changed hands" in page, 'name="confirmed"' in page) == (True, True)
+    assert 'name="revoke"' not in page
 
 
 def test_the_confirmation_names_the_alias_if_there_are_several(nodes, operator):

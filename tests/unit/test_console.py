@@ -27,7 +27,7 @@ from django.views.debug import (
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.conf import InvalidRedlockError
 from django_redlock.contrib.telemetry import MAX_LABELS, Labels
-from django_redlock.core.names import slug
+from django_redlock.core.names import permit_slug, slug
 from django_redlock.core.owner import Owner, encode
 from django_redlock.core.rules import Rules
 from django_redlock.inventory import (
@@ -120,7 +120,7 @@ def test_an_alias_without_a_quorum_does_not_stop_the_others(two, operator):
     assert data["unknown"] == ["other"]
     assert "orders:7" in data["rows"]
     assert "Too few nodes answer to say which locks of other are held." in data["nodes"]
-    assert (tiles["Held"], tiles["Orphaned"], tiles["Longest hold"][-1]) == ("1+", "?", "+")
+    assert (tiles["All"], tiles["Orphaned"], tiles["Longest hold"][-1]) == ("1+", "?", "+")
 
 
 # Nothing is known
@@ -175,7 +175,7 @@ def test_locks_that_ended_are_no_more_locks(five, operator):
 
     assert (len(snapshot.locks), snapshot.complete) == (5, True)
     assert scraped()["redlock_listing_complete default"] == 1
-    assert "more locks than this page asks for" not in operator.get(LIST).content.decode()
+    assert "The list may lack locks" not in operator.get(LIST).content.decode()
 
 
 def test_a_page_that_asks_for_some_does_not_count_them_as_all(five, operator):
@@ -188,7 +188,7 @@ def test_a_page_that_asks_for_some_does_not_count_them_as_all(five, operator):
     page = operator.get(LIST).content.decode()
 
     assert re.search(r"\d+\+ held locks", page)
-    assert "more locks than this page asks for" in page
+    assert "The list may lack locks" in page
 
 
 def test_what_an_incomplete_list_lacks_is_unknown(five, operator):
@@ -200,7 +200,7 @@ def test_what_an_incomplete_list_lacks_is_unknown(five, operator):
 
     tiles = {tile.label: tile.value for tile in operator.get(LIST).context["cl"].tiles}
 
-    assert tiles["Held"].endswith("+")
+    assert tiles["All"].endswith("+")
     assert [tiles[label] for label in ("No expiry", "Orphaned", "Degraded")] == ["?", "?", "?"]
 
 
@@ -279,12 +279,18 @@ def test_those_who_left_a_shared_lock_are_not_counted(five):
 
 def test_permits_are_named(five):
     """
-    L71: of a lock with permits, the command says which are held.
+    L71: of a lock with permits, the command says which are held, and describes them in that order, one block each.
     """
-    with lock("pool", limit=3), lock("pool", limit=3):
-        text = run("redlock_inspect", "pool")[0]
+    for ttl, number in ((20.0, 1), (10.0, 2), (30.0, 10)):
+        text = encode("a" * 32, Owner("web-1", 77, since=time.time() - 1, ttl=ttl))
+        for node in five:
+            node.store.put(permit_slug(slug("pool"), number), text, ttl)
+    text = run("redlock_inspect", "pool")[0]
 
-    assert re.match(r"pool: 2 permits are held \(#[12], #[23]\). The nodes do not record how many there are.\n", text)
+    assert text.startswith(
+        "pool: 3 permits are held (#1, #2, #10). The nodes do not record how many there are.\n\nLock:"
+    )
+    assert re.findall(r"\n\nLock: +(.*)", text) == ["pool #1", "pool #2", "pool #10"]
 
 
 # What another program wrote

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -337,6 +338,20 @@ def test_no_expiry_is_stale(five):
     assert reasons(five) == [Staleness.NO_EXPIRY]
 
 
+@pytest.mark.parametrize(("accepted", "found"), [(1.0, []), (100.0, [Staleness.NO_EXPIRY])])
+def test_a_slow_clock_does_not_make_a_lock_stale(five, accepted, found):
+    """
+    L77: the clock of the holder's host is 99 s slow, so its lease of a second ago seems to have ended. By the nodes'
+    clocks, from which its fencing token comes, it has not.
+    """
+    put(five, value(age=100.0), None, None, None, None, None)
+    snapshot = held_locks()
+    views = [view._replace(fence=int((time.time() - accepted) * 1e6)) for view in only(snapshot).views]
+
+    accepting = replace(snapshot, locks=(only(snapshot)._replace(views=tuple(views)),))
+    assert [key.reason for key in stale_keys(accepting)] == found
+
+
 def test_more_than_any_lease_is_stale(five):
     """
     L77: a key that expires later than max_ttl and its own lease allow is stale.
@@ -658,6 +673,23 @@ def test_a_silent_node_is_not_asked_again(five, monkeypatch):
     assert len(asked) >= 4
 
 
+def test_the_wait_for_a_silent_node_takes_no_time_from_the_others(five, monkeypatch):
+    """
+    L71, L73: the first query may wait for a silent node longer than a listing may take. The others are queried all the
+    same: the list is complete, and a lock whose process is gone is orphaned, not only degraded.
+    """
+    owner = Owner("web-1", 77, "task", since=time.time() - 60, ttl=60.0, process="gone")
+    put(five, encode(A, owner), 20, 20, 20, 20, 20)
+    put(five[3:], value(B), 20, 20, name="on two")
+    five[2].down = True
+    take_time(monkeypatch, 7.0, rounds=1)
+
+    snapshot = held_locks(seconds=0.5)
+
+    assert snapshot.complete
+    assert {held.name: held.state for held in snapshot.locks} == {"orders:7": "orphaned", "on two": "partial"}
+
+
 def test_more_can_be_asked_for(five):
     """
     L70: a caller with enough time can request more names, and gets no more than that.
@@ -720,14 +752,16 @@ def test_the_last_moments_can_be_shown_in_every_time_zone(five):
     assert only(held_locks()).since is None
 
 
-def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let each round of questions take some time."""
+def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: float = math.inf) -> None:
+    """Let each of the first rounds of questions take some time."""
     manager, clock, ask = locks["default"], [1000.0], LockManager.ask
     monkeypatch.setattr(manager, "runtime", replace(manager.runtime, clock=lambda: clock[0]))
 
     def slowly(self: LockManager, round: Any) -> None:
+        nonlocal rounds
         ask(self, round)
-        clock[0] += seconds
+        clock[0] += seconds if rounds > 0 else 0.0
+        rounds -= 1
 
     monkeypatch.setattr(LockManager, "ask", slowly)
 

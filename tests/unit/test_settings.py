@@ -222,6 +222,15 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": THREE, "OPTIONS": {"TTL": 3}}}, "redlock.E007", "did you mean 'ttl'?"),
     ({"default": {"NODES": THREE, "OPTIONS": []}}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"default": {"NODES": THREE, "OPTIONS": {"durable": ["lock-9"]}}}, "redlock.E007", "names no node: 'lock-9'"),
+    *(
+        ({"default": {"NODES": THREE, "OPTIONS": {option: [f"redis://:{SECRET}@a"]}}}, "redlock.E007", "no node: a URL")
+        for option in ("durable", "allow_evicting")
+    ),
+    *(
+        ({"default": {"NODES": THREE, "OPTIONS": {option: f"redis://:{SECRET}@a"}}}, "redlock.E006", "nodes, not a URL")
+        for option in ("durable", "allow_evicting")
+    ),
+    ({"default": {"NODES": THREE, "KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}}, "redlock.E009", "not a URL"),
     ({"default": {"NODS": THREE}}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
     ({"default": {"nodes": THREE}}, "redlock.E007", "did you mean 'NODES'?"),
     ({"defalt": {"NODES": THREE}}, "", "no alias 'default'; did you mean 'defalt'?"),

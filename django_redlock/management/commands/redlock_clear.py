@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
@@ -73,7 +73,7 @@ class Command(OperatorCommand):
             self.stdout.write(_explanation(key))
         if not keys:
             self.stdout.write("Nothing is stale.")
-        elif self._may_delete(len(keys), dry_run, interactive, options.get("stdin", sys.stdin)):
+        elif self._may_delete(keys, dry_run, interactive, options.get("stdin", sys.stdin)):
             self._delete(keys)
 
     def _stale(self, snapshot: Snapshot, searched: bool) -> list[StaleKey]:
@@ -88,31 +88,33 @@ class Command(OperatorCommand):
                 self.stderr.write(text, self.style.WARNING)
         return keys
 
-    def _may_delete(self, count: int, dry_run: bool, interactive: bool, stdin: Any) -> bool:
+    def _may_delete(self, keys: list[StaleKey], dry_run: bool, interactive: bool, stdin: Any) -> bool:
         if dry_run or (interactive and not stdin.isatty()):
             hint = "" if dry_run else " Nobody is there to ask: use --no-input to delete."
-            self.stdout.write(f"Dry run: {_keys(count)} would be deleted.{hint}")
+            planned = _in_words(keys, "{} would be deleted", "{} would be replaced")
+            self.stdout.write(f"Dry run: {planned}.{hint}")
             return False
-        if interactive and not agreed(f"Delete {_keys(count)}?"):
+        if interactive and not agreed(f"{_in_words(keys, 'delete {}', 'replace {}').capitalize()}?"):
             raise CommandError("Nothing was deleted.")
         return True
 
     def _delete(self, keys: list[StaleKey]) -> None:
-        outcomes: Counter[ActionResult] = Counter()
+        outcomes: dict[ActionResult, list[StaleKey]] = defaultdict(list)
         for key in keys:
             outcome, name = remove_stale(key), printable(key.lock.name)
-            outcomes[outcome] += 1
+            outcomes[outcome].append(key)
             if outcome is ActionResult.CHANGED:
                 self.stdout.write(f"{name}: left alone, because it changed meanwhile.")
             if outcome is ActionResult.FAILED:
                 typed = key.reason is Staleness.WRONG_TYPE
                 hint = f" Delete it there: {deletion(key.lock)}" if typed else ""
-                self.stderr.write(f"{name}: a node that has it did not delete it.{hint}", self.style.ERROR)
-        self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes[ActionResult.REMOVED])}."))
-        if outcomes[ActionResult.FAILED]:
-            raise CommandError(
-                f"{_keys(outcomes[ActionResult.FAILED])} could not be deleted everywhere.", returncode=PARTIAL
-            )
+                failed = _in_words([key], "delete it", "replace it")
+                self.stderr.write(f"{name}: a node that has it did not {failed}.{hint}", self.style.ERROR)
+        done = _in_words(outcomes[ActionResult.REMOVED], "deleted {}", "replaced {}")
+        self.stdout.write(self.style.SUCCESS(f"{done.capitalize()}."))
+        if left := outcomes[ActionResult.FAILED]:
+            text = _in_words(left, "{} could not be deleted everywhere", "{} could not be replaced everywhere")
+            raise CommandError(f"{text}.", returncode=PARTIAL)
 
 
 def _old_enough(key: StaleKey, older_than: int | None) -> bool:
@@ -124,5 +126,10 @@ def _explanation(key: StaleKey) -> str:
     return f"{printable(key.lock.name)} on {', '.join(key.nodes)}: {key.reason.label}.{holder}"
 
 
-def _keys(count: int) -> str:
-    return "1 key" if count == 1 else f"{count} keys"
+def _in_words(keys: list[StaleKey], deleting: str, replacing: str) -> str:
+    """Say what happens to how many keys, and to how many absurd tokens, which are replaced."""
+    tokens = sum(key.reason is Staleness.ABSURD for key in keys)
+    count = len(keys) - tokens
+    parts = [deleting.format("1 key" if count == 1 else f"{count} keys")] if count or not tokens else []
+    parts += [replacing.format("1 token" if tokens == 1 else f"{tokens} tokens")] if tokens else []
+    return " and ".join(parts)

@@ -84,13 +84,12 @@ class Command(OperatorCommand):
             raise CommandError("The slot is free.", returncode=FREE)
 
     def _show(self, snapshot: Snapshot, name: str) -> None:
-        if len(snapshot.locks) > 1:
-            numbers = [lock.name.rpartition(" ")[2] for lock in snapshot.locks]
-            held = ", ".join(sorted(numbers, key=lambda number: (len(number), number)))
-            text = f"{len(numbers)} permits are held ({held}). The nodes do not record how many there are."
-            self.stdout.write(f"{printable(name)}: {text}\n")
-        for lock in snapshot.locks:
-            self.stdout.write(shown(snapshot, lock))
+        locks = sorted(snapshot.locks, key=lambda lock: (len(lock.name), lock.name))
+        if len(locks) > 1:
+            held = ", ".join(lock.name.rpartition(" ")[2] for lock in locks)
+            text = f"{len(locks)} permits are held ({held}). The nodes do not record how many there are."
+            self.stdout.write(f"{printable(name)}: {text}\n\n")
+        self.stdout.write("\n\n".join(shown(snapshot, lock) for lock in locks))
 
 
 def explained(task: str, args: str, kwargs: str) -> "Explanation":

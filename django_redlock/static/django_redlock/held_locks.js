@@ -14,9 +14,10 @@
     const state = (row) => row.querySelector('.redlock-state')?.textContent;
     const name = (row) => row.querySelector('.redlock-name')?.textContent;
     const two = (number) => String(number).padStart(2, '0');
-    const now = () => new Date().toTimeString().slice(0, 8);
+    // The server's time, as the page shows it: the browser may be in another time zone, or its clock be wrong.
+    const at = (root) => root.querySelector('.redlock-taken')?.dataset.at;
     const SPOKEN = 3; // changes that are read out at once
-    let paused = false, asking = false, updated = now();
+    let paused = false, asking = false, updated = at(document);
 
     function clock(seconds) {
         const s = Math.floor(seconds), m = Math.floor(s / 60), h = Math.floor(m / 60);
@@ -41,7 +42,7 @@
         element.classList.add('redlock-old');
         const note = document.createElement('span');
         note.className = 'redlock-lastknown';
-        note.textContent = `${(live || part).dataset.known} ${updated}`;
+        note.textContent = `${(live || part).dataset.known} ${element.dataset.at || updated}`;
         where?.append(note);
     }
     const aged = () => grow(part, part.querySelector('.redlock-taken'));
@@ -84,7 +85,7 @@
         if (!same) { row.classList.remove('selected'); }
     }
 
-    function merge(data, asked, news) {
+    function merge(data, asked, when, news) {
         const page = new DOMParser().parseFromString(data.rows, 'text/html');
         const fresh = rows(page.querySelector('#result_list tbody'));
         if (!body()) {
@@ -98,6 +99,7 @@
         for (const row of fresh) {
             const old = known.get(id(row));
             known.delete(id(row));
+            (old || row).dataset.at = when;
             if (old) {
                 const before = state(old);
                 refresh(old, row);
@@ -144,12 +146,12 @@
         const data = await reply.json();
         const nodes = live.querySelector('.redlock-nodes'), before = spoken(nodes);
         renew(nodes, () => { nodes.innerHTML = data.nodes; });
+        nodes.classList.remove('redlock-old');
         const news = changes(before, spoken(nodes));
-        merge(data, asked, news);
+        merge(data, asked, at(nodes), news);
         announce(news);
         count(data.counted);
         status.textContent = unknown(data.unknown);
-        if (!data.unknown.length) { updated = now(); }
     }
 
     async function detail(reply, asked) {
@@ -169,14 +171,17 @@
         part.toggleAttribute('data-blind', 'blind' in fresh.dataset);
         part.classList.remove('redlock-old');
         status.textContent = '';
-        updated = now();
+        updated = at(part);
     }
 
     async function update() {
         const asked = performance.now();
         try {
             const url = live ? live.dataset.url + window.location.search : window.location.href;
-            const reply = await fetch(url, {headers: {Accept: live ? 'application/json' : 'text/html'}});
+            const reply = await fetch(url, {
+                headers: {Accept: live ? 'application/json' : 'text/html'},
+                signal: AbortSignal.timeout(2000 * (live || part).dataset.every), // without it, a lost network is silent
+            });
             if (reply.redirected || reply.status === 403) {
                 status.textContent = status.dataset.out;
             } else if (!reply.ok) {
@@ -189,7 +194,9 @@
         } catch {
             status.textContent = status.dataset.failed;
         }
-        if (live) { rows(body()).forEach(grown); } else { aged(); }
+        if (!live) { return aged(); }
+        live.querySelector('.redlock-nodes').classList.add('redlock-old');
+        rows(body()).forEach(grown);
     }
 
     async function ask() {

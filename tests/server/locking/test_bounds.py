@@ -421,7 +421,8 @@ def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value
         assert "redlock_clear" in found[0].remedy
         assert "its fencing token is absurd" in dry.getvalue()
         assert before == value
-        assert "Deleted 1 key." in wet.getvalue()
+        assert "Dry run: 1 token would be replaced." in dry.getvalue()
+        assert wet.getvalue().endswith("\nReplaced 1 token.\n")
         assert fences(nodes)[:3] == [str(lease.fencing_token)] * 3
         assert not [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
         if held:
@@ -450,7 +451,7 @@ def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: 
         call_command("redlock_clear", interactive=False, stdout=told)
 
         assert [(finding.level, NAME in finding.text) for finding in found] == [("error", True)]
-        assert "Deleted 1 key." in told.getvalue()
+        assert "Replaced 1 token." in told.getvalue()
         assert fence_of_row(tables) == (lease.fencing_token if count == 3 else 0)
         assert not [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
         assert not held or lease.release() == "released"
