@@ -208,8 +208,9 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     entry: Mapping[str, Any] = {"URL": node} if isinstance(node, str) else node
     if isinstance(entry, Mapping) and "URL" not in entry and {"SENTINELS", "SERVICE_NAME"} & entry.keys():
         return _sentinel_spec(where, entry)
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("URL"), str):
-        given = f"a dict with {', '.join(map(repr, entry))}" if isinstance(entry, Mapping) else type(node).__name__
+    url = entry["URL"] if isinstance(entry, Mapping) and "URL" in entry else entry
+    if not isinstance(url, str):
+        given = f"a dict with {', '.join(map(repr, url))}" if isinstance(url, Mapping) else type(url).__name__
         raise InvalidRedlockError(
             f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {given}.",
             "redlock.E003",
@@ -378,15 +379,11 @@ def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
     _known_keys(where, options, OPTION_KEYS)
     fields_of_names = ("durable", "allow_evicting")
     names = {each: tuple(options[each]) for each in fields_of_names if isinstance(options.get(each), (list, tuple))}
-    for field, listed in names.items():
-        for name in listed:
-            if name not in {node.name for node in nodes}:
-                known = [node.name for node in nodes]
-                raise InvalidRedlockError(
-                    f"{where}[{field!r}] names no node: {quoted(name)}{_nearest(name, known)} The nodes are "
-                    f"{', '.join(known)}.",
-                    "redlock.E007",
-                )
+    known = [node.name for node in nodes]
+    unknown = [(field, name) for field, listed in names.items() for name in listed if name not in known]
+    for field, name in unknown:
+        near = f"{_nearest(name, known)} The nodes are {', '.join(known)}."
+        raise InvalidRedlockError(f"{where}[{field!r}] names no node: {quoted(name)}{near}", "redlock.E007")
     for node in nodes:
         if node.fails_over and node.name in names.get("durable", ()):
             raise InvalidRedlockError(

@@ -61,6 +61,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": {"redis://a"}}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
     ({"default": {"NODES": [7]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ({"default": {"NODES": [{"NAME": "a"}]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
+    ({"default": {"NODES": [{"URL": None}]}}, "redlock.E003", r"\[0\] must be a URL .*, not NoneType"),
     (
         {"default": {"NODES": [{"URL": "redis://a", "OPTIONS": 5}]}},
         "redlock.E003",
@@ -185,6 +186,10 @@ MISTAKES: list[tuple[Any, str, str]] = [
         "DATABASES has no alias 'nowhere', it has 'default'",
     ),
     ({"default": {"NODES": ["database:default"]}}, "redlock.E003", "write database://default"),
+    *(
+        ({"default": {"NODES": [f"database://default{end}"]}}, "redlock.E003", "only the name of an alias")
+        for end in ("/", "/shop", "?timeout=1", "#1")
+    ),
     (
         {"default": {"NODES": [{"URL": "database://default", "OPTIONS": {"timeout": 1}}]}},
         "redlock.E003",
@@ -231,6 +236,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
         for option in ("durable", "allow_evicting")
     ),
     ({"default": {"NODES": THREE, "KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}}, "redlock.E009", "not a URL"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"durable": [["a"]]}}}, "redlock.E007", r"names no node: \['a'\]"),
     ({"default": {"NODS": THREE}}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
     ({"default": {"nodes": THREE}}, "redlock.E007", "did you mean 'NODES'?"),
     ({"defalt": {"NODES": THREE}}, "", "no alias 'default'; did you mean 'defalt'?"),

@@ -5,8 +5,8 @@ A database of ``DATABASES`` as a node: SQLite, PostgreSQL, MySQL or MariaDB (int
 """
 
 import os
+import re
 from typing import Any
-from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -39,7 +39,9 @@ class DatabaseNode(RecordNode):
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         if "@" in spec.url:
             raise ValueError("its URL names an alias of DATABASES, such as database://default, and no address")
-        self.alias = urlsplit(spec.url).netloc
+        _, slashes, self.alias = spec.url.partition("://")
+        if not slashes or re.search("[/?#]", self.alias):
+            raise ValueError("its URL has only the name of an alias of DATABASES; write database://default")
         connection = self._known()
         super().__init__(spec.name or f"database:{self.alias}", address(connection, self.alias))
         self.file = os.path.realpath(connection.settings_dict["NAME"]) if connection.vendor == "sqlite" else ""
