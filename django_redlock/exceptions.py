@@ -125,7 +125,7 @@ class QuorumUnavailableError(_AttemptError):
     def _text(self) -> str:
         needed = f"{self.needed} of {len(self.nodes)} nodes" if self.needed else "a majority of the nodes"
         if self.misconfigured:
-            why = "must vote, and too few can until their configuration or the REDLOCK setting is changed"
+            why = "must vote, but too few can, and waiting does not change that"
         else:
             why = "must answer in time and agree, and too few did"
         return f"Lock {self.name!r}: {needed} {why} ({self._effort()})."

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
@@ -56,6 +56,11 @@ class RedlockHandler:
     def __iter__(self) -> Iterator[str]:
         return iter(aliases())
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> Any:
+            raise AttributeError(f"locks has no {attribute!r}; write locks['default'] to use an alias of REDLOCK.")
+
     def all(self) -> list[LockManager]:
         """Return the managers of all aliases."""
         return [self[alias] for alias in self]
@@ -93,8 +98,8 @@ class DjangoSurroundings(Surroundings):
     """The event loop and the transactions of the calling thread, as Django knows them."""
 
     @async_unsafe(
-        "This would block the event loop. Write 'async with lock(...)', 'await lock(...).aacquire()', or decorate a "
-        "coroutine function."
+        "This would block the event loop. Write 'async with lock(...)', await a method that begins with 'a', such as "
+        "aacquire() or aextend(), or decorate a coroutine function."
     )
     def blocking(self) -> None:
         """Raise SynchronousOnlyOperation in an event loop, as Django's database does."""

@@ -96,6 +96,8 @@ class Decorator:
             raise TypeError(MISSING_KEY)
         if isinstance(view, type):
             return _lock_class(view, self, options)
+        if not callable(view):
+            raise TypeError(f"@locked_view decorates views, not {view!r}.")
         guard = Guard.of_view(view, options)
         return guarded_async(guard, view) if guard.asynchronous else guarded(guard, view)
 

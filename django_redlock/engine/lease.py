@@ -18,7 +18,7 @@ from ..nodes.threads import exiting
 from .holdings import is_in_block
 from .lease_hold import LeaseHold, end_of_earlier_hold
 from .loss import AsyncLoss, Loss, log_loss
-from .mistakes import LEASE_ATTRIBUTES, Explained
+from .mistakes import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
 
 
@@ -149,6 +149,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """Report progress: a lease taken with ``heartbeat=`` is extended only while this is called."""
         self.hold.beat(self.hold.clock())
 
+    @explained
     def extend(self, ttl: float | None = None) -> bool:
         """
         Ask the nodes for a whole ttl from now; return whether a quorum agreed before the old deadline.
@@ -165,6 +166,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         self.hold.keeper.surroundings.blocking()
         return self.hold.keeper.extend([self], self._checked(ttl)) == 1
 
+    @explained
     async def aextend(self, ttl: float | None = None) -> bool:
         """Do what :meth:`extend` does without blocking."""
         return await self.hold.keeper.aextend([self], self._checked(ttl)) == 1
@@ -269,9 +271,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         outcome, hold = release_outcome(round, self.hold.keeper.rules), self.hold
         if hold.ended is EndReason.RELEASED:
             hold.keeper.notify("lock_released", lease=self, outcome=outcome)
-        if hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN:
-            return outcome
-        return Outcome.EXPIRED
+        return outcome if hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN else Outcome.EXPIRED
 
 
 class AsyncLease(Lease):

@@ -139,17 +139,16 @@ class Lock(Explained, advice=ATTRIBUTES):
             SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
         refuse_arguments("acquire", args, kwargs)
-        check_block(self.names, self._options, "")
         return self._acquire()
 
     @without_arguments
     async def aacquire(self, *args: object, **kwargs: object) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
         refuse_arguments("aacquire", args, kwargs)
-        check_block(self.names, self._options, "async with")
         return await self._aacquire()
 
-    def try_acquire(self) -> Lease | None:
+    @without_arguments
+    def try_acquire(self, *args: object, **kwargs: object) -> Lease | None:
         """
         Return a lease, or None if another owner has the lock.
 
@@ -157,19 +156,21 @@ class Lock(Explained, advice=ATTRIBUTES):
         ``OPTIONS["wait"]`` does not apply. The lease can be used in a ``with`` block, which releases it. The call
         raises what :meth:`acquire` raises, except LockTakenError.
         """
+        refuse_arguments("try_acquire", args, kwargs)
         with suppress(LockTakenError):
-            check_block(self.names, self._options, "")
             return self._acquire(once=True)
         return None
 
-    async def atry_acquire(self) -> Lease | None:
+    @without_arguments
+    async def atry_acquire(self, *args: object, **kwargs: object) -> Lease | None:
         """Do what :meth:`try_acquire` does without blocking; the lease can be used in an ``async with`` block."""
+        refuse_arguments("atry_acquire", args, kwargs)
         with suppress(LockTakenError):
-            check_block(self.names, self._options, "async with")
             return await self._aacquire(once=True)
         return None
 
     def _acquire(self, once: bool = False, inside: bool = False) -> Lease:
+        check_block(self.names, self._options, "with" if inside else "")
         described, who = self._chosen(once), this_thread()
         described.manager.surroundings.blocking()
         lease = self._entered_before(described, who)
@@ -180,6 +181,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         return lease
 
     async def _aacquire(self, once: bool = False, inside: bool = False) -> Lease:
+        check_block(self.names, self._options, "async with")
         described, who = self._chosen(once), this_task()
         lease = self._entered_before(described, who)
         if lease is None:
@@ -194,7 +196,6 @@ class Lock(Explained, advice=ATTRIBUTES):
 
     def __enter__(self) -> Lease:
         way_out, who = way_out_of(self), this_thread()
-        check_block(self.names, self._options, "with")
         check_not_skipped(self.names, self._options, "try_acquire")
         described = self.description()
         if not self._on_commit and described.wanted.owner.kind == "manual":
@@ -235,7 +236,6 @@ class Lock(Explained, advice=ATTRIBUTES):
 
     async def _aenter(self, way_out: WayOut | None) -> Lease:
         task, who = asyncio.current_task(), this_task()
-        check_block(self.names, self._options, "async with")
         check_not_skipped(self.names, self._options, "atry_acquire")
         self._refuse_nesting(who, self._tasks)
         for left in self._tasks.dropped(who):

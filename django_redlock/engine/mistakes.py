@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, Callable[[object], str]] = {
 ATTRIBUTES = {
     "locked": "to look at a lock without taking it, write django_redlock.inventory.find_lock({name!r})",
     **dict.fromkeys(
-        ("release", "extend", "reacquire", "owned", "remaining", "ensure", "valid"),
+        ("release", "extend", "reacquire", "owned", "remaining", "ensure", "valid", "fencing_token", "on_lost", "lost"),
         "a lease has it: write 'lease = lock({name!r}).acquire()' or 'with lock({name!r}) as lease:' first",
     ),
     "reset": "to end the hold of another process, use manage.py redlock_release",
@@ -56,15 +56,22 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
         options = {option: value for option, value in DEFAULTS.items() if option not in [each.name for each in own]}
         own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
     known = dict.fromkeys(each.name for each in own if each.name != "self").keys()
+    positions = [each.name for each in own if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         if not kwargs.keys() <= known:
             given = next(each for each in kwargs if each not in known)
             close = get_close_matches(given, known, n=1)
-            near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
-            advice = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
-            raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}.")
+            near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}."
+            advice = f"{ARGUMENTS[given](kwargs[given])}." if given in ARGUMENTS else near
+            raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}")
+        if len(args) > len(positions):
+            first = ", ".join(name for name in positions if name != "self")
+            others = ", ".join(f"{name}=" for name in known if name not in positions)
+            raise TypeError(
+                f"{function.__name__}() takes only {first} without a keyword; write the others as {others}."
+            )
         return function(*args, **kwargs)
 
     checked.__signature__ = signature(function).replace(parameters=own)  # type: ignore[attr-defined]
@@ -87,7 +94,9 @@ def refuse_arguments(method: str, args: Sequence[object], options: Mapping[str, 
     """
     if args or options:
         given = next(iter(options), "")
-        option = ARGUMENTS[given](options[given]).removeprefix("write ") if given in ARGUMENTS else "wait=..."
+        option = f"{given}={options[given]!r}" if given in DEFAULTS else "wait=..."
+        if given in ARGUMENTS:
+            option = ARGUMENTS[given](options[given]).removeprefix("write ")
         advice = option if option.startswith("leave it out") else f"write lock(name, {option}).{method}()"
         raise TypeError(f"{method}() takes no arguments; {advice}.")
 

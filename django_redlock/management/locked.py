@@ -18,6 +18,7 @@ from ..core.outcome import EndReason
 from ..core.rules import check_wait, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock
+from ..engine.mistakes import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..web.keys import Call, Key, ViewKey
@@ -48,6 +49,7 @@ def locked_command(
 ) -> Callable[[Decorated], Decorated]: ...
 
 
+@explained
 def locked_command(
     key: Any = None,
     *,
@@ -77,7 +79,7 @@ def locked_command(
     Raises:
         ImproperlyConfigured: The key can never be resolved.
         TypeError: The decorated class is not a command.
-        ValueError: *ttl*, *wait* or *max_hold* is not a number of seconds.
+        ValueError: *ttl*, *wait* or *max_hold* is not a number of seconds, or *skip_exit_code* is no exit code.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when the lock is taken and 69 when
     too few nodes answer. A run that lost the lock raises ``CommandError`` with the exit code 76. If an option that the
@@ -86,6 +88,8 @@ def locked_command(
     check_wait(wait)
     optional_seconds("ttl", ttl)
     optional_seconds("max_hold", max_hold)
+    if not isinstance(skip_exit_code, int) or not 0 <= skip_exit_code <= 255:
+        raise ValueError(f"skip_exit_code must be a whole number from 0 to 255, not {skip_exit_code!r}.")
     if isinstance(key, type) or getattr(key, "__name__", "") == "handle":  # written without parentheses
         return locked_command()(key)
 

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial, wraps
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
@@ -28,7 +29,9 @@ from .responses import OnBusy, refuse
 
 MARGIN = 1 / 20  # share of the ttl that must be left for a commit, as in fenced()
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
+KNOWN_METHODS = frozenset(get_args(Method))
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+SIMILAR = 0.75  # to a method's name; the names of WebDAV are less similar
 
 log = logging.getLogger("django_redlock")
 
@@ -54,14 +57,20 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     Return the methods to lock, in upper case; None stays None and means all methods that change data.
 
     Raises:
-        TypeError: *methods* is a str.
-        ValueError: *methods* is empty.
+        TypeError: *methods* is not a list of str.
+        ValueError: *methods* is empty, or has a misspelt method.
     """
     if methods is None:
         return None
     if isinstance(methods, str):
         raise TypeError(f"methods must be a list such as [{methods.upper()!r}], not the str {methods!r}.")
-    chosen = frozenset(method.upper() for method in methods)
+    given = list(methods) if isinstance(methods, Iterable) else [methods]
+    if not isinstance(methods, Iterable) or not all(isinstance(method, str) for method in given):
+        raise TypeError(f"methods must be a list such as ['POST'], not {methods!r}.")
+    chosen = frozenset(method.upper() for method in given)
+    for method in sorted(chosen - KNOWN_METHODS):
+        for close in get_close_matches(method, KNOWN_METHODS, 1, SIMILAR):
+            raise ValueError(f"methods has {method!r}; did you mean {close!r}?")
     if not chosen:
         raise ValueError("methods=[] locks no request; name at least one, or leave it out for all that change data.")
     return chosen | {"HEAD"} if "GET" in chosen else chosen  # Django serves HEAD with the view for GET

@@ -125,7 +125,7 @@ async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.Mon
         lambda: lock("loop")(lambda: None)(),
     ]
     async with lock("lease") as lease:
-        with pytest.raises(SynchronousOnlyOperation):
+        with pytest.raises(SynchronousOnlyOperation, match=r"aextend\(\)"):
             lease.extend()
     for way in refused:
         with pytest.raises(SynchronousOnlyOperation, match="async with lock"):
@@ -518,7 +518,21 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a", blocking_timeout=5), TypeError, "no argument 'blocking_timeout'; write wait=5"),
     (lambda: lock("a", blocking=False), TypeError, "no argument 'blocking'; write wait=0"),
     (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
-    (lambda: lock("a", tll=1), TypeError, "no argument 'tll'; did you mean 'ttl'"),
+    (lambda: lock("a", tll=1), TypeError, r"no argument 'tll'; did you mean 'ttl'\?$"),
+    (
+        lambda: lock("a", 5),
+        TypeError,
+        r"lock\(\) takes only name without a keyword; write the others as using=, ttl=, ",
+    ),
+    (lambda: locks["default"].lock("a", "b"), TypeError, r"lock\(\) takes only name without a keyword"),
+    (lambda: locks.default, AttributeError, r"locks has no 'default'; write locks\['default'\]"),
+    (
+        lambda: lock("a").try_acquire(wait=1),
+        TypeError,
+        r"try_acquire\(\) takes no arguments; write lock\(name, wait=1\)",
+    ),
+    (lambda: asyncio.run(lock("a").atry_acquire(0)), TypeError, r"lock\(name, wait=\.\.\.\)\.atry_acquire\(\)"),
+    (lambda: lock("a").fencing_token, AttributeError, "no 'fencing_token'; a lease has it"),
     (lambda: locks["default"].lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
     (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
@@ -534,7 +548,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a").acquire(blocking=False), TypeError, r"takes no arguments; write lock\(name, wait=0\)\.acquire"),
     (lambda: lock("a").acquire(sleep=1), TypeError, r"acquire\(\) takes no arguments; leave it out"),
     (lambda: lock("a").acquire(5), TypeError, r"acquire\(\) takes no arguments; write lock\(name, wait=\.\.\.\)"),
-    (lambda: asyncio.run(lock("a").aacquire(wait=5)), TypeError, r"lock\(name, wait=\.\.\.\)\.aacquire\(\)"),
+    (lambda: asyncio.run(lock("a").aacquire(wait=5)), TypeError, r"lock\(name, wait=5\)\.aacquire\(\)"),
     (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
     (lambda: lock("a")(staticmethod(work)), TypeError, r"Write @staticmethod above @lock"),
     (lambda: lock("a")(property(work)), TypeError, r"Write @property above @lock"),
@@ -543,12 +557,17 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lease().locked(), AttributeError, r"no 'locked'; write lease\.valid\(\)"),
     (lambda: lease().reacquire(), AttributeError, r"no 'reacquire'; write lease\.extend\(\)"),
     (lambda: lease().acquire(), AttributeError, r"no 'acquire'; .*lock\('lease'\)\.acquire\(\)"),
+    (lambda: lease().extend(timeout=5), TypeError, r"extend\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: lease().ensure("5"), ValueError, "margin must be a finite number, not '5'"),
     (lambda: lease().on_lost(None), TypeError, r"on_lost\(\) needs a function that takes the lease, not None"),
     (lambda: lease().on_lost(coroutine), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
     (lambda: fenced(lease()).run(coroutine), TypeError, r"run\(\) needs a plain function, and coroutine is"),
     (lambda: fenced(lease()).run(work()), TypeError, r"run\(\) needs a function and its arguments, not None"),
     (lambda: locked_view("a", timeout=5), TypeError, r"locked_view\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: locked_view("a", methods=["PSOT"]), ValueError, "methods has 'PSOT'; did you mean 'POST'?"),
+    (lambda: locked_view("a", methods=[5]), TypeError, "methods must be a list such as .*not"),
+    (lambda: locked_view("a", methods=5), TypeError, "methods must be a list such as .*not 5"),
+    (lambda: locked_view("a")("shop.views.pay"), TypeError, "@locked_view decorates views, not 'shop.views.pay'"),
     (lambda: locked_view("a", ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
     (
         lambda: locked_view("{request.path}")(page)(View()),
@@ -556,6 +575,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
         r"got a View instead of a request.*@method_d",
     ),
     (lambda: locked_command("a", ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
+    (lambda: locked_command("a", timeout=5), TypeError, r"locked_command\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: locked_command("a", skip_exit_code="0"), ValueError, "skip_exit_code must be a whole number .*, not '0'"),
     (lambda: locked_view(work)(HttpRequest()), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
 ]
 
