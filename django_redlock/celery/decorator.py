@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Literal, cast, overload
 from celery import Celery, Task, _state
 from celery.local import Proxy
 
+from ..engine.decorator import makes_coroutine, makes_generator
 from ._compat import P, R
 from .keys import check_key
 from .options import (
@@ -110,7 +111,7 @@ def check_function(function: object) -> None:
     Refuse a *function* that cannot become a task.
 
     Raises:
-        TypeError: It is a task already, a class, or cannot be called.
+        TypeError: It is a task already, a class, a coroutine or generator function, or cannot be called.
     """
     if isinstance(function, (Proxy, Task)):
         raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
@@ -119,6 +120,12 @@ def check_function(function: object) -> None:
         raise TypeError(f"@singleton_task decorates a function, not the class {name}. Derive it from SingletonTask.")
     if not callable(function):
         raise TypeError(f"@singleton_task decorates a function, not {repr(function)[:40]}.")
+    if makes_coroutine(function) or makes_generator(function):
+        raise TypeError(
+            f"@singleton_task decorates a function that does its work when it is called: the slot would be free before "
+            f"the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may call "
+            "async_to_sync()."
+        )
 
 
 def _parameters(function: Callable[..., Any], celery_options: dict[str, Any]) -> inspect.Signature:

@@ -75,7 +75,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("lock_expiry", "expiry", "timeout", "ttl_queue"), "'queue_ttl'"),
     **dict.fromkeys(("unique_on", "unique_by", "unique_key", "lock_key", "once", "keys"), "'key'"),
     **dict.fromkeys(("wait", "wait_timeout", "blocking_timeout", "max_wait"), "'wait_for'"),
-    **{"hold": "'hold_for'", "alias": "'using'", "on_dup": "'on_duplicate'"},
+    **{"hold": "'hold_for'", "alias": "'using'", "on_dup": "'on_duplicate'", "if_taken": "'on_duplicate'"},
     **{"unlock_before_run": 'scope="until_executing"', "cooldown": "'hold_for'"},
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }

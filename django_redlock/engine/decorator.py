@@ -44,12 +44,12 @@ def decorated(lock: Locked, function: Function) -> Function:
         TypeError: *function* makes a generator, or is not a function.
     """
     _refuse_other_objects(function)
-    if _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function):
+    if makes_generator(function):
         raise TypeError(
             f"The generator function {_name(function)} cannot be decorated with a lock: its body runs after the call. "
             "Write 'with lock(...):' (or 'async with') inside it."
         )
-    return cast(Function, (_awaited if _is(iscoroutinefunction, function) else _called)(lock, function))
+    return cast(Function, (_awaited if makes_coroutine(function) else _called)(lock, function))
 
 
 def _refuse_other_objects(function: object) -> None:
@@ -111,6 +111,16 @@ def _done(lock: Locked, function: Callable[..., Any], result: Any) -> Any:
         f"{_name(function)} returned an awaitable, which would run without lock {lock.name!r}. Decorate a "
         "coroutine function ('async def'), or write 'async with lock(...):' inside it."
     )
+
+
+def makes_generator(function: Callable[..., Any]) -> bool:
+    """Return whether the body of *function* runs when its result is iterated over."""
+    return _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function)
+
+
+def makes_coroutine(function: Callable[..., Any]) -> bool:
+    """Return whether the body of *function* runs when its result is awaited."""
+    return _is(iscoroutinefunction, function)
 
 
 def _is(kind: Callable[[Any], bool], function: Any) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,13 @@ from django_redlock.celery.request import SingletonRequest
 def nothing(x: Any = 1) -> None: ...
 
 
+async def later() -> None: ...
+
+
+def each() -> Any:
+    yield
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -26,6 +34,7 @@ def nothing(x: Any = 1) -> None: ...
         ({"on_duplicates": "skip"}, TypeError, r"no option 'on_duplicates'; did you mean 'on_duplicate'\?"),
         ({"leese": 3}, TypeError, r"did you mean 'lease'\?"),
         ({"ttl": 3}, TypeError, r"did you mean 'lease'\?"),
+        ({"if_taken": "skip"}, TypeError, r"did you mean 'on_duplicate'\?"),
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"lease": float("nan")}, ValueError, "lease must be a finite number"),
         ({"queue_ttl": -1}, ValueError, "queue_ttl must be more than 0 seconds"),
@@ -57,6 +66,9 @@ def test_second_decorator_is_refused(app):
         (Task(), "remove the other task decorator"),
         (dict, "not the class dict. Derive it from SingletonTask"),
         ("shop.tasks.pay", "decorates a function, not 'shop.tasks.pay'"),
+        (later, "the slot would be free before the body of later runs.*async_to_sync"),
+        (partial(later), "the slot would be free before the body of .*later"),
+        (each, "the slot would be free before the body of each runs"),
     ],
 )
 def test_only_a_function_becomes_a_task(decorated, message):
