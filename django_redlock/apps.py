@@ -23,7 +23,14 @@ class RedlockConfig(AppConfig):
         from .db import checks as checks_of_fences  # noqa: F401
         from .web import checks as checks_of_views  # noqa: F401
 
-        register(check_tasks, checks.TAG)
+        register(check_code, checks.TAG)
+
+
+def check_code(**kwargs: Any) -> list[CheckMessage]:
+    """Report mistakes in tasks and then in decorators, because the check of the tasks imports their modules."""
+    from .checks import check_decorators  # only here: see ready()
+
+    return [*check_tasks(), *check_decorators()]
 
 
 def check_tasks(**kwargs: Any) -> list[CheckMessage]:

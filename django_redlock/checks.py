@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core import mail
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
+from django.urls import get_resolver
 
 from .conf import (
     EXAMPLE,
@@ -45,7 +46,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
         names = aliases()
     except InvalidRedlockError as error:
         return [_error(error)]
-    return [*(message for alias in names for message in _check_alias(alias)), *_decorators()]
+    return [message for alias in names for message in _check_alias(alias)]
 
 
 @register(TAG, deploy=True)
@@ -142,8 +143,10 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     yield from _shared_servers(config)
 
 
-def _decorators() -> Iterator[CheckMessage]:
-    """Report the locks of decorated functions that the settings do not allow."""
+def check_decorators() -> Iterator[CheckMessage]:
+    """Report the locks of decorated functions and views that the settings do not allow."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        get_resolver().url_patterns  # noqa: B018  (imports the views)
     for lock in sorted(decorators, key=lambda lock: lock.names):
         try:
             lock.description()
@@ -151,7 +154,7 @@ def _decorators() -> Iterator[CheckMessage]:
             if isinstance(error, InvalidRedlockError) and not isinstance(error, UnknownAliasError):
                 continue  # check_settings reports the alias
             yield Error(
-                f"A function is decorated with the lock {lock.name!r}, which cannot be taken: {error}",
+                f"A function or view is decorated with the lock {lock.name!r}, which cannot be taken: {error}",
                 id="redlock.E011",
             )
 

@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial, wraps
 from typing import Any, Literal, get_args
@@ -21,9 +21,9 @@ from django.http import HttpRequest
 
 from ..core.outcome import LOST
 from ..engine.lease import Lease, arelease_at_end, release_at_end
-from ..engine.lock import Lock
+from ..engine.lock import Lock, decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError
-from ..handler import in_transaction, locks
+from ..handler import in_transaction, lock, locks
 from .keys import Call, Key, ViewKey
 from .responses import OnBusy, refuse
 
@@ -46,10 +46,14 @@ class Options:
     methods: frozenset[str] | None
     on_busy: OnBusy
     using: str
+    example: Lock = field(init=False)
+    """A lock with these options, for the system checks."""
 
-    def given(self) -> dict[str, Any]:
-        """Return the options as keyword arguments for the decorator of a method."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    def __post_init__(self) -> None:
+        name = f"view:{self.key}" if isinstance(self.key, str) and self.key else "view:..."
+        example = lock(name, ttl=self.ttl, wait=self.wait, using=self.using)
+        object.__setattr__(self, "example", example)  # the class is frozen
+        decorators.add(example)
 
 
 def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:

@@ -27,7 +27,7 @@ from django_redlock import (
     locked_view,
     locks,
 )
-from django_redlock.checks import check_deployment, check_settings
+from django_redlock.checks import check_decorators, check_deployment, check_settings
 from django_redlock.core.rules import Rules
 from django_redlock.engine.holdings import Holding, _holdings, forget_holdings
 from django_redlock.testing import Simulation
@@ -103,7 +103,7 @@ def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
     @lock("elsewhere", using="nope")
     def elsewhere() -> None: ...
 
-    found = [message for message in check_settings() if message.id == "redlock.E011"]
+    found = [message for message in check_decorators() if message.id == "redlock.E011"]
 
     assert any("long" in message.msg and "max_ttl" in message.msg for message in found)
     assert any("elsewhere" in message.msg and "no alias 'nope'" in message.msg for message in found)
