@@ -104,8 +104,11 @@ class DjangoSurroundings(Surroundings):
     def blocking(self) -> None:
         """Raise SynchronousOnlyOperation in an event loop, as Django's database does."""
 
-    def entering(self, name: str, rules: Rules) -> None:
+    def entering(self, name: str, rules: Rules, on_commit: bool = False) -> None:
         """Warn or raise, as ``OPTIONS["in_transaction"]`` says, if a transaction is open."""
+        if on_commit:
+            _refuse_manual_commits(name)
+            return
         if rules.in_transaction == "allow" or not (open_ones := open_transactions()):
             return
         message = (
@@ -169,6 +172,24 @@ def in_transaction(connection: Any) -> bool:
     """Return whether a transaction is open, other than the one of Django's ``TestCase``, as for ``durable=True``."""
     blocks = connection.atomic_blocks
     return bool(blocks) and not blocks[-1]._from_testcase
+
+
+def _refuse_manual_commits(name: str) -> None:
+    """
+    Make sure that Django learns of every commit.
+
+    Raises:
+        RuntimeError: Autocommit is off for a database.
+    """
+    db = sys.modules.get("django.db")  # not imported, as in open_transactions()
+    for each in db.connections.all() if db else ():
+        autocommit = each.settings_dict["AUTOCOMMIT"] if each.connection is None else each.autocommit
+        # Inside atomic(), Django switches autocommit off itself; commit_on_exit tells whether it was on before.
+        if not (each.commit_on_exit if each.in_atomic_block else autocommit):
+            raise RuntimeError(
+                f"Lock {name!r} has on_commit=True, but autocommit is off for database {each.alias!r}, so that Django "
+                "learns of no commit. Either turn autocommit on, or leave on_commit out and commit inside the lock."
+            )
 
 
 locks = RedlockHandler()

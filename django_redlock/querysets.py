@@ -24,11 +24,13 @@ from django.utils.asyncio import async_unsafe
 
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
-from .core.rules import UNSET, Wait
+from .core.rules import UNSET, Wait, check_wait, optional_seconds
 from .db.targets import Instance, Instances, Related, Row, Rows, Target
 from .engine.contexts import Block
 from .engine.lease import Lease
 from .engine.lock import Lock
+from .engine.mistakes import explained
+from .engine.options import check_switch
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks
@@ -66,6 +68,7 @@ def lock_for_update(
 ) -> "RowLock[list[M]]": ...
 
 
+@explained
 def lock_for_update(
     target: Any,
     *,
@@ -99,9 +102,11 @@ def lock_for_update(
         using: Alias in ``REDLOCK``, not in ``DATABASES``: the database is the one that the target is written to.
 
     Raises:
-        TypeError: The target is something else, or a queryset that does not yield instances.
-        ValueError: An instance is not saved, there are too many instances, or they are from several databases; a path
-            of *of* does not lead to a single row; or the options exclude each other.
+        TypeError: The target is something else, or a queryset that does not yield instances; or *nowait*,
+            *skip_locked* or *of* is of the wrong type.
+        ValueError: *ttl* or *wait* is not a number of seconds; an instance is not saved, there are too many instances,
+            or they are from several databases; a path of *of* does not lead to a single row; or the options exclude
+            each other.
 
     Entering the block raises ``LockTakenError``, ``QuorumUnavailableError``, ``DoesNotExist`` when an instance is gone,
     ``ValueError`` when there are too many rows, ``RuntimeError`` when a transaction is already open (before any lock is
@@ -110,6 +115,10 @@ def lock_for_update(
     """
     if sum(map(bool, (nowait, skip_locked, wait is not UNSET))) > 1:
         raise ValueError("nowait, skip_locked and wait exclude each other; pass only one of them.")
+    check_switch("nowait", nowait)
+    check_switch("skip_locked", skip_locked)
+    check_wait(wait)
+    optional_seconds("ttl", ttl)
     chosen = _target(target, Related(of))
     if skip_locked and isinstance(chosen, Instance):
         raise ValueError(
@@ -133,6 +142,7 @@ class LockableQuerySet(QuerySet[M]):
     Use it as a base class of your own querysets, or as it is: ``objects = LockableQuerySet.as_manager()``.
     """
 
+    @explained
     def redlock_for_update(
         self,
         *,

@@ -54,12 +54,14 @@ class Related:
             ``"self"`` is the row itself, which is always locked.
 
     Raises:
-        TypeError: *of* is a str.
+        TypeError: *of* is not a tuple or list.
     """
 
     def __init__(self, of: Sequence[str]) -> None:
         if isinstance(of, str):
             raise TypeError(f"of must be a tuple or list such as ({of!r},), not the str {of!r}.")
+        if not isinstance(of, Sequence):
+            raise TypeError(f"of must be a tuple or list such as ('customer',), not {of!r}.")
         self._paths = [path for path in of if path != SELF]
 
     def __bool__(self) -> bool:
@@ -247,10 +249,10 @@ def _check_instance(instance: object) -> None:
 
 def _check_queryset(queryset: object) -> None:
     if not isinstance(queryset, QuerySet):
-        raise TypeError(
-            "lock_for_update() needs a model instance, a list of instances or a queryset, not "
-            f"{type(queryset).__name__}."
-        )
+        given = type(queryset).__name__
+        if isinstance(queryset, type):
+            given = f"the class {queryset.__name__}; write {queryset.__name__}.objects.all()"
+        raise TypeError(f"lock_for_update() needs a model instance, a list of instances or a queryset, not {given}.")
     if queryset._fields is not None:  # type: ignore[attr-defined]
         raise TypeError(
             "lock_for_update() needs a queryset of instances; leave out values(), values_list() and dates(), and take "

@@ -198,8 +198,8 @@ class Lock(Explained, advice=ATTRIBUTES):
         way_out, who = way_out_of(self), this_thread()
         check_not_skipped(self.names, self._options, "try_acquire")
         described = self.description()
-        if not self._on_commit and described.wanted.owner.kind == "manual":
-            described.manager.surroundings.entering(self.name, described.manager.rules)
+        if described.wanted.owner.kind == "manual":
+            described.manager.surroundings.entering(self.name, described.manager.rules, self._on_commit)
         self._refuse_nesting(who, self._threads)
         for left in self._threads.dropped(who):
             left.release()

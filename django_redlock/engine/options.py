@@ -55,15 +55,26 @@ SWITCHES = frozenset({"renew", "shared", "reentrant", "barge", "cancel_on_lost",
 
 def _check_switches(options: LockOptions) -> None:
     """
-    Make sure that each switch that was passed is a bool: ``shared="no"`` would mean True.
+    Make sure that each switch that was passed is a bool.
 
     Raises:
         TypeError: One of them is something else.
     """
     for what in sorted(SWITCHES & options.keys()):
         value = options[what]  # type: ignore[literal-required]
-        if not isinstance(value, bool) and not (what == "renew" and value is None):
-            raise TypeError(f"{what} must be True or False, not {repr(value)[:40]}.")
+        if what != "renew" or value is not None:
+            check_switch(what, value)
+
+
+def check_switch(what: str, value: object) -> None:
+    """
+    Make sure that a switch is a bool: ``"no"`` would mean True.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, not {repr(value)[:40]}.")
 
 
 CHECKS: dict[str, Callable[[LockOptions, tuple[str, ...]], object]] = {

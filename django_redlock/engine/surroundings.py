@@ -22,8 +22,12 @@ class Surroundings:
     def blocking(self) -> None:
         """Raise if the calling thread must not block, because it runs an event loop."""
 
-    def entering(self, name: str, rules: Rules) -> None:
-        """Warn or raise if a transaction is open that would end only after the lock *name* is released."""
+    def entering(self, name: str, rules: Rules, on_commit: bool = False) -> None:
+        """
+        Warn or raise if a transaction is open that would end only after the lock *name* is released.
+
+        With *on_commit*, raise if the end of a transaction could not be noticed.
+        """
 
     def keep(self, lease: Released) -> bool:
         """Have *lease* released when the open transactions have ended; return whether any is open."""

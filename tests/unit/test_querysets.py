@@ -548,7 +548,7 @@ def test_instance_cannot_be_skipped():
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (Order, "not ModelBase"),
+        (Order, "write Order.objects.all"),
         ({1, 2}, "needs a model instance, a list of instances or a queryset, not set"),
         ([1, 2], "of a list needs model instances, not int"),
         (Order.objects.values("total"), r"leave out values\(\)"),

@@ -18,11 +18,13 @@ from django.test import override_settings
 
 from django_redlock import (
     InvalidRedlockError,
+    LockableQuerySet,
     LockLostError,
     LockTakenError,
     QuorumUnavailableError,
     fenced,
     lock,
+    lock_for_update,
     locked_command,
     locked_view,
     locks,
@@ -32,6 +34,7 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.holdings import Holding, _holdings, forget_holdings
 from django_redlock.testing import Simulation
 from tests.managers import Manager, unwatched
+from tests.shop.models import Order
 
 NODES = ["memory://a", "memory://b", "memory://c"]
 
@@ -477,6 +480,34 @@ async def test_lock_for_the_commit_is_for_blocks_of_synchronous_code():
         await asyncio.to_thread(lock("commit", on_commit=True).acquire)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_commit_that_django_does_not_see_is_refused():
+    """With autocommit off, Django learns of no commit, so on_commit=True is refused, as transaction.on_commit() is."""
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(RuntimeError, match="autocommit is off for database 'default'"):
+            lock("commit", on_commit=True).__enter__()
+        with transaction.atomic(), pytest.raises(RuntimeError, match="autocommit is off for database 'default'"):
+            lock("commit", on_commit=True).__enter__()
+        with lock("commit") as lease:
+            assert lease.valid()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    with lock("commit", on_commit=True) as lease:
+        assert lease.valid()
+
+
+@pytest.mark.django_db
+def test_autocommit_that_the_settings_switch_off_is_seen_before_the_first_query(monkeypatch: pytest.MonkeyPatch):
+    """A thread that has not used the database yet has no connection, but the settings of one."""
+    monkeypatch.setitem(connections["warehouse"].settings_dict, "AUTOCOMMIT", False)
+    monkeypatch.setattr(connections["warehouse"], "connection", None)
+
+    with pytest.raises(RuntimeError, match="autocommit is off for database 'warehouse'"):
+        lock("commit", on_commit=True).__enter__()
+
+
 def test_threads_do_not_see_the_transactions_of_others():
     """L52: transactions of other threads do not count."""
     errors: list[Any] = []
@@ -499,6 +530,7 @@ class View:
 def page(request: Any) -> Any: ...
 
 
+rows: Any = LockableQuerySet(Order)
 Task: Any = type("Task", (), {"__module__": "celery.app.task", "__call__": lambda self: None})
 
 
@@ -563,6 +595,21 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lease().on_lost(coroutine), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
     (lambda: fenced(lease()).run(coroutine), TypeError, r"run\(\) needs a plain function, and coroutine is"),
     (lambda: fenced(lease()).run(work()), TypeError, r"run\(\) needs a function and its arguments, not None"),
+    (
+        lambda: lock_for_update(rows, timeout=5),
+        TypeError,
+        r"lock_for_update\(\) has no argument 'timeout'; write ttl=5",
+    ),
+    (
+        lambda: rows.redlock_for_update(wiat=5),
+        TypeError,
+        r"redlock_for_update\(\) has no argument 'wiat'; did .*'wait'",
+    ),
+    (lambda: lock_for_update(rows, ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
+    (lambda: lock_for_update(rows, wait=-1), ValueError, "wait must be None .for ever. or at least 0 seconds"),
+    (lambda: lock_for_update(rows, nowait="no"), TypeError, "nowait must be True or False, not 'no'"),
+    (lambda: lock_for_update(rows, of=5), TypeError, "of must be a tuple or list such as .*, not 5"),
+    (lambda: lock_for_update(Order), TypeError, r"not the class Order; write Order\.objects\.all\(\)"),
     (lambda: locked_view("a", timeout=5), TypeError, r"locked_view\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_view("a", methods=["PSOT"]), ValueError, "methods has 'PSOT'; did you mean 'POST'?"),
     (lambda: locked_view("a", methods=[5]), TypeError, "methods must be a list such as .*not"),
