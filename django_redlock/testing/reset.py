@@ -27,8 +27,26 @@ class ResetLocksMixin:
     for all tests.
     """
 
-    def setUp(self: Any) -> None:
-        """Reset the locks, now and at the end of the test."""
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        before = cls.__mro__[: cls.__mro__.index(ResetLocksMixin)]
+        cases = [each.__name__ for each in before if hasattr(each, "run") and not issubclass(each, ResetLocksMixin)]
+        if cases:  # their run() comes first
+            right = f"class {cls.__name__}(ResetLocksMixin, {cases[0]})"
+            raise TypeError(f"ResetLocksMixin has no effect behind {cases[0]}; write {right}.")
+
+    def run(self, result: Any = None) -> Any:
+        """Run the test between two resets; not in ``setUp()``, which many classes override without ``super()``."""
         reset_locks()
-        self.addCleanup(reset_locks)
-        super().setUp()  # type: ignore[misc]
+        try:
+            return super().run(result)  # type: ignore[misc]
+        finally:
+            reset_locks()
+
+    def debug(self) -> None:
+        """Do the same without a result, as for ``--pdb``."""
+        reset_locks()
+        try:
+            super().debug()  # type: ignore[misc]
+        finally:
+            reset_locks()

@@ -74,3 +74,29 @@ def test_case_of_unittest_is_reset_by_its_mixin():
 
     assert (result.testsRun, result.errors, result.failures) == (2, [], [])
     assert lock("case", wait=0).acquire().release() == "released"
+
+
+def test_case_whose_own_set_up_calls_no_other_is_reset_as_well():
+    """Many classes override setUp() without super(), because that of Django's TestCase does nothing."""
+
+    class Case(ResetLocksMixin, unittest.TestCase):
+        def setUp(self) -> None:
+            kept.append(lock("set up", wait=0).acquire())
+
+        def test_one(self) -> None: ...
+
+        def test_two(self) -> None: ...
+
+    result = unittest.TestResult()
+    unittest.TestSuite([Case("test_one"), Case("test_two")]).run(result)
+    Case("test_one").debug()
+
+    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+    assert lock("set up", wait=0).acquire().release() == "released"
+
+
+def test_mixin_that_would_have_no_effect_is_refused():
+    """Behind the class, its methods would never be called."""
+    with pytest.raises(TypeError, match=r"write class Case\(ResetLocksMixin, TestCase\)"):
+
+        class Case(unittest.TestCase, ResetLocksMixin): ...
