@@ -22,6 +22,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .db.fences import claim, create, explained, is_conflict, refuse_own_file, refuse_snapshots
+from .engine import mistakes
 from .engine.contexts import Block
 from .engine.lease import Lease
 from .handler import in_transaction
@@ -34,6 +35,7 @@ ATTEMPTS = 3  # attempts to find a row that was just created; more would help on
 LONGEST_PAUSE = 1.0  # seconds between two runs of a function whose transaction conflicted with another
 
 
+@mistakes.explained
 def fenced(
     lease: Lease | Iterable[Lease],
     *,

@@ -5,7 +5,7 @@ The lock of redis-py has other names for the same things: ``timeout`` is the ttl
 wait.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
@@ -62,10 +62,7 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         if not kwargs.keys() <= known:
             given = next(each for each in kwargs if each not in known)
-            close = get_close_matches(given, known, n=1)
-            near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}."
-            advice = f"{ARGUMENTS[given](kwargs[given])}." if given in ARGUMENTS else near
-            raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}")
+            raise TypeError(f"{function.__name__}() has no argument {given!r}; {_advice(given, kwargs[given], known)}")
         if len(args) > len(positions):
             first = ", ".join(name for name in positions if name != "self")
             others = ", ".join(f"{name}=" for name in known if name not in positions)
@@ -76,6 +73,16 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
 
     checked.__signature__ = signature(function).replace(parameters=own)  # type: ignore[attr-defined]
     return checked
+
+
+def _advice(given: str, value: object, known: Collection[str]) -> str:
+    """Return what to write instead of an unknown argument."""
+    advice = ARGUMENTS[given](value) if given in ARGUMENTS else ""
+    option, assigns, _ = advice.removeprefix("write ").partition("=")
+    if advice and (option in known or not assigns):
+        return f"{advice}."
+    close = get_close_matches(given, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}."
 
 
 def without_arguments(method: Callable[..., T]) -> Callable[[Any], T]:

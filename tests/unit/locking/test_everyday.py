@@ -590,6 +590,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lease().reacquire(), AttributeError, r"no 'reacquire'; write lease\.extend\(\)"),
     (lambda: lease().acquire(), AttributeError, r"no 'acquire'; .*lock\('lease'\)\.acquire\(\)"),
     (lambda: lease().extend(timeout=5), TypeError, r"extend\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: lease().extend(blocking=False), TypeError, r"extend\(\) has no argument 'blocking'; it has ttl\.$"),
+    (lambda: fenced(lease(), usng="a"), TypeError, r"fenced\(\) has no argument 'usng'; did you mean 'using'\?$"),
     (lambda: lease().ensure("5"), ValueError, "margin must be a finite number, not '5'"),
     (lambda: lease().on_lost(None), TypeError, r"on_lost\(\) needs a function that takes the lease, not None"),
     (lambda: lease().on_lost(coroutine), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
