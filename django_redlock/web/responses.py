@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable
 from http import HTTPStatus
+from inspect import signature
 from typing import Any, Literal, get_args
 
 from asgiref.sync import iscoroutinefunction
@@ -46,14 +47,26 @@ def check_on_busy(on_busy: OnBusy) -> OnBusy:
     Return *on_busy* if it is a valid status or function.
 
     Raises:
-        TypeError: *on_busy* is neither a status nor a blocking function.
+        TypeError: *on_busy* is neither a status nor a blocking function of two arguments.
         ValueError: *on_busy* is a status other than 409, 423 or 429.
     """
     if iscoroutinefunction(on_busy) or not (isinstance(on_busy, int) or callable(on_busy)):
         raise TypeError(f"on_busy must be a status or a function that is not a coroutine function, not {on_busy!r}.")
     if isinstance(on_busy, int) and on_busy not in BUSY:
         raise ValueError(f"on_busy must be 409, 423, 429 or a function, not {on_busy!r}.")
+    if not isinstance(on_busy, int) and not _takes_two(on_busy):
+        raise TypeError(f"on_busy is called with the request and the error, which {on_busy!r} does not take.")
     return on_busy
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C may have no signature
+        return True
+    return True
 
 
 def refuse(request: HttpRequest, error: LockTakenError | QuorumUnavailableError, on_busy: OnBusy) -> Any:

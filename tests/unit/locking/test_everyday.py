@@ -617,6 +617,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: locked_view("a", methods=[5]), TypeError, "methods must be a list such as .*not"),
     (lambda: locked_view("a", methods=5), TypeError, "methods must be a list such as .*not 5"),
     (lambda: locked_view("a")("shop.views.pay"), TypeError, "@locked_view decorates views, not 'shop.views.pay'"),
+    (
+        lambda: locked_view("a", on_busy=lambda request: 1),
+        TypeError,
+        "on_busy is called with the request and the error",
+    ),
     (lambda: locked_view("a", ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
     (
         lambda: locked_view("{request.path}")(page)(View()),
