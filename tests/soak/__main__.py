@@ -74,7 +74,8 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
     fleet.end()
     overlaps, figures, repeated = book.overlaps(), book.figures(), book.repeated()
     in_vain = {task for task, pids in repeated.items() if not fleet.killed.issuperset(pids[:-1])}
-    remaining = [slot for slot in slots if not (slot.task in lost and slot.queued)]
+    missed = [slot for slot in slots if slot.missed(slots, nodes, book.last_doer(slot.task), fleet.killed)]
+    remaining = [slot for slot in slots if slot not in missed and not (slot.task in lost and slot.queued)]
     unexplained = [task for task in open_calls if task not in lost]
     print(
         f"soak of {minutes:g} minutes: two workers, beat, {project.KEYS} keys, lease {project.LEASE:g} s, {NODES} nodes"
@@ -93,6 +94,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
     print(f"accepted, and lost                {len(unexplained)}")
     print(f"bodies of one key that overlapped {len(overlaps)}")
     print(f"keys left on a node one lease after {len(remaining)}")
+    print(f"the same, on too few for a slot   {len(missed)}; the process that freed it was killed first")
     if loss.possible:
         print(f"sent, and lost by kombu           {len(lost)}; {len(lost.keys() & set(open_calls))} sent by callers")
         print("".join(f"  {task}: {proof}\n" for task, proof in lost.items()), end="")

@@ -10,6 +10,7 @@ ever recorded; or a quorum of nodes has its slot as its sender took it.
 """
 
 import os
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,16 @@ class Slot:
         """Return whether a quorum of nodes has it as the caller took it."""
         same = {slot.node for slot in slots if (slot.name, slot.task, slot.queued) == (self.name, self.task, True)}
         return len(same) > len(nodes) // 2
+
+    def missed(self, slots: list["Slot"], nodes: Sized, doer: int | None, killed: set[int]) -> bool:
+        """
+        Return whether too few nodes for a slot have it, because the process that freed it was killed too early.
+
+        A node that is away misses that the slot was freed. *doer*, the process that ran the task, sends the release to
+        it again when it is back, unless that process was killed first.
+        """
+        same = {slot.node for slot in slots if (slot.name, slot.task) == (self.name, self.task)}
+        return len(same) <= len(nodes) // 2 and doer in killed
 
 
 def left(nodes: Servers) -> list[Slot]:

@@ -110,6 +110,11 @@ class Records:
             pids.setdefault(task, []).append(pid)
         return {task: doers for task, doers in pids.items() if len(doers) > 1}
 
+    def last_doer(self, task: str) -> int | None:
+        """Return the process of the last run of a task; None if it never ran."""
+        found = self._database.execute("SELECT pid FROM run WHERE task = ? ORDER BY began DESC", (task,)).fetchone()
+        return found and int(found[0])
+
     def figures(self) -> "Figures":
         """Return the totals."""
 

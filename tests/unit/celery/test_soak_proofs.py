@@ -1,5 +1,7 @@
 """What the soak takes for evidence that the broker lost a message, and not this package."""
 
+import os
+
 import pytest
 
 from tests.soak.leftovers import Loss, Slot
@@ -63,3 +65,19 @@ def test_messages_that_workers_acknowledged_are_no_loss_by_the_broker(book, even
     running = [Slot(node, "{task:work:key=7}", "task", False, 5.0) for node in range(3)]
 
     assert not Loss(book).proof("task", running, NODES)
+
+
+@pytest.mark.parametrize(
+    ("on", "killed", "missed"),
+    [([2], True, True), ([2], False, False), ([1, 2], True, False)],
+    ids=["missed", "its process lived", "still a slot"],
+)
+def test_entry_that_a_node_kept_is_explained_by_a_killed_process(book, on, killed, missed):
+    """
+    One node missed a release, and the process that would have sent it again was killed. Otherwise it is an error.
+    """
+    run = book.began(7, "task")
+    book.seen(run, ended=True)
+    slots = [Slot(node, "{task:7}", "task", queued=True, seconds=3000) for node in on]
+
+    assert slots[0].missed(slots, NODES, book.last_doer("task"), {os.getpid()} if killed else set()) == missed
