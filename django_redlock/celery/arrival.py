@@ -19,7 +19,7 @@ from .interrupt import SlotLostError
 from .message import Message
 from .options import SingletonOptions
 from .overlap import give_way
-from .pauses import LONGEST_PAUSE, pause_without_nodes
+from .pauses import pause_without_nodes
 from .pending import began_name, begin, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
@@ -166,7 +166,7 @@ class Arrival:
     def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
         message = self.message
         try:
-            begin(message.ticket, max(LONGEST_PAUSE, message.rules.queue_ttl), message.task.name, record, began)
+            begin(message.ticket, message.rules.queue_ttl, message.task.name, record, began)
         except BaseException:
             if lease:
                 lease.release()

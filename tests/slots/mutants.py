@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.celery import arrival, overlap, sightings, slots, trailing
+from django_redlock.celery import arrival, overlap, request, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.state import SlotState
 from django_redlock.engine.acquirer import fresh_secret
@@ -181,6 +181,12 @@ MUTANTS = (
         lambda right: lambda call, record: bool(record.record),
     ),
     Mutant("messages give way to other ids", ("rerun freed",), (arrival, "is_superseded"), any_id),
+    Mutant(
+        "an older message expires its call",
+        ("expiring",),
+        (request.SingletonRequest, "_is_superseded"),
+        lambda right: lambda received: False,
+    ),
     Mutant(
         "what is replaced runs as well",
         ("replace waiting",),

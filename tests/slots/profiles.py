@@ -12,6 +12,7 @@ from .oracles import (
     older_arguments_run_first,
     one_id_for_a_run,
     one_waits,
+    only_the_newest_call_expires,
 )
 from .schedule import Profile
 
@@ -46,6 +47,14 @@ PROFILES = {
         Profile("replace crowd", REPLACE, TRAILING, **CROWD),
         Profile("replace beside a run", SingletonOptions(**BOTH, on_duplicate="replace"), TRAILING),
         Profile("debounce", REPLACE, TRAILING, countdowns=(0.0, 0.5, 3.0, 600.0)),
+        Profile(
+            "expiring",
+            REPLACE,
+            (*ENDING, each_id_runs_once, only_the_newest_call_expires),
+            expires=(None, 0.5, 2.0),
+            workers=1,
+            same=0.0,
+        ),
         Profile("failing", RERUN, (*ALWAYS, newest_arguments_run, one_id_for_a_run), fail=0.5),
         Profile("own ids", RERUN, ENDING, owned=1),
         Profile("broker away", REPLACE, TRAILING, broken=2),

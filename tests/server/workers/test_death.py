@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
@@ -15,7 +16,7 @@ from django_redlock.inventory import held_locks
 from tests.managers import wait_until
 
 from . import project
-from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task
+from .real import LEASE, ON_BOTH, ON_REDIS, answer, consume, free, gone, take_back, task
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -156,6 +157,23 @@ def test_revoked_before_it_started(worker):
 
     wait_until(free("double", 1))
     wait_until(lambda: result.state == "REVOKED")  # which is said afterwards
+
+
+@ON_REDIS  # RabbitMQ would drop the message
+def test_older_message_of_a_pending_call_expires(worker, stage, what):
+    """
+    A message expires whose call has a newer one. The call is not revoked, and the newer message runs. C29 C96
+    """
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    early = task("newest").apply_async((what, "early"), queue="expired", expires=due)
+    late = task("newest").apply_async((what, "late"), queue="expired")
+    wait_until(lambda: datetime.now(UTC) > due)
+
+    consume("expired")
+
+    assert answer(late) == "late"
+    assert early.id == late.id
+    assert stage.heard() == ["late"]
 
 
 def test_terminated_body_that_carries_on(worker, stage, what):
