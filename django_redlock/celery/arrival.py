@@ -20,7 +20,7 @@ from .message import Message
 from .options import SingletonOptions
 from .overlap import give_way
 from .pauses import pause_without_nodes
-from .pending import began_name, begin, has_begun, is_superseded, keep, turn
+from .pending import began_name, begin, discard, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
 from .slots import RUN_HEADER, RUNNING, Holder, free, is_secret, take_running
@@ -136,13 +136,21 @@ class Arrival:
             except LockTakenError as taken:
                 holder, self._refused = Holder.of(taken), True
                 if not came_before:
-                    keep(ticket, message.rules.queue_ttl, record)
+                    self._stay_pending(record)
             else:
                 self._begin(lease, record, began)
                 return lease
         if not came_before and holder.task_id == ticket.task_id:  # a run with older arguments, not a copy of this one
             holder = Holder(None, holder.state, holder.retry_after)
         self._give_way(holder)
+
+    def _stay_pending(self, record: Seen) -> None:
+        """Keep the record for a message that goes on waiting; free it if the message has waited for too long."""
+        message = self.message
+        if message.wait_left is not None and message.wait_left <= 0:
+            discard(message.ticket, message.rules.queue_ttl, message.task.name)
+        else:
+            keep(message.ticket, message.rules.queue_ttl, record)
 
     def _look_at_pending(self) -> tuple[Seen, Seen]:
         """Return the record of the pending call and the note of what began; end the message if another one counts."""

@@ -59,6 +59,12 @@ class Message:
         return not isinstance(received, float) or steady() - received > PREFETCHED
 
     @property
+    def wait_left(self) -> float | None:
+        """The seconds of ``wait_for`` that are left; None if it waits for ever."""
+        limit = self.rules.wait_for
+        return None if limit is None else limit - self.ticket.waited
+
+    @property
     def result_ignored(self) -> bool:
         """Whether the call or the task declares that its result is ignored."""
         ignored = vars(self.request).get("ignore_result")

@@ -19,8 +19,8 @@ take over
     replaces the record's secret by its own. Workers read the record in the turn, so none can intervene.
 begin
     A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
-    under this id (``began:<id>``). A worker that discards the message, because it was revoked or has expired, does the
-    same without a run, so that no older message runs in its place.
+    under this id (``began:<id>``). A worker that discards the message, because it was revoked, has expired or has
+    waited for too long, does the same without a run, so that no older message runs in its place.
 
 While a node is away, the others may agree neither on one value nor on none: the record is *split*. A worker does not
 need to know the record then. It drops a message if any node has a higher number, because a message is sent before its
@@ -213,7 +213,7 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
 
 def discard(ticket: Ticket, ttl: float, task: str) -> None:
     """
-    Free the record of a message that ends without a run, because it was revoked or has expired.
+    Free the record of a message that ends without a run: it was revoked, has expired, or has waited for too long.
 
     A note of its number keeps older messages of the call from running in its place: a worker that starts later may not
     know that the call was revoked. If too few nodes answer, there is no note, and they may run.

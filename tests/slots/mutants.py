@@ -144,6 +144,11 @@ def any_id(right: Any) -> Any:
     return is_superseded
 
 
+def frees_only(right: Any) -> Any:
+    """Free the record of a message that ends without a run, and do not note its number."""
+    return lambda ticket, ttl, task: slots.free(ticket.using, ticket.following, ticket.secret)
+
+
 def runs_as_well(right: Any) -> Any:
     """Send a call that finds a pending one without a slot, so that both run."""
 
@@ -187,6 +192,7 @@ MUTANTS = (
         (request.SingletonRequest, "_is_superseded"),
         lambda right: lambda received: False,
     ),
+    Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
     Mutant(
         "what is replaced runs as well",
         ("replace waiting",),

@@ -89,6 +89,15 @@ def only_the_newest_call_expires(history: "History") -> list[str]:
     return found
 
 
+def nothing_runs_after_its_end(history: "History") -> list[str]:
+    """Nothing runs under an id of which its callers know that it was revoked."""
+    return [
+        f"{run.id[:4]} ran with {run.value} after it had been revoked"
+        for run in history.runs
+        if run.number > results.revoked.get(run.id, run.number)
+    ]
+
+
 def one_id_for_a_run(history: "History") -> list[str]:
     """All calls that are made during one run have one id, and it runs once."""
     found = []

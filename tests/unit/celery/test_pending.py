@@ -142,3 +142,27 @@ def test_leavings_of_another_call_keep_no_message_from_its_run(make, worker, mem
 
     assert worker.run_all() == ["SUCCESS"]  # it is not put back
     assert ran == ["running 1", "after running 1", "running 2", "after running 2"]
+
+
+def test_no_older_message_runs_when_the_newest_has_waited_for_too_long(make, worker):
+    """
+    The newest message of a pending call is dropped after ``wait_for``. An older one with a longer countdown, whose
+    callers know of the revocation, does not run in its place. C60 C96
+    """
+    ran, calls, messages = [], [], []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["running"]:
+            task.apply_async((7, "older"), countdown=600)
+            calls.append(task.delay(7, "newest"))
+            messages.extend([worker.take(), worker.take()])
+            assert worker.run(messages[1]) == "IGNORED"
+
+    task = make(body, on_duplicate="replace", wait_for=0)
+    task.delay(7, "running")
+    worker.run()
+
+    assert calls[0].state == "REVOKED"
+    assert worker.run(messages[0]) == "IGNORED"
+    assert (ran, names()) == (["running"], set())
