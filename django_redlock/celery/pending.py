@@ -20,7 +20,8 @@ take over
 begin
     A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
     under this id (``began:<id>``). A worker that discards the message, because it was revoked, has expired or has
-    waited for too long, does the same without a run, so that no older message runs in its place.
+    waited for too long, does the same without a run, so that no older message runs in its place. A caller that finds
+    the pending call revoked frees its record.
 
 While a node is away, the others may agree neither on one value nor on none: the record is *split*. A worker does not
 need to know the record then. It drops a message if any node has a higher number, because a message is sent before its

@@ -193,6 +193,7 @@ MUTANTS = (
         lambda right: lambda received: False,
     ),
     Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
+    Mutant("revoked calls are joined", ("revoked",), (trailing, "is_over"), lambda right: lambda *a: False),
     Mutant(
         "what is replaced runs as well",
         ("replace waiting",),

@@ -89,6 +89,15 @@ def only_the_newest_call_expires(history: "History") -> list[str]:
     return found
 
 
+def no_call_joins_a_revoked_one(history: "History") -> list[str]:
+    """No call gets the id of a call that waits for its time and that had been revoked before."""
+    return [
+        f"{answer.caller} got {answer.id[:4]} for its call with {answer.value}, which had been revoked"
+        for answer in history.answers
+        if answer.start > results.revoked.get(answer.id, answer.start)
+    ]
+
+
 def nothing_runs_after_its_end(history: "History") -> list[str]:
     """Nothing runs under an id of which its callers know that it was revoked."""
     return [
