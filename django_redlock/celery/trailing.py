@@ -7,7 +7,7 @@ from typing import Any
 
 from ..exceptions import LockTakenError
 from .dispatch import Call
-from .pending import digest_of, label_of, settle, take_over, turn
+from .pending import NAME, digest_of, label_of, settle, take_over, turn
 from .result import SingletonResult, is_over
 from .sightings import FREE, Record, Seen, look, peek
 from .slots import free
@@ -48,11 +48,11 @@ class TrailingCall(Call):
 
     def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Create the pending call, or take it over; only in this call's turn."""
-        if record.record:
+        if pending := self._pending(record):
             if self._has_these_arguments(record):
                 return self._joined(run, record)
-            return self._take_over_pending(run, record, record.record)
-        if record.value:  # the waiting call cannot be taken over or is not a task, so this call comes after it
+            return self._take_over_pending(run, record, pending)
+        if record.value:  # the holder cannot be taken over, or is not a call of this task, so this call comes after it
             return (
                 self.noted(record.holder).publish(replace(self.ticket, secret="")).about(record.holder, accepted=True)
             )
@@ -98,9 +98,14 @@ class TrailingCall(Call):
             free(self.ticket.using, name, secret)
         return self._look() if over else (run, record)
 
+    def _pending(self, record: Seen) -> Record | None:
+        """Return the pending call if it is one of this task, so that this call can take it over."""
+        found = record.record
+        return found if found and found.task == self.task.name[:NAME] else None
+
     def _has_these_arguments(self, record: Seen) -> bool:
         """Return whether the pending call has these arguments; False with ``replace``, which also moves the time."""
-        found = record.record
+        found = self._pending(record)
         moved = self.rules.on_duplicate == "replace"
         return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
 

@@ -166,3 +166,28 @@ def test_no_older_message_runs_when_the_newest_has_waited_for_too_long(make, wor
     assert calls[0].state == "REVOKED"
     assert worker.run(messages[0]) == "IGNORED"
     assert (ran, names()) == (["running"], set())
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_no_task_takes_over_the_pending_call_of_another(make, worker, strategy):
+    """
+    Two tasks of one group are called during a run. Each has a run of its own, under an id of its own. C13 C96
+    """
+    ran, calls = [], []
+
+    def body(self, shop_id):
+        ran.append((self.name, self.request.args[1]))
+        if not calls:
+            calls.extend([one.delay(7, "a"), two.delay(7, "a"), two.delay(7, "b")])
+
+    one = make(body, name="shop.one", group="shop", on_duplicate=strategy)
+    two = make(body, name="shop.two", group="shop", on_duplicate=strategy)
+    one.delay(7, "running")
+    worker.run()
+    worker.run_all()
+
+    assert len({call.id for call in calls}) == 3
+    assert all(call.accepted and call.duplicate for call in calls)
+    assert sorted(ran[1:]) == [("shop.one", "a"), ("shop.two", "a"), ("shop.two", "b")]
+    assert [call.state for call in calls] == ["SUCCESS"] * 3
+    assert names() == set()
