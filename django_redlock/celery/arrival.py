@@ -101,7 +101,8 @@ class Arrival:
             self.redelivery.leave_if_done()
         if ticket.joined:
             message.answer_with(ticket.joined)
-        if message.rules.redelivery == "drop" and message.redelivered and self.redelivery.has_begun():
+        came_again = message.redelivered or ticket.watch
+        if message.rules.redelivery == "drop" and came_again and self.redelivery.has_begun():
             self.redelivery.drop()
 
     def _take(self) -> Lease | None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.celery import arrival, overlap, request, sightings, slots, trailing
+from celery.exceptions import Ignore
+
+from django_redlock.celery import arrival, overlap, redelivery, request, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.state import SlotState
 from django_redlock.engine.acquirer import fresh_secret
@@ -149,6 +151,11 @@ def frees_only(right: Any) -> Any:
     return lambda ticket, ttl, task: slots.free(ticket.using, ticket.following, ticket.secret)
 
 
+def raises_ignore(again: Any, holder: Any) -> Any:
+    """End a copy of a message that may be running, and look at it no more."""
+    raise Ignore
+
+
 def runs_as_well(right: Any) -> Any:
     """Send a call that finds a pending one without a slot, so that both run."""
 
@@ -191,6 +198,12 @@ MUTANTS = (
         ("expiring",),
         (request.SingletonRequest, "_is_superseded"),
         lambda right: lambda received: False,
+    ),
+    Mutant(
+        "a run that may be dead is left alone",
+        ("dropped",),
+        (redelivery.Redelivery, "watch"),
+        lambda right: raises_ignore,
     ),
     Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
     Mutant("revoked calls are joined", ("revoked",), (trailing, "is_over"), lambda right: lambda *a: False),

@@ -25,6 +25,7 @@ KEY = ("key",)
 RERUN = SingletonOptions(key=KEY, on_duplicate="rerun")
 REPLACE = SingletonOptions(key=KEY, on_duplicate="replace")
 BOTH = {"key": KEY, "scope": "until_and_while_executing"}
+DROP = SingletonOptions(key=KEY, on_duplicate="rerun", redelivery="drop")
 ONCE = SingletonOptions(key=KEY)
 SERIAL = SingletonOptions(key=KEY, scope="while_executing")
 # An operator who frees the record lets one more call wait, and a dead worker lets a run begin anew.
@@ -80,6 +81,7 @@ PROFILES = {
         Profile("node away", RERUN, ENDING, downs=3),
         Profile("nodes come and go", REPLACE, TRAILING, downs=8, callers=5, spread=4.0, workers=3, length=0.5),
         Profile("redelivered", RERUN, TRAILING, late=True, redeliver=0.5),
+        Profile("dropped", DROP, (*ALWAYS, each_id_runs_once), late=True, redeliver=0.5, kills=1),
         Profile("killed", RERUN, ENDING, late=True, kills=2),
         Profile("killed early", REPLACE, (*ALWAYS[:3], newest_arguments_run), kills=2),
         Profile("purged", RERUN, ALWAYS[:3], purge=True),

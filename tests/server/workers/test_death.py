@@ -21,18 +21,18 @@ from .real import LEASE, ON_BOTH, ON_REDIS, answer, consume, free, gone, take_ba
 
 @pytest.fixture(scope="module", autouse=True)
 def killed(worker, start, stages, broker):
-    """A worker that is killed while it runs one call that was acknowledged and one that was not: both, and children."""
-    doomed = start("doomed")
-    calls = {name: (name, f"{name} killed over {broker[:5]}") for name in ("hold", "hold_late")}
+    """A worker that is killed while it runs a call that was acknowledged and two that were not: all, and children."""
+    doomed = start("doomed", concurrency=3)
+    calls = {name: (name, f"{name} killed over {broker[:5]}") for name in ("hold", "hold_late", "hold_never")}
     results = {name: task(name).apply_async((what,), queue="doomed") for name, what in calls.values()}
     children = [stages(what).hear("started") for _, what in calls.values()]
     assert task("hold").delay(calls["hold"][1]).reason == "running"
     doomed.kill()
     doomed.wait()
     if broker.startswith("redis"):
-        take_back(results["hold_late"].id)
+        take_back(results["hold_late"].id, results["hold_never"].id)
     consume("doomed")
-    return calls, results["hold_late"], children
+    return calls, results, children
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -348,8 +348,8 @@ def test_late_ack_after_a_killed_worker(killed, stages):
     """
     With late acknowledgement the job of a killed worker comes back, and runs once more, alone. C62 C77
     """
-    calls, result, _ = killed
-    name, what = calls["hold_late"]
+    calls, results, _ = killed
+    (name, what), result = calls["hold_late"], results["hold_late"]
 
     stages(what).hear("started")
     assert task(name).delay(what).id == result.id
@@ -357,6 +357,22 @@ def test_late_ack_after_a_killed_worker(killed, stages):
 
     assert answer(result) == f"{what} done"
     assert stages(what).heard() == ["ended"]
+
+
+@ON_BOTH
+def test_dropped_after_a_killed_worker(killed, stages):
+    """
+    With ``redelivery="drop"`` the job of a killed worker comes back within its lease. It does not run again, and its
+    caller learns of that when the lease has ended. C62 C79 C91
+    """
+    calls, results, _ = killed
+    name, what = calls["hold_never"]
+
+    with pytest.raises(TaskRevokedError, match="second time"):
+        answer(results[name])
+
+    assert stages(what).heard() == []
+    wait_until(free(name, what))
 
 
 @pytest.mark.parametrize("name", ["endless", "endless_long", "endless_late"])
