@@ -25,6 +25,7 @@ from ..nodes.clock import steady
 from .pending import began_name, discard, is_superseded
 from .sightings import look, peek
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note
+from .state import SlotState
 
 KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
@@ -62,28 +63,39 @@ class SingletonRequest(Request):
 
     def maybe_expire(self) -> Literal[True] | None:
         """
-        Let the message expire, unless it belongs to a pending call and another message of that call counts.
+        Let the message expire, unless its id belongs to another message that counts or to a run that is alive.
 
-        Celery revokes the id of an expired message. The newer messages of the call have the same id.
+        Celery revokes the id of an expired message. The newer messages of a pending call have the same id, and so does
+        the run of a message that the broker delivers again.
         """
         was_revoked = self.id in revoked_tasks
         expired = super().maybe_expire()
-        if expired and not was_revoked and self._is_superseded():
+        if expired and not was_revoked and self._is_alive_elsewhere():
             revoked_tasks.discard(self.id)
             return None
         return expired
 
-    def _is_superseded(self) -> bool:
-        """Return whether another message of its pending call counts, or too few nodes answer to rule that out."""
+    def _is_alive_elsewhere(self) -> bool:
+        """Return whether another message counts or a run is alive; True as well if nodes have to be asked again."""
         ticket = self._ticket()
-        if not ticket or not ticket.trailing:
+        if not ticket:
             return False
-        # First, so that a caller that takes the call over at this moment either has done so already or notices.
-        self._discard(ticket)
+        if ticket.trailing:
+            # First, so that a caller that takes the call over at this moment either has done so already or notices.
+            self._discard(ticket)
         try:
-            return is_superseded(ticket, *look(ticket.using, ticket.following, began_name(ticket.task_id)))
-        except QuorumUnavailableError:  # the child puts the message back, or treats it as on_unavailable says
-            return True
+            return (ticket.trailing and self._is_superseded(ticket)) or self._runs(ticket)
+        except QuorumUnavailableError:  # with "retry", the child puts the message back, and it expires later
+            return bool(cast(Any, self.task).singleton_options.without_nodes("run") == "retry")
+
+    def _is_superseded(self, ticket: Ticket) -> bool:
+        return is_superseded(ticket, *look(ticket.using, ticket.following, began_name(ticket.task_id)))
+
+    def _runs(self, ticket: Ticket) -> bool:
+        if not ticket.running:
+            return False
+        holder = peek(ticket.using, ticket.running).holder
+        return holder.task_id == self.id and holder.state is SlotState.RUNNING
 
     def _discard(self, ticket: Ticket) -> None:
         task = cast(Any, self.task)

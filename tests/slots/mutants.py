@@ -197,7 +197,7 @@ MUTANTS = (
         "an older message expires its call",
         ("expiring",),
         (request.SingletonRequest, "_is_superseded"),
-        lambda right: lambda received: False,
+        lambda right: lambda received, ticket: False,
     ),
     Mutant(
         "a run that may be dead is left alone",

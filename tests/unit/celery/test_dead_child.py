@@ -235,6 +235,59 @@ def test_message_expires_while_a_call_takes_it_over(make, worker, received, monk
     assert (ran, names()) == (["later"], set())
 
 
+@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+def test_copy_of_a_running_message_expires(make, worker, received, strategy):
+    """
+    A message with late acknowledgement is delivered again during its run, when it would have expired. The run is not
+    reported as revoked. C29 C75
+    """
+
+    def body(self, shop_id):
+        message.headers["expires"] = "2020-01-01T00:00:00+00:00"
+        assert not received(task, message).revoked()
+        assert call.state == "PENDING"
+        assert worker.run(message, redelivered=True) == "IGNORED"
+        return "done"
+
+    task = make(body, on_duplicate=strategy, acks_late=True)
+    call = task.apply_async((7,), expires=600)
+    message = worker.take()
+
+    assert worker.run(message) == "SUCCESS"
+    assert (call.state, call.get(timeout=1)) == ("SUCCESS", "done")
+
+
+def test_expired_message_frees_its_slot(make, worker, received):
+    """
+    A message that expires before its run is revoked, and frees its slot. C29 C41
+    """
+    task = make()
+    call = task.apply_async((7,), expires=600)
+    message = worker.take()
+    message.headers["expires"] = "2020-01-01T00:00:00+00:00"
+
+    assert received(task, message).revoked()
+
+    assert (call.state, names()) == ("REVOKED", set())
+
+
+@pytest.mark.parametrize("how", ["run", "fail"])
+@pytest.mark.parametrize("strategy", ["join", "replace"])
+def test_expired_message_does_not_run_without_nodes(make, worker, received, memory_nodes, strategy, how):
+    """
+    While the nodes do not answer, a message that does not wait for them expires as in Celery. C29 C35
+    """
+    task = make(on_duplicate=strategy, on_unavailable={"run": how})
+    call = task.apply_async((7,), expires=600)
+    message = worker.take()
+    message.headers["expires"] = "2020-01-01T00:00:00+00:00"
+    for node in memory_nodes:
+        node.down = True
+
+    assert received(task, message).revoked()
+    assert call.state == "REVOKED"
+
+
 def test_expired_message_is_put_back_while_nodes_are_away(debounced, worker, received, memory_nodes):
     """
     While the nodes do not answer, nobody knows whether an expired message counts, so its call is not revoked. C29 C96
