@@ -151,7 +151,7 @@ class Arrival:
         if message.wait_left is not None and message.wait_left <= 0:
             discard(message.ticket, message.rules.queue_ttl, message.task.name)
         else:
-            keep(message.ticket, message.rules.queue_ttl, record)
+            keep(message.ticket, message.lifetime, record)
 
     def _look_at_pending(self) -> tuple[Seen, Seen]:
         """Return the record of the pending call and the note of what began; end the message if another one counts."""

@@ -65,6 +65,12 @@ class Message:
         return None if limit is None else limit - self.ticket.waited
 
     @property
+    def lifetime(self) -> float:
+        """The seconds for which its slot is kept while it waits: ``queue_ttl``, but no longer than until it expires."""
+        options = {"expires": self.request.expires}
+        return Call(self.task, self.request.args, self.request.kwargs, options, self.rules, self.ticket).ttl
+
+    @property
     def result_ignored(self) -> bool:
         """Whether the call or the task declares that its result is ignored."""
         ignored = vars(self.request).get("ignore_result")

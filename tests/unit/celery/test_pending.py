@@ -5,7 +5,7 @@ import pytest
 from django_redlock import lock
 from django_redlock.celery import pending
 from django_redlock.celery.pending import UNKNOWN, began_secret, is_superseded, label_of
-from django_redlock.celery.sightings import FREE, Seen
+from django_redlock.celery.sightings import FREE, Seen, peek
 from django_redlock.celery.slots import NOTE, Ticket
 from django_redlock.core.owner import Owner, encode
 
@@ -191,3 +191,24 @@ def test_no_task_takes_over_the_pending_call_of_another(make, worker, strategy):
     assert sorted(ran[1:]) == [("shop.one", "a"), ("shop.two", "a"), ("shop.two", "b")]
     assert [call.state for call in calls] == ["SUCCESS"] * 3
     assert names() == set()
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_record_ends_when_its_message_expires(make, worker, strategy):
+    """
+    A message that waits for its turn expires before ``queue_ttl`` is over. Its record does not outlast it, because a
+    broker may drop the message, and later calls would join it. C29 C96
+    """
+    left = []
+
+    def body(self, shop_id):
+        if not left:
+            task.apply_async((7, "later"), expires=60)
+            assert worker.run() == "IGNORED"
+            left.append(peek("default", f"next:{NAME}").left)
+
+    task = make(body, on_duplicate=strategy)
+    task.delay(7, "running")
+    worker.run()
+
+    assert 0 < left[0] <= 60
