@@ -19,8 +19,8 @@ from .interrupt import SlotLostError
 from .message import Message
 from .options import SingletonOptions
 from .overlap import give_way
-from .pauses import LONGEST_PAUSE, pause_without_nodes
-from .pending import began_name, begin, has_begun, is_superseded, keep, turn
+from .pauses import pause_without_nodes
+from .pending import began_name, begin, discard, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
 from .slots import RUN_HEADER, RUNNING, Holder, free, is_secret, take_running
@@ -101,7 +101,8 @@ class Arrival:
             self.redelivery.leave_if_done()
         if ticket.joined:
             message.answer_with(ticket.joined)
-        if message.rules.redelivery == "drop" and message.redelivered and self.redelivery.has_begun():
+        came_again = message.redelivered or ticket.watch
+        if message.rules.redelivery == "drop" and came_again and self.redelivery.has_begun():
             self.redelivery.drop()
 
     def _take(self) -> Lease | None:
@@ -136,13 +137,21 @@ class Arrival:
             except LockTakenError as taken:
                 holder, self._refused = Holder.of(taken), True
                 if not came_before:
-                    keep(ticket, message.rules.queue_ttl, record)
+                    self._stay_pending(record)
             else:
                 self._begin(lease, record, began)
                 return lease
         if not came_before and holder.task_id == ticket.task_id:  # a run with older arguments, not a copy of this one
             holder = Holder(None, holder.state, holder.retry_after)
         self._give_way(holder)
+
+    def _stay_pending(self, record: Seen) -> None:
+        """Keep the record for a message that goes on waiting; free it if the message has waited for too long."""
+        message = self.message
+        if message.wait_left is not None and message.wait_left <= 0:
+            discard(message.ticket, message.rules.queue_ttl, message.task.name)
+        else:
+            keep(message.ticket, message.lifetime, record)
 
     def _look_at_pending(self) -> tuple[Seen, Seen]:
         """Return the record of the pending call and the note of what began; end the message if another one counts."""
@@ -166,7 +175,7 @@ class Arrival:
     def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
         message = self.message
         try:
-            begin(message.ticket, max(LONGEST_PAUSE, message.rules.queue_ttl), message.task.name, record, began)
+            begin(message.ticket, message.rules.queue_ttl, message.task.name, record, began)
         except BaseException:
             if lease:
                 lease.release()

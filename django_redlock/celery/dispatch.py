@@ -19,7 +19,6 @@ from .result import SingletonResult, is_gone, is_over, store_revoked
 from .sightings import peek
 from .signals import DUPLICATE, report
 from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
-from .state import SlotState
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 
@@ -191,11 +190,7 @@ class Call:
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
         """
-        if (
-            holder.state is SlotState.QUEUED
-            and is_over(self.task, holder, self.rules.queue_ttl)
-            and self._take_from(holder)
-        ):
+        if is_over(self.task, holder, self.rules.queue_ttl) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         self.noted(holder)

@@ -19,8 +19,9 @@ take over
     replaces the record's secret by its own. Workers read the record in the turn, so none can intervene.
 begin
     A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
-    under this id (``began:<id>``). A worker that discards the message, because it was revoked or has expired, does the
-    same without a run, so that no older message runs in its place.
+    under this id (``began:<id>``). A worker that discards the message, because it was revoked, has expired or has
+    waited for too long, does the same without a run, so that no older message runs in its place. A caller that finds
+    the pending call revoked frees its record.
 
 While a node is away, the others may agree neither on one value nor on none: the record is *split*. A worker does not
 need to know the record then. It drops a message if any node has a higher number, because a message is sent before its
@@ -55,7 +56,8 @@ from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from .keys import canonical
-from .sightings import Seen, peek, write_back
+from .pauses import LONGEST_PAUSE
+from .sightings import Seen, look, peek, write_back
 from .slots import NEXT, NOTE, Ticket, free, take_note
 
 REPAIRS = 3  # how often a caller settles a record before it gives up
@@ -114,12 +116,12 @@ def take_over(ticket: Ticket, ttl: float, label: str, seen: Seen) -> None:
     Make the message with this ticket count instead of the one seen; only in the caller's turn.
 
     Raises:
-        LockTakenError: The record has changed since it was read.
+        LockTakenError: The record has changed since it was read, or its message was discarded.
         QuorumUnavailableError: Too few nodes answered.
     """
     # A delayed message may arrive after the one that counts, so the record lasts as long as the longest-lived message.
     about = (max(ttl, seen.left), ticket.secret, ticket.task_id, label)
-    take_note(ticket.using, ticket.following, *about, adopt=seen.secret)
+    take_note(ticket.using, ticket.following, *about, adopt=seen.secret, strict=True)
 
 
 def settle(ticket: Ticket, seen: Seen) -> Seen:
@@ -194,7 +196,7 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
 
     Args:
         ticket: The ticket of the message.
-        ttl: Seconds for which other messages of the call may still arrive.
+        ttl: Seconds for which other messages of the call may still arrive, beyond their countdown.
         task: The task's name.
         seen: The present record.
         began: The present note.
@@ -207,31 +209,31 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
     outcomes = [free(ticket.using, ticket.following, secret) for secret in secrets]
     if "unknown" in outcomes and _secrets(ticket, peek(ticket.using, ticket.following)):
         raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
-    left = max((one.left for one in seen.sightings), default=0.0)
-    _note_number(ticket, max(ttl, left), task, began)
+    _note_number(ticket, ttl, task, seen, began)
 
 
 def discard(ticket: Ticket, ttl: float, task: str) -> None:
     """
-    Free the record of a message that ends without a run, because it was revoked or has expired.
+    Free the record of a message that ends without a run: it was revoked, has expired, or has waited for too long.
 
     A note of its number keeps older messages of the call from running in its place: a worker that starts later may not
     know that the call was revoked. If too few nodes answer, there is no note, and they may run.
 
     Args:
         ticket: The ticket of the message.
-        ttl: Seconds for which other messages of the call may still arrive.
+        ttl: Seconds for which other messages of the call may still arrive, beyond their countdown.
         task: The task's name.
     """
     with suppress(LockTakenError, QuorumUnavailableError):
-        began = peek(ticket.using, began_name(ticket.task_id))
+        seen, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
         if not any(note.record and note.record.number >= ticket.number for note in began.sightings):
-            _note_number(ticket, ttl, task, began)
+            _note_number(ticket, ttl, task, seen, began)
     free(ticket.using, ticket.following, ticket.secret)
 
 
-def _note_number(ticket: Ticket, ttl: float, task: str, began: Seen) -> None:
-    """Note that no older message of the call may run any more; *began* is the present note."""
+def _note_number(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> None:
+    """Note that no older message of the call may run any more; *seen* and *began* are the present record and note."""
+    ttl = max(LONGEST_PAUSE, ttl, *(one.left for one in seen.sightings))  # the record outlasts each countdown
     label, older = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}", began.sightings
     about = (ttl, began_secret(ticket.secret), ticket.task_id, label)
     take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].secret if older else "")

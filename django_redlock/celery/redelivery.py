@@ -115,7 +115,7 @@ class Redelivery:
             about = (fresh_secret(), ticket.task_id, message.task.name[:LABEL] + NOTE)
             take_note(ticket.using, self._begun_name, max(LONGEST_PAUSE, message.rules.queue_ttl), *about)
         except LockTakenError:
-            self.drop()
+            self._end_without_a_run()  # this message has the slot now, so no other run of it is alive
 
     def has_begun(self) -> bool:
         """Return whether a run of the message is known to have begun."""
@@ -127,17 +127,23 @@ class Redelivery:
 
     def drop(self) -> NoReturn:
         """
-        End a message that was delivered a second time. Revoke the task if no run will store a result.
+        End a message that was delivered a second time, once no run of it can be alive.
 
         Raises:
             Ignore: Always.
         """
         message, ticket = self.message, self.message.ticket
-        reason = f"{ticket.task_id} came a second time, and is dropped."
         holder = peek(ticket.using, ticket.running).holder if ticket.running else None
+        if holder and holder.task_id == message.request.id and holder.state is SlotState.RUNNING:
+            self.watch(holder)
+        self._end_without_a_run()
+
+    def _end_without_a_run(self) -> NoReturn:
+        """Revoke the task if no run has stored a result; raise Ignore."""
+        message = self.message
+        reason = f"{message.ticket.task_id} came a second time, and is dropped."
         with suppress(NotImplementedError):  # there is no result backend
-            over = message.task.backend.get_state(message.request.id) in states.READY_STATES
-            if not over and not (holder and holder.task_id == message.request.id and holder.state is SlotState.RUNNING):
+            if message.task.backend.get_state(message.request.id) not in states.READY_STATES:
                 message.skip(reason)
         raise Ignore(reason)
 

@@ -9,22 +9,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, wraps
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery import signals
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
+from celery.worker.state import revoked as revoked_tasks
 from kombu.exceptions import DecodeError
 
 from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
-from .pauses import LONGEST_PAUSE
-from .pending import discard
-from .sightings import peek
+from .pending import began_name, discard, is_superseded
+from .sightings import look, peek
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note
+from .state import SlotState
 
 KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
@@ -60,13 +61,53 @@ class SingletonRequest(Request):
             self._shorten()
         super().on_timeout(soft, timeout)
 
+    def maybe_expire(self) -> Literal[True] | None:
+        """
+        Let the message expire, unless its id belongs to another message that counts or to a run that is alive.
+
+        Celery revokes the id of an expired message. The newer messages of a pending call have the same id, and so does
+        the run of a message that the broker delivers again.
+        """
+        was_revoked = self.id in revoked_tasks
+        expired = super().maybe_expire()
+        if expired and not was_revoked and self._is_alive_elsewhere():
+            revoked_tasks.discard(self.id)
+            return None
+        return expired
+
+    def _is_alive_elsewhere(self) -> bool:
+        """Return whether another message counts or a run is alive; True as well if nodes have to be asked again."""
+        ticket = self._ticket()
+        if not ticket:
+            return False
+        if ticket.trailing:
+            # First, so that a caller that takes the call over at this moment either has done so already or notices.
+            self._discard(ticket)
+        try:
+            return (ticket.trailing and self._is_superseded(ticket)) or self._runs(ticket)
+        except QuorumUnavailableError:  # with "retry", the child puts the message back, and it expires later
+            return bool(cast(Any, self.task).singleton_options.without_nodes("run") == "retry")
+
+    def _is_superseded(self, ticket: Ticket) -> bool:
+        return is_superseded(ticket, *look(ticket.using, ticket.following, began_name(ticket.task_id)))
+
+    def _runs(self, ticket: Ticket) -> bool:
+        if not ticket.running:
+            return False
+        holder = peek(ticket.using, ticket.running).holder
+        return holder.task_id == self.id and holder.state is SlotState.RUNNING
+
+    def _discard(self, ticket: Ticket) -> None:
+        task = cast(Any, self.task)
+        discard(ticket, task.singleton_options.queue_ttl, task.name)
+
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Free the slot of a message that was revoked or has expired, before its result shows that."""
         # Not if it was terminated: that is announced before the child is dead, and the body may outlive the signal.
         if not terminated:
-            ticket, task = self._ticket(), cast(Any, self.task)
+            ticket = self._ticket()
             if ticket and ticket.trailing:
-                discard(ticket, max(LONGEST_PAUSE, task.singleton_options.queue_ttl), task.name)
+                self._discard(ticket)
             elif ticket:
                 free(ticket.using, ticket.waiting, ticket.secret)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]

@@ -19,7 +19,7 @@ from ..inventory.release import everywhere
 from .slots import Holder
 from .state import SlotState
 
-RECORD = re.compile(r" #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))\Z", re.ASCII)
+RECORD = re.compile(r"(.*) #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))", re.ASCII | re.DOTALL)
 
 
 class Record(NamedTuple):
@@ -30,11 +30,13 @@ class Record(NamedTuple):
         task_id: The id of its task.
         digest: A digest of the arguments of the message that counts.
         number: The number of that message.
+        task: The beginning of the task's name; tasks of one group share the records.
     """
 
     task_id: str
     digest: str
     number: int
+    task: str
 
 
 class Seen(NamedTuple):
@@ -84,8 +86,8 @@ class Seen(NamedTuple):
         owner = self.owner
         if owner is None or owner.kind != "task" or not owner.ref:
             return None
-        found = RECORD.search(owner.label)
-        return Record(owner.ref, found[1], int(found[2])) if found else None
+        found = RECORD.fullmatch(owner.label)
+        return Record(owner.ref, found[2], int(found[3]), found[1]) if found else None
 
     @property
     def holder(self) -> Holder:

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..exceptions import LockTakenError
 from .dispatch import Call
-from .pending import digest_of, label_of, settle, take_over, turn
+from .pending import NAME, digest_of, label_of, settle, take_over, turn
 from .result import SingletonResult, is_over
-from .sightings import Record, Seen, look, peek
+from .sightings import FREE, Record, Seen, look, peek
+from .slots import free
 
 
 @dataclass(slots=True)
@@ -27,19 +28,19 @@ class TrailingCall(Call):
         # A later call would take it over without its links, so a linked call is never replaced.
         self.ticket = replace(self.ticket, number=int(self.task.singleton_options.pends and not self.linked))
         takes_part = self.rules.trails and not self.linked
-        run, record = self._look()
+        run, record = self._without_revoked(*self._look())
         if takes_part and self._has_these_arguments(record):
             return self._joined(run, record)
-        free, holder = not run.value and record.free, run.holder if run.value else record.holder
-        if free and not self.ticket.number:  # the slot of a run is not a record, so no turn is needed
+        is_free, holder = not run.value and record.free, run.holder if run.value else record.holder
+        if is_free and not self.ticket.number:  # the slot of a run is not a record, so no turn is needed
             taken_by = self.claim()
             if not taken_by:
                 return self.publish(self.ticket)
-            free, holder = False, taken_by
-        if not free and not takes_part:
+            is_free, holder = False, taken_by
+        if not is_free and not takes_part:
             return self.answer(holder)
         with turn(self.ticket):
-            taken_by = self.claim() if free else holder
+            taken_by = self.claim() if is_free else holder
             if taken_by and takes_part:
                 run, record = self._look()
                 return self._take_part(run, settle(self.ticket, record))
@@ -47,11 +48,11 @@ class TrailingCall(Call):
 
     def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Create the pending call, or take it over; only in this call's turn."""
-        if record.record:
+        if pending := self._pending(record):
             if self._has_these_arguments(record):
                 return self._joined(run, record)
-            return self._take_over_pending(run, record, record.record)
-        if record.value:  # the waiting call cannot be taken over or is not a task, so this call comes after it
+            return self._take_over_pending(run, record, pending)
+        if record.value:  # the holder cannot be taken over, or is not a call of this task, so this call comes after it
             return (
                 self.noted(record.holder).publish(replace(self.ticket, secret="")).about(record.holder, accepted=True)
             )
@@ -69,12 +70,8 @@ class TrailingCall(Call):
     def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
         """Send the message that counts from now on, under the id of the pending call; only in this call's turn."""
         holder = run.holder if run.value else seen.holder
-        self.ticket = ticket = replace(self.ticket, number=record.number + 1)
-        # If it was revoked, its callers know the outcome and no longer wait for it.
-        if is_over(self.task, seen.holder, self.rules.queue_ttl):
-            take_over(ticket, self.ttl, self.label, seen)
-            return self.publish(ticket)
-        ticket = replace(ticket, task_id=record.task_id)
+        self.ticket = replace(self.ticket, number=record.number + 1)
+        ticket = replace(self.ticket, task_id=record.task_id)
         # First, so that there is always a message that counts: until the next line, the previous one does.
         sent = self.noted(holder).publish(ticket)
         take_over(ticket, self.ttl, self.label, seen)
@@ -89,13 +86,26 @@ class TrailingCall(Call):
         """Return the holder of the run's slot, and the pending call."""
         ticket = self.ticket
         if not ticket.running:
-            return Seen("", 0.0, 0), peek(ticket.using, ticket.following)
+            return FREE, peek(ticket.using, ticket.following)
         run, record = look(ticket.using, ticket.running, ticket.following)
         return run, record
 
+    def _without_revoked(self, run: Seen, record: Seen) -> tuple[Seen, Seen]:
+        """Free the slots of revoked calls, whose callers know the outcome and wait no longer; return the rest."""
+        places = ((self.ticket.running, run), (self.ticket.following, record))
+        over = [(name, seen.secret) for name, seen in places if is_over(self.task, seen.holder, self.rules.queue_ttl)]
+        for name, secret in over:
+            free(self.ticket.using, name, secret)
+        return self._look() if over else (run, record)
+
+    def _pending(self, record: Seen) -> Record | None:
+        """Return the pending call if it is one of this task, so that this call can take it over."""
+        found = record.record
+        return found if found and found.task == self.task.name[:NAME] else None
+
     def _has_these_arguments(self, record: Seen) -> bool:
         """Return whether the pending call has these arguments; False with ``replace``, which also moves the time."""
-        found = record.record
+        found = self._pending(record)
         moved = self.rules.on_duplicate == "replace"
         return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
 

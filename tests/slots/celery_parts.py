@@ -5,21 +5,27 @@ The task class, the tracer and the messages' headers are those of Celery and of 
 """
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import celery.worker.request
 from celery import Celery, Task, states
 from celery.app.trace import build_tracer
 from celery.backends.base import BaseBackend
 
-from django_redlock.celery import SingletonOptions, SingletonTask
-from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, Ticket
-from django_redlock.engine.acquirer import fresh_secret
+from django_redlock.celery import SingletonOptions, SingletonTask, request
+from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, Ticket
 
 from .world import Dead, Machine, World
 
 IDLE = 0.3  # seconds after which a worker looks into an empty queue again
 LONG_IDLE = 20.0  # the same when nobody calls any more
+DEADLINE = "deadline"  # the header with the moment at which a message expires
+PAST, FUTURE = "2000-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 
 
 @dataclass(slots=True)
@@ -60,7 +66,6 @@ class Broker:
         self.unacked: list[Message] = []
         self.lost: set[str] = set()
         self.fails: dict[str, int] = {}  # for a machine's name: how many messages it cannot send
-        self.revoked: set[str] = set()
         self.busy = True  # whether anybody calls
         self.by_sender: dict[str, int] = {}
 
@@ -106,12 +111,15 @@ class Results(BaseBackend):  # type: ignore[type-arg]
         super().__init__(app)
         self.world: World | None = None
         self.kept: dict[str, dict[str, Any]] = {}
+        self.revoked: dict[str, int] = {}  # for an id: the step in which it was stored as revoked
 
     def _store_result(self, task_id: str, result: Any, state: str, traceback: Any = None, **about: Any) -> Any:
         assert self.world
         self.world.reach()
         self.kept[task_id] = {"status": state, "result": result, "traceback": None, "children": []}
         self.world.note(f"result of {task_id[:4]}: {state}")
+        if state == states.REVOKED:
+            self.revoked.setdefault(task_id, next(RecordingTask.recorder.steps))
         return result
 
     def _get_task_meta_for(self, task_id: str) -> Any:
@@ -161,11 +169,14 @@ class RecordingTask(Task):  # type: ignore[type-arg]
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
         now = self.recorder.world.now
         countdown = options.get("countdown") or 0.0
+        headers = dict(options.get("headers") or {})
+        if DEADLINE not in headers and options.get("expires"):
+            headers[DEADLINE] = now + options["expires"]
         message = Message(
             str(task_id),
             tuple(args or ()),
             dict(kwargs or {}),
-            dict(options.get("headers") or {}),
+            headers,
             now + countdown,
             bool(countdown),
             options.get("retries") or 0,
@@ -205,6 +216,71 @@ def make(name: str, options: SingletonOptions, *, acks_late: bool) -> Any:
     return task
 
 
+class Revoked:
+    """The ids that each worker knows to be revoked, as Celery's workers remember them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: dict[str, set[str]] = {}
+
+    @property
+    def _here(self) -> set[str]:
+        machine = self._world.machine
+        return self._known.setdefault(machine.name if machine else "", set())
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._here
+
+    def add(self, task_id: str) -> None:
+        """Remember an id in this worker."""
+        self._here.add(task_id)
+
+    def discard(self, task_id: str) -> None:
+        """Forget an id in this worker."""
+        self._here.discard(task_id)
+
+    def tell(self, workers: list[Machine], task_id: str) -> None:
+        """Have all workers that are alive remember an id."""
+        for worker in workers:
+            if not worker.over:
+                self._known.setdefault(worker.name, set()).add(task_id)
+
+    @contextmanager
+    def known(self) -> Iterator["Revoked"]:
+        """Let Celery and production use this."""
+        with (
+            patch.object(celery.worker.request, "revoked_tasks", self),
+            patch.object(request, "revoked_tasks", self),
+        ):
+            yield self
+
+
+def receive(task: Any, message: Message, now: float) -> Any:
+    """Return the request of a message, as the main process of a worker makes it."""
+    info = {"exchange": "", "routing_key": "celery", "redelivered": message.redelivered}
+    headers = {
+        **message.headers,
+        "id": message.id,
+        "task": task.name,
+        "retries": message.retries,
+        "eta": "2026-01-01T00:00:00+00:00" if message.delayed else None,
+        "is_eager": False,
+    }
+    if DEADLINE in headers:
+        headers["expires"] = PAST if headers[DEADLINE] <= now else FUTURE
+    received = request.SingletonRequest(
+        SimpleNamespace(delivery_info=info, properties={}),
+        app=app,
+        task=task,
+        headers=headers,
+        body=(message.args, message.kwargs, {}),
+        decoded=True,
+        hostname="slots",
+    )
+    received.request_dict[RECEIVED_HEADER] = now
+    return received
+
+
 def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[bool]) -> None:
     """Do what a worker does, one message at a time, until the schedule is over."""
     world = machine.world
@@ -213,26 +289,12 @@ def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[boo
         if message is None:
             world.sleep(broker.pause())
             continue
-        if message.id in broker.revoked:
-            results.mark_as_revoked(message.id, "revoked", store_result=True)
-            continue
         world.note(f"gets {message}{' again' if message.redelivered else ''}")
         broker.unacked.append(message)
-        info = {"exchange": "", "routing_key": "celery", "redelivered": message.redelivered}
-        request = {
-            **message.headers,
-            "id": message.id,
-            "args": message.args,
-            "kwargs": message.kwargs,
-            "retries": message.retries,
-            "eta": "2026-01-01T00:00:00+00:00" if message.delayed else None,
-            "delivery_info": info,
-            "is_eager": False,
-            RECEIVED_HEADER: world.now,
-            RUN_HEADER: fresh_secret(),
-        }
+        received = receive(task, message, world.now)
         try:
-            task.trace(message.id, message.args, message.kwargs, request)
+            if not received.revoked():
+                task.trace(message.id, message.args, message.kwargs, received.request_dict)
         except Dead:
             broker.unacked.remove(message)
             if late:

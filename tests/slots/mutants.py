@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.celery import arrival, overlap, sightings, slots, trailing
+from celery.exceptions import Ignore
+
+from django_redlock.celery import arrival, overlap, redelivery, request, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.state import SlotState
 from django_redlock.engine.acquirer import fresh_secret
@@ -19,6 +21,7 @@ from .profiles import PROFILES
 from .schedule import run
 
 ENOUGH = 150  # schedules of each profile after which a mutant counts as alive
+LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,16 @@ def any_id(right: Any) -> Any:
     return is_superseded
 
 
+def frees_only(right: Any) -> Any:
+    """Free the record of a message that ends without a run, and do not note its number."""
+    return lambda ticket, ttl, task: slots.free(ticket.using, ticket.following, ticket.secret)
+
+
+def raises_ignore(again: Any, holder: Any) -> Any:
+    """End a copy of a message that may be running, and look at it no more."""
+    raise Ignore
+
+
 def runs_as_well(right: Any) -> Any:
     """Send a call that finds a pending one without a slot, so that both run."""
 
@@ -156,7 +169,7 @@ def runs_as_well(right: Any) -> Any:
 MUTANTS = (
     Mutant("no turn for callers", ("rerun burst", "replace burst"), (trailing, "turn"), lambda right: no_turn),
     Mutant("an id for each caller", ("rerun burst",), (trailing.TrailingCall, "_take_over_pending"), fresh_id),
-    Mutant("no numbers", ("rerun crowd", "debounce"), (trailing.TrailingCall, "_take_over_pending"), without_number),
+    Mutant("no numbers", ("rerun freed", "node away"), (trailing.TrailingCall, "_take_over_pending"), without_number),
     Mutant("the record stays", ("rerun burst",), (arrival, "begin"), forgets_the_record),
     Mutant("no note of what began", ("rerun crowd", "debounce"), (arrival, "begin"), forgets_the_note),
     Mutant("the record is not looked at", ("replace waiting",), (trailing.TrailingCall, "_look"), sees_nothing),
@@ -181,6 +194,20 @@ MUTANTS = (
     ),
     Mutant("messages give way to other ids", ("rerun freed",), (arrival, "is_superseded"), any_id),
     Mutant(
+        "an older message expires its call",
+        ("expiring",),
+        (request.SingletonRequest, "_is_superseded"),
+        lambda right: lambda received, ticket: False,
+    ),
+    Mutant(
+        "a run that may be dead is left alone",
+        ("dropped",),
+        (redelivery.Redelivery, "watch"),
+        lambda right: raises_ignore,
+    ),
+    Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
+    Mutant("revoked calls are joined", ("revoked",), (trailing, "is_over"), lambda right: lambda *a: False),
+    Mutant(
         "what is replaced runs as well",
         ("replace waiting",),
         (trailing.TrailingCall, "_take_over_pending"),
@@ -198,7 +225,7 @@ def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:
             for haunt in mutant.haunts:
                 done += 1
                 # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
-                outcome = run(replace(PROFILES[haunt], longest=300.0), seed)
+                outcome = run(replace(PROFILES[haunt], longest=LONGEST), seed)
                 if outcome.violations:
                     return Kill(mutant, outcome.violations[0], done)
     return Kill(mutant, None, done)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from celery import states
 
+from .celery_parts import results
+
 if TYPE_CHECKING:
     from .schedule import History
 
@@ -74,6 +76,35 @@ def older_arguments_run_first(history: "History") -> list[str]:
             found.append(f"{run.id[:4]} ran with {run.value}, message {run.message}, after message {newest[run.id]}")
         newest[run.id] = max(run.message, newest.get(run.id, 0))
     return found
+
+
+def only_the_newest_call_expires(history: "History") -> list[str]:
+    """A call is revoked only if somebody revoked it, or if a newest call with its id could expire."""
+    found = []
+    for task_id in results.revoked.keys() - history.revoked:
+        calls = [answer for answer in history.answers if answer.id == task_id and answer.sent]
+        newest = [call for call in calls if not any(other.start > call.end for other in calls)]
+        if newest and not any("expires" in call.extra for call in newest):
+            found.append(f"{task_id[:4]} was revoked, and its newest call is that with {newest[0].value}")
+    return found
+
+
+def no_call_joins_a_revoked_one(history: "History") -> list[str]:
+    """No call gets the id of a call that waits for its time and that had been revoked before."""
+    return [
+        f"{answer.caller} got {answer.id[:4]} for its call with {answer.value}, which had been revoked"
+        for answer in history.answers
+        if answer.start > results.revoked.get(answer.id, answer.start)
+    ]
+
+
+def nothing_runs_after_its_end(history: "History") -> list[str]:
+    """Nothing runs under an id of which its callers know that it was revoked."""
+    return [
+        f"{run.id[:4]} ran with {run.value} after it had been revoked"
+        for run in history.runs
+        if run.number > results.revoked.get(run.id, run.number)
+    ]
 
 
 def one_id_for_a_run(history: "History") -> list[str]:

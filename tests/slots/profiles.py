@@ -7,11 +7,14 @@ from .oracles import (
     each_id_runs_once,
     every_call_ends,
     newest_arguments_run,
+    no_call_joins_a_revoked_one,
     nothing_is_left,
     nothing_overlaps,
+    nothing_runs_after_its_end,
     older_arguments_run_first,
     one_id_for_a_run,
     one_waits,
+    only_the_newest_call_expires,
 )
 from .schedule import Profile
 
@@ -22,6 +25,7 @@ KEY = ("key",)
 RERUN = SingletonOptions(key=KEY, on_duplicate="rerun")
 REPLACE = SingletonOptions(key=KEY, on_duplicate="replace")
 BOTH = {"key": KEY, "scope": "until_and_while_executing"}
+DROP = SingletonOptions(key=KEY, on_duplicate="rerun", redelivery="drop")
 ONCE = SingletonOptions(key=KEY)
 SERIAL = SingletonOptions(key=KEY, scope="while_executing")
 # An operator who frees the record lets one more call wait, and a dead worker lets a run begin anew.
@@ -46,12 +50,38 @@ PROFILES = {
         Profile("replace crowd", REPLACE, TRAILING, **CROWD),
         Profile("replace beside a run", SingletonOptions(**BOTH, on_duplicate="replace"), TRAILING),
         Profile("debounce", REPLACE, TRAILING, countdowns=(0.0, 0.5, 3.0, 600.0)),
+        Profile(
+            "expiring",
+            REPLACE,
+            (*ENDING, each_id_runs_once, only_the_newest_call_expires),
+            expires=(None, 0.5, 2.0),
+            workers=1,
+            same=0.0,
+        ),
+        Profile(
+            "waits briefly",
+            SingletonOptions(key=KEY, on_duplicate="replace", wait_for=2.0),
+            (*TRAILING, nothing_runs_after_its_end),
+            countdowns=(0.0, 0.5, 30.0),
+            length=5.0,
+        ),
+        Profile(
+            "revoked",
+            RERUN,
+            (*ENDING, each_id_runs_once, no_call_joins_a_revoked_one),
+            revoked=4,
+            countdowns=(60.0,),
+            calls=5,
+            spread=6.0,
+            same=0.7,
+        ),
         Profile("failing", RERUN, (*ALWAYS, newest_arguments_run, one_id_for_a_run), fail=0.5),
         Profile("own ids", RERUN, ENDING, owned=1),
         Profile("broker away", REPLACE, TRAILING, broken=2),
         Profile("node away", RERUN, ENDING, downs=3),
         Profile("nodes come and go", REPLACE, TRAILING, downs=8, callers=5, spread=4.0, workers=3, length=0.5),
         Profile("redelivered", RERUN, TRAILING, late=True, redeliver=0.5),
+        Profile("dropped", DROP, (*ALWAYS, each_id_runs_once), late=True, redeliver=0.5, kills=1),
         Profile("killed", RERUN, ENDING, late=True, kills=2),
         Profile("killed early", REPLACE, (*ALWAYS[:3], newest_arguments_run), kills=2),
         Profile("purged", RERUN, ALWAYS[:3], purge=True),

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from celery import states
+
 from django_redlock.celery import SingletonOptions
 from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import free
 from django_redlock.exceptions import RedlockError
 
 from . import oracles
-from .celery_parts import Answer, Broker, RecordingTask, make, results, work
+from .celery_parts import Answer, Broker, RecordingTask, Revoked, make, results, work
 from .world import Machine, World
 
 NEXT = "next:task:slots.{}:key=7"  # the record of the pending call
@@ -30,6 +32,7 @@ class Profile:
         callers: How many call at the same time.
         calls: How many calls each of them makes.
         countdowns: The countdowns from which a call's is drawn.
+        expires: The times from which that is drawn after which a call expires; None is never.
         workers: How many.
         idle: Whether the workers begin when all calls have been made.
         spread: Over how many seconds the calls of a caller are spread.
@@ -44,6 +47,7 @@ class Profile:
         downs: How often a lock node is away for a while.
         owned: How many calls of each caller have an id of their own.
         freed: How often an operator frees the pending call.
+        revoked: How many calls are revoked.
         longest: After how many seconds the schedule is over, whatever is left.
         same: How often a call has the arguments of others.
         held: Whether the first call is made, and begins, before all others.
@@ -56,6 +60,7 @@ class Profile:
     callers: int = 3
     calls: int = 3
     countdowns: tuple[float, ...] = (0.0,)
+    expires: tuple[float | None, ...] = (None,)
     workers: int = 2
     idle: bool = False
     spread: float = 2.0
@@ -70,6 +75,7 @@ class Profile:
     downs: int = 0
     owned: int = 0
     freed: int = 0
+    revoked: int = 0
     longest: float = LONGEST
     same: float = 0.2
     held: bool = False
@@ -85,6 +91,7 @@ class History:
     answers: list[Answer] = field(default_factory=list)
     runs: list[Any] = field(default_factory=list)
     killed: int = 0
+    revoked: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
 
     def state(self, task_id: str) -> str:
@@ -110,18 +117,18 @@ def run(profile: Profile, seed: int, *, traced: bool = False) -> Outcome:
     world = World(seed, traced=traced)
     broker = Broker(world, reorder=profile.reorder)
     history = History(profile, world, broker)
-    results.world, results.kept = world, {}
+    results.world, results.kept, results.revoked = world, {}, {}
     task = make(profile.name, profile.options, acks_late=profile.late)
     here = RecordingTask.recorder
     here.world, here.broker, here.runs = world, broker, history.runs
     here.length, here.fail, here.steps = profile.length, profile.fail, itertools.count()
-    with world.running():
-        play(history, task)
+    with world.running(), Revoked(world).known() as revoked:
+        play(history, task, revoked)
     found = [violation for oracle in profile.oracles for violation in oracle(history)]
     return Outcome(profile.name, seed, found, world.trace)
 
 
-def play(history: History, task: Any) -> None:
+def play(history: History, task: Any, revoked: Revoked) -> None:
     """Let the machines do their work until there is none."""
     profile, world, broker = history.profile, history.world, history.broker
     over: list[bool] = []
@@ -136,7 +143,8 @@ def play(history: History, task: Any) -> None:
         world.add(f"caller {number}", partial(call_often, history=history, task=task, calls=profile.calls))
         for number in range(profile.callers)
     ]
-    trouble = world.add("trouble", partial(make_trouble, history=history, workers=workers, employ=employ))
+    about = {"history": history, "workers": workers, "employ": employ, "revoked": revoked}
+    trouble = world.add("trouble", partial(make_trouble, **about))
     world.run(world.now + profile.longest, lambda: all(caller.over for caller in callers))
     if profile.idle:
         workers += [employ(number) for number in range(profile.workers)]
@@ -158,6 +166,9 @@ def call_often(machine: Machine, history: History, task: Any, calls: int) -> Non
         same = world.random.random() < profile.same
         value = "same" if same else f"{machine.name[-1]}{number}"
         options: dict[str, Any] = {"countdown": world.random.choice(profile.countdowns)}
+        expires = world.random.choice(profile.expires) if any(profile.expires) else None
+        if expires:
+            options["expires"] = expires
         if number < profile.owned:
             options["task_id"] = f"own-{machine.name[-1]}{number}"
         history.answers.append(make_call(history, task, machine, value, options))
@@ -186,7 +197,9 @@ def machine_sent(history: History, machine: Machine) -> int:
     return history.broker.by_sender.get(machine.name, 0)
 
 
-def make_trouble(machine: Machine, history: History, workers: list[Machine], employ: Callable[[int], Machine]) -> None:
+def make_trouble(
+    machine: Machine, history: History, workers: list[Machine], employ: Callable[[int], Machine], revoked: Revoked
+) -> None:
     """Kill workers, redeliver and purge messages, and take lock nodes away, as the profile says."""
     profile, world, broker, chance = history.profile, machine.world, history.broker, machine.world.random
     troubles: list[Callable[[], None]] = []
@@ -217,6 +230,16 @@ def make_trouble(machine: Machine, history: History, workers: list[Machine], emp
             world.note("an operator frees the pending call")
             free("default", NEXT.format(profile.name), record.secret)
 
+    def revoke() -> None:
+        waiting = [answer.id for answer in history.answers if answer.id and history.state(answer.id) == states.PENDING]
+        if waiting:
+            victim = chance.choice(waiting)
+            world.note(f"{victim[:4]} is revoked")
+            history.revoked.add(victim)
+            revoked.tell(workers, victim)
+            results.mark_as_revoked(victim, "revoked", store_result=True)
+
+    troubles += [revoke] * profile.revoked
     troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed
     troubles += [redeliver] * (3 if profile.redeliver else 0) + [broker.purge] * profile.purge
     broker.fails = {f"caller {chance.randrange(profile.callers)}": 1 for _ in range(profile.broken)}

@@ -129,6 +129,11 @@ def hold_late(what: str) -> str:
     return perform(what)
 
 
+@singleton_task(lease=LEASE, acks_late=True, redelivery="drop")
+def hold_never(what: str) -> str:
+    return perform(what)
+
+
 @singleton_task(lease=600.0, acks_late=True, reject_on_worker_lost=True)
 def hold_on(what: str) -> str:
     return perform(what)

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
@@ -15,23 +16,23 @@ from django_redlock.inventory import held_locks
 from tests.managers import wait_until
 
 from . import project
-from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task
+from .real import LEASE, ON_BOTH, ON_REDIS, answer, consume, free, gone, take_back, task
 
 
 @pytest.fixture(scope="module", autouse=True)
 def killed(worker, start, stages, broker):
-    """A worker that is killed while it runs one call that was acknowledged and one that was not: both, and children."""
-    doomed = start("doomed")
-    calls = {name: (name, f"{name} killed over {broker[:5]}") for name in ("hold", "hold_late")}
+    """A worker that is killed while it runs a call that was acknowledged and two that were not: all, and children."""
+    doomed = start("doomed", concurrency=3)
+    calls = {name: (name, f"{name} killed over {broker[:5]}") for name in ("hold", "hold_late", "hold_never")}
     results = {name: task(name).apply_async((what,), queue="doomed") for name, what in calls.values()}
     children = [stages(what).hear("started") for _, what in calls.values()]
     assert task("hold").delay(calls["hold"][1]).reason == "running"
     doomed.kill()
     doomed.wait()
     if broker.startswith("redis"):
-        take_back(results["hold_late"].id)
+        take_back(results["hold_late"].id, results["hold_never"].id)
     consume("doomed")
-    return calls, results["hold_late"], children
+    return calls, results, children
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -156,6 +157,23 @@ def test_revoked_before_it_started(worker):
 
     wait_until(free("double", 1))
     wait_until(lambda: result.state == "REVOKED")  # which is said afterwards
+
+
+@ON_REDIS  # RabbitMQ would drop the message
+def test_older_message_of_a_pending_call_expires(worker, stage, what):
+    """
+    A message expires whose call has a newer one. The call is not revoked, and the newer message runs. C29 C96
+    """
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    early = task("newest").apply_async((what, "early"), queue="expired", expires=due)
+    late = task("newest").apply_async((what, "late"), queue="expired")
+    wait_until(lambda: datetime.now(UTC) > due)
+
+    consume("expired")
+
+    assert answer(late) == "late"
+    assert early.id == late.id
+    assert stage.heard() == ["late"]
 
 
 def test_terminated_body_that_carries_on(worker, stage, what):
@@ -330,8 +348,8 @@ def test_late_ack_after_a_killed_worker(killed, stages):
     """
     With late acknowledgement the job of a killed worker comes back, and runs once more, alone. C62 C77
     """
-    calls, result, _ = killed
-    name, what = calls["hold_late"]
+    calls, results, _ = killed
+    (name, what), result = calls["hold_late"], results["hold_late"]
 
     stages(what).hear("started")
     assert task(name).delay(what).id == result.id
@@ -339,6 +357,22 @@ def test_late_ack_after_a_killed_worker(killed, stages):
 
     assert answer(result) == f"{what} done"
     assert stages(what).heard() == ["ended"]
+
+
+@ON_BOTH
+def test_dropped_after_a_killed_worker(killed, stages):
+    """
+    With ``redelivery="drop"`` the job of a killed worker comes back within its lease. It does not run again, and its
+    caller learns of that when the lease has ended. C62 C79 C91
+    """
+    calls, results, _ = killed
+    name, what = calls["hold_never"]
+
+    with pytest.raises(TaskRevokedError, match="second time"):
+        answer(results[name])
+
+    assert stages(what).heard() == []
+    wait_until(free(name, what))
 
 
 @pytest.mark.parametrize("name", ["endless", "endless_long", "endless_late"])

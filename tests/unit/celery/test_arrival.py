@@ -1,5 +1,6 @@
 """Messages that come late, twice, without their header, or to a worker that cannot run them."""
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -306,6 +307,33 @@ def test_dropped_message_has_an_outcome(make, worker, options):
     with pytest.raises(TaskRevokedError, match="second time"):
         result.get(timeout=1)
     assert (runs, names() - {f"begun:{result.id}:0"}) == ([7], set())
+
+
+@pytest.mark.parametrize("outcome", ["SUCCESS", "REVOKED"])
+@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+def test_message_is_dropped_when_its_run_has_ended(make, worker, strategy, outcome):
+    """
+    With ``redelivery="drop"`` a message comes again while its run, which may be alive or dead, still has the slot. The
+    copy does not run, and when the slot is free, the caller has the result of the run or learns that it died. C79 C91
+    """
+    runs = []
+
+    def body(self, shop_id):
+        runs.append(shop_id)
+        assert worker.run(message, redelivered=True) == "IGNORED"
+        assert result.state == "PENDING"
+        if outcome == "REVOKED":
+            raise SystemExit(-241)
+
+    task = make(body, redelivery="drop", acks_late=True, on_duplicate=strategy)
+    result = task.delay(7)
+    message = worker.take()
+    with suppress(SystemExit):
+        worker.run(message)
+
+    assert worker.run_all() == ["IGNORED"]
+    assert (result.state, runs) == (outcome, [7])
+    assert names() - {f"begun:{result.id}:0"} == set()
 
 
 def test_message_that_never_began_is_not_dropped(make, worker, memory_nodes):

@@ -10,6 +10,7 @@ from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
+from django_redlock.celery import trailing
 from django_redlock.celery.request import freeing_unreadable, mixed_request
 from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket, take_running, take_waiting
@@ -154,6 +155,152 @@ def test_no_older_message_runs_when_the_newest_was_revoked(make, worker, receive
     worker.run_all()
     assert later.accepted
     assert ran == ["running", "later"]
+
+
+@pytest.fixture
+def debounced(make, worker):
+    """A task with two messages of one pending call, the older of which comes later; returns what they need."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate="replace", queue_ttl=60)
+    task.apply_async((7, "older"), countdown=7200, expires=7300)
+    newest = task.apply_async((7, "newest"))
+    return task, ran, newest, worker.take(), worker.take()
+
+
+def test_revocation_is_known_for_as_long_as_an_older_message_waits(debounced, received):
+    """
+    The older message of a revoked call has a countdown that is longer than ``queue_ttl``. The note that keeps it from
+    running lasts as long. C69 C96
+    """
+    task, _, call, _, newest = debounced
+
+    received(task, newest)._announce_revoked("revoked", False, None, False)
+
+    assert peek("default", f"began:{call.id}").left > 7200
+
+
+def test_older_message_that_expires_does_not_revoke_the_newest(debounced, worker, received):
+    """
+    The older message of a pending call expires. The newest one has the same id, does not expire, and runs. C29 C96
+    """
+    task, ran, call, older, newest = debounced
+    older.headers["expires"] = "2020-01-01T00:00:00+00:00"
+
+    assert not received(task, older).revoked()
+    assert not received(task, newest).revoked()
+
+    assert call.state == "PENDING"
+    assert [worker.run(older), worker.run(newest)] == ["IGNORED", "SUCCESS"]
+    assert (ran, names()) == (["newest"], set())
+
+
+def test_newest_message_that_expires_ends_its_call(debounced, worker, received):
+    """
+    The newest message of a pending call expires. Its callers see that, and nothing else runs. C29 C96
+    """
+    task, ran, call, older, newest = debounced
+    newest.headers["expires"] = "2020-01-01T00:00:00+00:00"
+
+    assert received(task, newest).revoked()
+
+    assert call.state == "REVOKED"
+    assert worker.run(older) == "IGNORED"
+    assert (ran, names()) == ([], set())
+
+
+def test_message_expires_while_a_call_takes_it_over(make, worker, received, monkeypatch):
+    """
+    A call sends a message for a pending call whose own message expires at this moment. It gets a result of its own, in
+    place of the one that is about to be revoked. C29 C96 C99
+    """
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate="replace")
+    expiring = task.apply_async((7, "expires"), expires=300)
+    older = worker.take()
+    older.headers["expires"] = "2020-01-01T00:00:00+00:00"
+    real = trailing.take_over
+
+    def slowly(*about):
+        assert received(task, older).revoked()
+        return real(*about)
+
+    monkeypatch.setattr(trailing, "take_over", slowly)
+
+    later = task.delay(7, "later")
+    for message in iter(worker.take, None):
+        if not received(task, message).revoked():
+            worker.run(message)
+
+    assert (expiring.state, later.state) == ("REVOKED", "SUCCESS")
+    assert (ran, names()) == (["later"], set())
+
+
+@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+def test_copy_of_a_running_message_expires(make, worker, received, strategy):
+    """
+    A message with late acknowledgement is delivered again during its run, when it would have expired. The run is not
+    reported as revoked. C29 C75
+    """
+
+    def body(self, shop_id):
+        message.headers["expires"] = "2020-01-01T00:00:00+00:00"
+        assert not received(task, message).revoked()
+        assert call.state == "PENDING"
+        assert worker.run(message, redelivered=True) == "IGNORED"
+        return "done"
+
+    task = make(body, on_duplicate=strategy, acks_late=True)
+    call = task.apply_async((7,), expires=600)
+    message = worker.take()
+
+    assert worker.run(message) == "SUCCESS"
+    assert (call.state, call.get(timeout=1)) == ("SUCCESS", "done")
+
+
+def test_expired_message_frees_its_slot(make, worker, received):
+    """
+    A message that expires before its run is revoked, and frees its slot. C29 C41
+    """
+    task = make()
+    call = task.apply_async((7,), expires=600)
+    message = worker.take()
+    message.headers["expires"] = "2020-01-01T00:00:00+00:00"
+
+    assert received(task, message).revoked()
+
+    assert (call.state, names()) == ("REVOKED", set())
+
+
+@pytest.mark.parametrize("how", ["run", "fail"])
+@pytest.mark.parametrize("strategy", ["join", "replace"])
+def test_expired_message_does_not_run_without_nodes(make, worker, received, memory_nodes, strategy, how):
+    """
+    While the nodes do not answer, a message that does not wait for them expires as in Celery. C29 C35
+    """
+    task = make(on_duplicate=strategy, on_unavailable={"run": how})
+    call = task.apply_async((7,), expires=600)
+    message = worker.take()
+    message.headers["expires"] = "2020-01-01T00:00:00+00:00"
+    for node in memory_nodes:
+        node.down = True
+
+    assert received(task, message).revoked()
+    assert call.state == "REVOKED"
+
+
+def test_expired_message_is_put_back_while_nodes_are_away(debounced, worker, received, memory_nodes):
+    """
+    While the nodes do not answer, nobody knows whether an expired message counts, so its call is not revoked. C29 C96
+    """
+    task, _, call, older, newest = debounced
+    older.headers["expires"] = "2020-01-01T00:00:00+00:00"
+    for node in memory_nodes:
+        node.down = True
+
+    assert not received(task, older).revoked()
+    assert not received(task, newest).revoked()
+    assert worker.run(older) == "IGNORED"
+    assert (call.state, len(worker.headers)) == ("PENDING", 1)
 
 
 if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on

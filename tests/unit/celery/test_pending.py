@@ -5,7 +5,7 @@ import pytest
 from django_redlock import lock
 from django_redlock.celery import pending
 from django_redlock.celery.pending import UNKNOWN, began_secret, is_superseded, label_of
-from django_redlock.celery.sightings import FREE, Seen
+from django_redlock.celery.sightings import FREE, Seen, peek
 from django_redlock.celery.slots import NOTE, Ticket
 from django_redlock.core.owner import Owner, encode
 
@@ -142,3 +142,73 @@ def test_leavings_of_another_call_keep_no_message_from_its_run(make, worker, mem
 
     assert worker.run_all() == ["SUCCESS"]  # it is not put back
     assert ran == ["running 1", "after running 1", "running 2", "after running 2"]
+
+
+def test_no_older_message_runs_when_the_newest_has_waited_for_too_long(make, worker):
+    """
+    The newest message of a pending call is dropped after ``wait_for``. An older one with a longer countdown, whose
+    callers know of the revocation, does not run in its place. C60 C96
+    """
+    ran, calls, messages = [], [], []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["running"]:
+            task.apply_async((7, "older"), countdown=600)
+            calls.append(task.delay(7, "newest"))
+            messages.extend([worker.take(), worker.take()])
+            assert worker.run(messages[1]) == "IGNORED"
+
+    task = make(body, on_duplicate="replace", wait_for=0)
+    task.delay(7, "running")
+    worker.run()
+
+    assert calls[0].state == "REVOKED"
+    assert worker.run(messages[0]) == "IGNORED"
+    assert (ran, names()) == (["running"], set())
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_no_task_takes_over_the_pending_call_of_another(make, worker, strategy):
+    """
+    Two tasks of one group are called during a run. Each has a run of its own, under an id of its own. C13 C96
+    """
+    ran, calls = [], []
+
+    def body(self, shop_id):
+        ran.append((self.name, self.request.args[1]))
+        if not calls:
+            calls.extend([one.delay(7, "a"), two.delay(7, "a"), two.delay(7, "b")])
+
+    one = make(body, name="shop.one", group="shop", on_duplicate=strategy)
+    two = make(body, name="shop.two", group="shop", on_duplicate=strategy)
+    one.delay(7, "running")
+    worker.run()
+    worker.run_all()
+
+    assert len({call.id for call in calls}) == 3
+    assert all(call.accepted and call.duplicate for call in calls)
+    assert sorted(ran[1:]) == [("shop.one", "a"), ("shop.two", "a"), ("shop.two", "b")]
+    assert [call.state for call in calls] == ["SUCCESS"] * 3
+    assert names() == set()
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_record_ends_when_its_message_expires(make, worker, strategy):
+    """
+    A message that waits for its turn expires before ``queue_ttl`` is over. Its record does not outlast it, because a
+    broker may drop the message, and later calls would join it. C29 C96
+    """
+    left = []
+
+    def body(self, shop_id):
+        if not left:
+            task.apply_async((7, "later"), expires=60)
+            assert worker.run() == "IGNORED"
+            left.append(peek("default", f"next:{NAME}").left)
+
+    task = make(body, on_duplicate=strategy)
+    task.delay(7, "running")
+    worker.run()
+
+    assert 0 < left[0] <= 60

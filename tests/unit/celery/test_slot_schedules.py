@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.slots.mutants import MUTANTS, hunt
+from tests.slots.mutants import MUTANTS, Mutant, hunt
 from tests.slots.profiles import PROFILES
 from tests.slots.schedule import run
 
@@ -15,6 +15,16 @@ def test_schedules(name):
     outcomes = [run(PROFILES[name], seed) for seed in range(4)]
 
     assert [str(outcome) for outcome in outcomes if outcome.violations] == []
+
+
+def test_right_protocol_is_not_caught():
+    """
+    A hunt finds nothing wrong with the protocol itself, so what it finds in a mutant is the mutant's.
+    """
+    haunts = {haunt for mutant in MUTANTS for haunt in mutant.haunts}
+    nothing = Mutant("nothing", tuple(sorted(haunts)), MUTANTS[0].target, lambda right: right)
+
+    assert hunt(nothing, 3).what is None
 
 
 @pytest.mark.parametrize("mutant", MUTANTS[:6], ids=lambda mutant: mutant.name)

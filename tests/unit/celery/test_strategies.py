@@ -340,6 +340,45 @@ def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
     assert tickets(worker)[1].secret
 
 
+@pytest.mark.parametrize("again", ["same", "other"])
+def test_revoked_pending_call_is_out_of_the_way(make, worker, again):
+    """
+    A call during a run is pending with a countdown, and is revoked. The next call gets an id of its own, whether or not
+    its arguments are those of the revoked one, and its answer names the run. C69 C96
+    """
+    calls = []
+
+    def body(self, shop_id):
+        if not calls:
+            calls.append(task.apply_async((7, "same"), countdown=7200))
+            task.backend.mark_as_revoked(calls[0].id, "by an operator")
+            calls.append(task.delay(7, again))
+
+    task = make(body, on_duplicate="rerun")
+    running = task.delay(7, "running")
+    worker.run()
+
+    revoked, later = calls
+    assert later.id != revoked.id
+    assert (later.accepted, later.duplicate, later.reason, later.holder_id) == (True, True, "running", running.id)
+
+
+def test_rerun_does_not_wait_for_the_time_of_a_revoked_call(make, worker):
+    """
+    A first call with ``rerun`` and a countdown is revoked. The next call takes its slot and runs at once. C69
+    """
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate="rerun")
+    first = task.apply_async((7, "revoked"), countdown=7200)
+    worker.take()
+    task.backend.mark_as_revoked(first.id, "by an operator")
+
+    second = task.delay(7, "later")
+
+    assert (second.accepted, second.duplicate) == (True, False)
+    assert (worker.run(), ran) == ("SUCCESS", ["later"])
+
+
 def test_no_result_is_asked_for_without_a_countdown(make, monkeypatch):
     """
     A duplicate of a call that waits for a worker asks the result backend nothing.
