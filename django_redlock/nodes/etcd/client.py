@@ -20,6 +20,7 @@ from ..cas.place import Place
 from ..redis.decode import known_cause
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
+OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
 # After ten seconds, the system probes a silent member, and gives it up after twenty more.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
@@ -157,6 +158,8 @@ def parsed(text: bytes, status: int) -> dict[str, Any]:
         code = int(reply.get("code", 0))
     except (ValueError, TypeError):
         raise EtcdError(Failure.MALFORMED) from None
+    if code == INVALID_ARGUMENT and OUTDATED in text:
+        code = UNAUTHENTICATED  # the code alone does not tell this from a mistake in the request
     if status != 200 or "error" in reply:
         raise EtcdError(FAILURES.get(code, Failure.ERROR_REPLY), code)
     return reply

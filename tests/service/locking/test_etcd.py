@@ -4,6 +4,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from subprocess import run
 from typing import Any
 from uuid import uuid4
 
@@ -329,10 +330,13 @@ def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):
 # Users and certificates
 
 
-@pytest.fixture
-def guarded() -> Iterator[Member]:
+@pytest.fixture(params=["simple", "jwt"])
+def guarded(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Member]:
     """An etcd that wants a user; ``app`` may use the prefix ``t:`` and nothing else."""
-    with Member() as member:
+    public, private = certificates["tokens.pub"], certificates["server.key"]
+    run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    tokens = f"jwt,pub-key={public},priv-key={private},sign-method=ES256" if request.param == "jwt" else request.param
+    with Member(options=("--auth-token", tokens)) as member:
         if not member.ours:
             pytest.skip("REDLOCK_ETCD names a server whose users are not ours to change")
         ends = {"key": b64encode(b"t:").decode(), "range_end": b64encode(b"t;").decode()}
@@ -371,6 +375,18 @@ def test_user_with_rights_on_the_prefix_is_enough(guarded: Member):
     with pytest.raises(LinkError) as denied:
         open_node(NodeSpec(f"etcd://app:p%40ss@{host}"), "u:").connect(30.0)
     assert denied.value.failure is Failure.NOPERM
+
+
+def test_user_stays_logged_in_when_users_change(guarded: Member):
+    """L66, P38: a signed token is valid until the next change of any user; then the node asks for another one."""
+    host = guarded.url.removeprefix("etcd://")
+    with closing(patient_manager([f"etcd://app:p%40ss@{host}"])) as manager:
+        lease = manager.lock("a", wait=0).acquire()
+        token = guarded.ask("auth/authenticate", {"name": "root", "password": "p@ss"})["token"]
+        guarded.ask("auth/user/add", {"name": "other", "password": "x"}, token=token)
+
+        assert lease.extend()
+        assert lease.release() == "released"
 
 
 def test_password_that_etcd_does_not_want_is_reported(etcd: Member):
