@@ -73,7 +73,8 @@ class EtcdTable(EtcdConnection):
         """Return the records that exist under some keys, and the moment."""
         for _ in range(ATTEMPTS):
             header, found = self._fetch([self._clock_key, *keys])
-            if moment := self._moment(header, found.pop(self._clock_key, None)):
+            moment = self._moment(header, found.pop(self._clock_key, None))
+            if moment and self._clock.check(moment, [stored.record for stored in found.values()]):
                 return moment, found
         raise EtcdError(Failure.NO_LEADER)
 
@@ -247,7 +248,7 @@ def plausible(left: int, granted: int) -> bool:
 
 
 def era_name(header: Header, source: str) -> str:
-    """Return the name of an era; another cluster, such as one restored from a backup, has other terms."""
+    """Return the name of an era, which only a cluster that was restored from a backup can have once more."""
     return f"{header.cluster:x}.{header.term}.{source}"
 
 
