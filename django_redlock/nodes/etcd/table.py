@@ -11,6 +11,7 @@ one. The count begins anew with every leader, and the era is the cluster, the te
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...core.failure import Failure
@@ -99,14 +100,28 @@ class EtcdTable(EtcdConnection):
         if era and era.name == era_name(header, source) and self._is_due(era):
             source = self._look(era, header)
         if correction := self._clock.correction(era, era_name(header, source), source):
-            versions = [(self._clock_key, stored.version if stored else 0)]
-            if self._txn(versions, {self._clock_key: correction.dump()}) is None and source != known:
-                self.call("/v3/lease/revoke", {"ID": source})  # another process was faster
+            self._correct(correction, stored.version if stored else 0, is_new=source != known)
             return None
         assert era is not None
         assert stored is not None
         self._term, self._version = header.term, stored.version
         return self._clock.moment(era)
+
+    def _correct(self, era: Era, version: int, *, is_new: bool) -> None:
+        """Write the record of the era unless it has changed; *is_new* is whether this process granted its lease."""
+        failure: EtcdError | None = None
+        try:
+            if self._txn([(self._clock_key, version)], {self._clock_key: era.dump()}):
+                return
+        except EtcdError as error:
+            if not error.certain:
+                raise  # the record may name the lease
+            failure = error
+        if is_new:
+            with suppress(EtcdError):
+                self.call("/v3/lease/revoke", {"ID": era.source})
+        if failure:
+            raise failure
 
     def _is_due(self, era: Era) -> bool:
         """Return whether to read the clock; readings are whole seconds, so one helps only at the turn of a second."""

@@ -27,7 +27,7 @@ from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import table as tables
-from django_redlock.nodes.etcd.client import Header
+from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
 from django_redlock.nodes.etcd.node import EtcdNode
 from django_redlock.nodes.etcd.table import EtcdTable
 from django_redlock.testing.servers import reserve_port
@@ -274,6 +274,27 @@ def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch
     (reply,) = table.execute([acquire()])
 
     assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.NO_LEADER)
+
+
+def test_lease_is_revoked_unless_the_record_may_name_it(
+    table: EtcdTable, etcd: Member, monkeypatch: pytest.MonkeyPatch
+):
+    """P23: an attempt that is refused leaves no lease behind, which would never end."""
+
+    def leases() -> int:
+        return len(etcd.ask("lease/leases", {}).get("leases", []))
+
+    def denied(versions: Any, values: Any) -> Header:
+        raise EtcdError(Failure.NOPERM, DENIED)
+
+    before = leases()
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "_txn", denied)
+        (reply,) = table.execute([acquire()])
+
+    assert (reply.failure, leases()) == (Failure.NOPERM, before)
+    assert table.execute([acquire()])[0].kind is Kind.ACCEPTED
+    assert leases() == before + 1
 
 
 def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
