@@ -20,7 +20,7 @@ from ..cas.clock import Era, EraClock, Moment
 from ..cas.members import Page
 from ..cas.place import Place
 from ..cas.records import Decision, Stored, in_present_era, needed_until, parsed
-from ..cas.table import TooLargeError
+from ..cas.table import ANSWERING, TooLargeError
 from .client import (
     EtcdError,
     Header,
@@ -35,6 +35,7 @@ AT_ONCE = 128  # operations that etcd accepts in one transaction, by the default
 LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
 LONGEST_WRITE = 1_000_000  # bytes of the records in one transaction; etcd refuses more than 1,500 kB
 GRANTED = 5_000_000_000  # seconds of the lease that serves as a clock: 158 years
+UNCOUNTED = 0.1  # longest pause, in seconds, before a leader that does not count the time yet is asked again
 FINE = 0.05  # seconds; a clock known more precisely than this need not be read again
 LOOK_EVERY = 10.0  # seconds after which the clock is read in any case, to notice if it was set
 PAGE = 500  # records that are read at once for a survey
@@ -145,8 +146,12 @@ class EtcdTable(EtcdConnection):
         left, granted = number(reply, "TTL"), number(reply, "grantedTTL")
         if left < 0 or not granted:
             return self._grant()
-        if header_of(reply) == header and plausible(left, granted):
-            # The remaining time is cut to whole seconds, and a new leader adds up to one second.
+        if not plausible(left, granted):
+            if not self._clock.knows(era):  # all processes are asking this leader
+                self.pause(min(UNCOUNTED, self.patience * (1 - ANSWERING) / 2))
+                raise EtcdError(Failure.NO_LEADER)
+        elif header_of(reply) == header:
+            # The remaining time is cut to whole seconds.
             self._clock.observe(era, granted - left, granted - left + 1.0, sent)
         return era.source
 
@@ -258,7 +263,11 @@ def compared(versions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
 
 
 def plausible(left: int, granted: int) -> bool:
-    """Return whether the time left of the clock's lease is plausible; a deposed leader reports that it never ends."""
+    """
+    Return whether the time left of the clock's lease is plausible.
+
+    A deposed leader reports that the lease never ends. A new leader adds its election timeout to the lease.
+    """
     return left <= granted == GRANTED
 
 

@@ -255,8 +255,8 @@ def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
 
 def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each pause of a table take a second on its clock, and none in truth."""
-    pauses: list[None] = []
-    monkeypatch.setattr(table, "pause", lambda: pauses.append(None))
+    pauses: list[object] = []
+    monkeypatch.setattr(table, "pause", lambda *longest: pauses.append(longest))
     monkeypatch.setattr(table, "now", lambda: steady() + len(pauses))
 
 
@@ -274,6 +274,25 @@ def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch
     (reply,) = table.execute([acquire()])
 
     assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.NO_LEADER)
+
+
+def test_leader_that_does_not_count_yet_is_asked_rarely(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P38: for its election timeout, a new leader gives more than was granted, and all processes wait for it."""
+    call, readings = table.call, []
+
+    def new(path: str, body: Any) -> Any:
+        reply = call(path, body)
+        if not path.endswith("timetolive"):
+            return reply
+        readings.append(reply)
+        return reply | {"TTL": "5000000001"}
+
+    monkeypatch.setattr(table, "call", new)
+    table.patience = 1.0
+    (reply,) = table.execute([acquire()])
+
+    assert reply.failure is Failure.NO_LEADER
+    assert len(readings) < 60
 
 
 def test_lease_is_revoked_unless_the_record_may_name_it(
