@@ -209,6 +209,19 @@ def test_doctor_examines_members_and_alarms(etcd: Member):
     assert full.nodes[0].facts["alarms"] == "NOSPACE"
 
 
+def test_doctor_notices_members_of_different_clusters(etcd: Member):
+    """P22: a URL that names members of two clusters gives each lock two holders."""
+    with Member() as stranger:
+        strange = stranger.url.removeprefix("etcd://")
+        options = {"ttl": 30.0, "node_timeout": 1.0}
+        with override_settings(REDLOCK={"default": {"NODES": f"{etcd.url},{strange}", "OPTIONS": options}}):
+            found = diagnose(timeout=30.0)
+            locks.reset()
+
+    assert [finding.id for finding in found.findings if finding.level is Level.ERROR] == ["etcd-alone"]
+    assert found.nodes[0].facts["alone"] == strange
+
+
 # The clock of the leader
 
 
