@@ -88,9 +88,11 @@ class Member(Service):
         self.kill()
         self.run("rm", "-rf", str(self.folder / "data"))
 
-    def ask(self, path: str, body: Mapping[str, Any], timeout: float = 5.0) -> dict[str, Any]:
-        """Return the reply of the JSON gateway."""
-        request = Request(f"{self.http}/v3/{path}", json.dumps(body).encode())
+    def ask(self, path: str, body: Mapping[str, Any], timeout: float = 5.0, token: str = "") -> dict[str, Any]:
+        """Return the reply of the JSON gateway; *token* is that of a login."""
+        request = Request(
+            f"{self.http}/v3/{path}", json.dumps(body).encode(), {"Authorization": token} if token else {}
+        )
         place = Place((("127.0.0.1", self.port),), self._certificates or {}, encrypted=bool(self._certificates))
         with urlopen(request, timeout=timeout, context=place.context) as response:
             reply: dict[str, Any] = json.load(response)

@@ -9,7 +9,9 @@ from .findings import Finding, Level
 OLDEST = {"etcd": (3, 4), "ZooKeeper": (3, 5)}
 CORRUPTING = {"etcd": ((3, 5, 0), (3, 5, 1), (3, 5, 2))}
 NEWEST = {"etcd": "the last release of 3.5 or later", "ZooKeeper": "a release that is maintained"}
-SHARED_IDS = frozenset(f"{kind.lower()}-{what}" for kind in OLDEST for what in ("version", "election", "member"))
+SHARED_IDS = frozenset(
+    f"{kind.lower()}-{what}" for kind in OLDEST for what in ("version", "election", "member", "alone")
+)
 """The ids of findings that each kind of store may have."""
 
 LIST_MEMBERS = {"etcd": "`etcdctl endpoint status --cluster`", "ZooKeeper": "`echo srvr | nc host 2181`"}
@@ -92,11 +94,11 @@ def _members(node: Inspection, rules: Rules) -> Iterator[Finding]:
 def _alone(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if alone := node.facts.get("alone"):
         yield Finding(
-            "zookeeper-alone",
+            _id(node, "alone"),
             Level.ERROR,
             node.name,
-            f"It has several members, but these belong to no ensemble: {alone}. Each of them grants the same lock.",
-            "List the members of one ensemble, or one server that runs alone.",
+            f"Not all of its members belong together. These grant the same lock as the others: {alone}.",
+            "List the members of one cluster, or one server that runs alone.",
         )
 
 

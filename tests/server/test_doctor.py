@@ -338,6 +338,7 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
         ({"kind": "ZooKeeper"}, {"node_timeout": 0.2}, {"zookeeper-election": Level.WARNING}),
         ({"kind": "ZooKeeper", "silent": "z1:2181 (refused)"}, {}, {"zookeeper-member": Level.WARNING}),
         ({"kind": "ZooKeeper", "alone": "z1:2181, z2:2181"}, {}, {"zookeeper-alone": Level.ERROR}),
+        ({"alone": "e2:2379"}, {}, {"etcd-alone": Level.ERROR}),
         ({"version": "3.3.27"}, {}, {"etcd-version": Level.WARNING}),
         ({"version": "3.5.1"}, {}, {"etcd-version": Level.ERROR}),
         ({"version": "3.5.21", "alarms": "NOSPACE"}, {}, {"etcd-alarm": Level.ERROR}),

@@ -20,7 +20,7 @@ from django_redlock.core.requests import SHARED, Acquire, Extend, Release, Reque
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.place import Place as Addresses
 from django_redlock.nodes.cas.records import Decision
-from django_redlock.nodes.cas.table import UntouchedError
+from django_redlock.nodes.cas.table import PAUSE, UntouchedError
 from django_redlock.nodes.etcd.table import EtcdTable
 
 from .etcd import Cluster, Member
@@ -307,9 +307,9 @@ class SimulatedTable(EtcdTable):
         """Return the process's wall clock."""
         return self._worker.process.wall()
 
-    def pause(self) -> None:
+    def pause(self, longest: float = PAUSE) -> None:
         """Wait a moment before a request is tried again."""
-        self._worker.sleep(self._worker.process.world.random.uniform(0, 0.005))
+        self._worker.sleep(self._worker.process.world.random.uniform(0, longest))
 
     def dial(self, number: int, timeout: float) -> Any:
         """Return a connection to a member."""

@@ -97,6 +97,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
         )
     ),
     ({"default": {"NODES": ["redis://lock-1:abc"]}}, "redlock.E003", "cannot be read; write, for example, redis://"),
+    ({"default": {"NODES": ["redis://lock-1:0"]}}, "redlock.E003", "its port cannot be 0"),
+    ({"default": {"NODES": ["redis+cluster://a:0,b:7000"]}}, "redlock.E003", "its port cannot be 0"),
     ({"default": {"NODES": ["redis:/lock-1"]}}, "redlock.E003", "lacks the two slashes"),
     ({"default": {"NODES": [f"redis://:{SECRET}@a:6379redis://b:6379"]}}, "redlock.E003", "it names several nodes"),
     ({"default": {"NODES": [{"HOST": "a", "PORT": 6379}]}}, "redlock.E003", "not a dict with 'HOST', 'PORT'"),

@@ -19,9 +19,10 @@ make this safe:
   unknown. So a deposed leader, whose clock may have stood still, gives no votes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ...core.node_state.dump import moment as moment_of
 from ..clock import Clock, steady
 
 RATE = 0.001
@@ -126,6 +127,22 @@ class EraClock:
         passed = self._clock() - self._at
         return self._low + passed * (1 - RATE), self._high + passed * (1 + RATE)
 
+    def check(self, moment: Moment, records: Iterable[Mapping[str, Any]]) -> bool:
+        """
+        Return whether no record is from the future; if one is, the clock of its era was set back.
+
+        That happens without an election if a store is restored from a backup: its first leader may have the name of an
+        earlier one, and counts anew.
+        """
+        written = [moment_of(record.get("written")) for record in records if record.get("era") == moment.era]
+        if max(filter(None, written), default=0.0) > moment.high + UNNOTICED:
+            self._jumped = moment.era
+        return not self.jumped(moment.era)
+
+    def jumped(self, tag: str) -> bool:
+        """Return whether the clock of an era, given by its tag, was set while it was the present one."""
+        return bool(tag) and self._jumped == tag
+
     def knows(self, era: Era) -> bool:
         """Return whether there is a reading of the clock of an era."""
         return self._tag == era.tag
@@ -141,7 +158,7 @@ class EraClock:
         """
         if known is None or known.name != name:
             return Era(name, source=source)
-        if self._jumped == known.tag:
+        if self.jumped(known.tag):
             # Times that were written before the jump can no longer be compared with the clock.
             return Era(name, known.turn + 1, source=source)
         if known.first is None and self.knows(known):

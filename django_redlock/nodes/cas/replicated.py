@@ -105,6 +105,11 @@ class ReplicatedNode(RecordNode):
         raise NotImplementedError
 
 
+def also(facts: dict[str, str], what: str, member: tuple[str, int]) -> None:
+    """Add a member to those that a fact names."""
+    facts[what] = ", ".join(filter(None, [facts.get(what), address(*member)]))
+
+
 def shortest(trip: Callable[[], object]) -> float:
     """Return the time of the shortest of a few round trips, in seconds."""
     trips = []

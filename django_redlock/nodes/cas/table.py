@@ -133,9 +133,9 @@ class RecordTable:
         """Return seconds since the epoch; they bound fencing tokens if the store has no wall clock."""
         return time.time()
 
-    def pause(self) -> None:
-        """Wait a moment before a request is tried again."""
-        time.sleep(random.random() * PAUSE)
+    def pause(self, longest: float = PAUSE) -> None:
+        """Wait a moment, for at most *longest* seconds, before a request is tried again."""
+        time.sleep(random.random() * longest)
 
     # The parts that differ between kinds of stores
 

@@ -11,15 +11,18 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from io import BufferedReader, RawIOBase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.failure import Failure
 from ..base import LinkError
 from ..cas.place import Place
+from ..clock import steady
 from ..redis.decode import known_cause
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
+OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
 # After ten seconds, the system probes a silent member, and gives it up after twenty more.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
@@ -65,6 +68,48 @@ class Header(NamedTuple):
     term: int
 
 
+class Timed(RawIOBase):
+    """
+    What a socket receives, until its timeout has passed since now, even if data arrives byte by byte.
+
+    Args:
+        source: The stream of the socket.
+        connection: The socket.
+    """
+
+    def __init__(self, source: RawIOBase, connection: socket.socket) -> None:
+        self._source = source
+        self._connection = connection
+        timeout = connection.gettimeout()
+        self._until = None if timeout is None else steady() + timeout
+
+    def readable(self) -> bool:
+        """Return whether data can be read: always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read what has arrived into a buffer."""
+        if self._until is not None:
+            left = self._until - steady()
+            if left <= 0:
+                raise TimeoutError
+            self._connection.settimeout(left)
+        return self._source.readinto(buffer)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._source.close()
+        super().close()
+
+
+class Response(HTTPResponse):
+    """A response that must be complete when the timeout of its connection has passed."""
+
+    def __init__(self, connection: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(connection, *args, **options)
+        self.fp = BufferedReader(Timed(self.fp.detach(), connection))
+
+
 class Client:
     """
     A connection to one member; used by one thread at a time.
@@ -79,11 +124,13 @@ class Client:
         host, port = place.members[number]
         self._place = place
         self._token = ""
+        self._timeout: float | None = timeout
         self._http = (
             HTTPSConnection(host, port, timeout=timeout, context=place.context)
             if place.encrypted
             else HTTPConnection(host, port, timeout=timeout)
         )
+        self._http.response_class = Response
 
     def open(self) -> None:
         """Connect, and authenticate if there is a user."""
@@ -118,6 +165,7 @@ class Client:
 
     def stream(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
         """Send a request and return the response, whose lines are replies; it ends if the member loses its leader."""
+        self._http.response_class = HTTPResponse  # each line may take the timeout
         response = self._send(path, body, {"Grpc-Metadata-hasleader": "true"})
         if response.status != 200:
             parsed(response.read(LARGEST), response.status)
@@ -127,6 +175,7 @@ class Client:
         headers = {"Content-Type": "application/json", **more}
         if self._token:
             headers["Authorization"] = self._token
+        self.wait(self._timeout)  # the last response has changed it
         try:
             self._http.request("POST", path, json.dumps(body, separators=(",", ":")), headers)
             return self._http.getresponse()
@@ -135,6 +184,7 @@ class Client:
 
     def wait(self, timeout: float | None) -> None:
         """Wait for that many seconds for each reply from now on; None is for ever."""
+        self._timeout = timeout
         if self._http.sock is not None:
             self._http.sock.settimeout(timeout)
 
@@ -157,6 +207,8 @@ def parsed(text: bytes, status: int) -> dict[str, Any]:
         code = int(reply.get("code", 0))
     except (ValueError, TypeError):
         raise EtcdError(Failure.MALFORMED) from None
+    if code == INVALID_ARGUMENT and OUTDATED in text:
+        code = UNAUTHENTICATED  # the code alone does not tell this from a mistake in the request
     if status != 200 or "error" in reply:
         raise EtcdError(FAILURES.get(code, Failure.ERROR_REPLY), code)
     return reply

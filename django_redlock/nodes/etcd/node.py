@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from ..base import NodeSpec
 from ..cas.place import Store
-from ..cas.replicated import ReplicatedNode, oldest, shortest
+from ..cas.replicated import ReplicatedNode, also, oldest, shortest
 from .client import Client, EtcdError, link_error, number
 from .table import EtcdTable
 from .watch import EtcdWatch
@@ -53,6 +53,10 @@ class EtcdNode(ReplicatedNode):
             client.open()
             trip = shortest(lambda: client.call("/v3/maintenance/status", {}))
             add_facts(client, facts)
+            with suppress(EtcdError):  # the trial of the doctor reports it
+                identity = self.table(timeout).greet(client)
+                if facts.setdefault("identity", identity) != identity:
+                    also(facts, "alone", self.place.members[number])
             return trip
         except (EtcdError, OSError) as error:
             raise link_error(error) from None

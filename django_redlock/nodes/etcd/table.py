@@ -11,6 +11,7 @@ one. The count begins anew with every leader, and the era is the cluster, the te
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...core.failure import Failure
@@ -19,7 +20,7 @@ from ..cas.clock import Era, EraClock, Moment
 from ..cas.members import Page
 from ..cas.place import Place
 from ..cas.records import Decision, Stored, in_present_era, needed_until, parsed
-from ..cas.table import TooLargeError
+from ..cas.table import ANSWERING, TooLargeError
 from .client import (
     EtcdError,
     Header,
@@ -34,6 +35,7 @@ AT_ONCE = 128  # operations that etcd accepts in one transaction, by the default
 LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
 LONGEST_WRITE = 1_000_000  # bytes of the records in one transaction; etcd refuses more than 1,500 kB
 GRANTED = 5_000_000_000  # seconds of the lease that serves as a clock: 158 years
+UNCOUNTED = 0.1  # longest pause, in seconds, before a leader that does not count the time yet is asked again
 FINE = 0.05  # seconds; a clock known more precisely than this need not be read again
 LOOK_EVERY = 10.0  # seconds after which the clock is read in any case, to notice if it was set
 PAGE = 500  # records that are read at once for a survey
@@ -73,7 +75,8 @@ class EtcdTable(EtcdConnection):
         """Return the records that exist under some keys, and the moment."""
         for _ in range(ATTEMPTS):
             header, found = self._fetch([self._clock_key, *keys])
-            if moment := self._moment(header, found.pop(self._clock_key, None)):
+            moment = self._moment(header, found.pop(self._clock_key, None))
+            if moment and self._clock.check(moment, [stored.record for stored in found.values()]):
                 return moment, found
         raise EtcdError(Failure.NO_LEADER)
 
@@ -98,14 +101,28 @@ class EtcdTable(EtcdConnection):
         if era and era.name == era_name(header, source) and self._is_due(era):
             source = self._look(era, header)
         if correction := self._clock.correction(era, era_name(header, source), source):
-            versions = [(self._clock_key, stored.version if stored else 0)]
-            if self._txn(versions, {self._clock_key: correction.dump()}) is None and source != known:
-                self.call("/v3/lease/revoke", {"ID": source})  # another process was faster
+            self._correct(correction, stored.version if stored else 0, is_new=source != known)
             return None
         assert era is not None
         assert stored is not None
         self._term, self._version = header.term, stored.version
         return self._clock.moment(era)
+
+    def _correct(self, era: Era, version: int, *, is_new: bool) -> None:
+        """Write the record of the era unless it has changed; *is_new* is whether this process granted its lease."""
+        failure: EtcdError | None = None
+        try:
+            if self._txn([(self._clock_key, version)], {self._clock_key: era.dump()}):
+                return
+        except EtcdError as error:
+            if not error.certain:
+                raise  # the record may name the lease
+            failure = error
+        if is_new:
+            with suppress(EtcdError):
+                self.call("/v3/lease/revoke", {"ID": era.source})
+        if failure:
+            raise failure
 
     def _is_due(self, era: Era) -> bool:
         """Return whether to read the clock; readings are whole seconds, so one helps only at the turn of a second."""
@@ -129,8 +146,12 @@ class EtcdTable(EtcdConnection):
         left, granted = number(reply, "TTL"), number(reply, "grantedTTL")
         if left < 0 or not granted:
             return self._grant()
-        if header_of(reply) == header and plausible(left, granted):
-            # The remaining time is cut to whole seconds, and a new leader adds up to one second.
+        if not plausible(left, granted):
+            if not self._clock.knows(era):  # all processes are asking this leader
+                self.pause(min(UNCOUNTED, self.patience * (1 - ANSWERING) / 2))
+                raise EtcdError(Failure.NO_LEADER)
+        elif header_of(reply) == header:
+            # The remaining time is cut to whole seconds.
             self._clock.observe(era, granted - left, granted - left + 1.0, sent)
         return era.source
 
@@ -242,12 +263,16 @@ def compared(versions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
 
 
 def plausible(left: int, granted: int) -> bool:
-    """Return whether the time left of the clock's lease is plausible; a deposed leader reports that it never ends."""
+    """
+    Return whether the time left of the clock's lease is plausible.
+
+    A deposed leader reports that the lease never ends. A new leader adds its election timeout to the lease.
+    """
     return left <= granted == GRANTED
 
 
 def era_name(header: Header, source: str) -> str:
-    """Return the name of an era; another cluster, such as one restored from a backup, has other terms."""
+    """Return the name of an era, which only a cluster that was restored from a backup can have once more."""
     return f"{header.cluster:x}.{header.term}.{source}"
 
 

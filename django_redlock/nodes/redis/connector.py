@@ -64,8 +64,8 @@ def check_url(url: str) -> None:
     host, the port or the database. No error message shows any part of the URL.
 
     Raises:
-        ValueError: A character in the user name or password is not percent-encoded, the database is no number, or *url*
-            is not one URL.
+        ValueError: A character in the user name or password is not percent-encoded, the port is 0, the database is no
+            number, or *url* is not one URL.
     """
     if "://" not in url:
         raise ValueError(f"its URL lacks the two slashes; write, for example, {EXAMPLE}")
@@ -79,6 +79,8 @@ def check_url(url: str) -> None:
     host = scheme == "unix" and not address.endswith("@") and address  # a path has no host
     if "#" in url or address.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
+    if scheme != "unix" and re.search(r":0+$", address):  # redis-py would take its default port
+        raise ValueError(f"its port cannot be 0; write, for example, {EXAMPLE}")
     if scheme != "unix" and not re.fullmatch(r"(/[0-9]*)?", path):
         raise ValueError(f"its database number is not a number; write, for example, {EXAMPLE}")
 

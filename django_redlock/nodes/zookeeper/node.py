@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 from ...core.failure import Failure
 from ..base import LinkError, NodeSpec
-from ..cas.place import Store, address
-from ..cas.replicated import ReplicatedNode, oldest, shortest
+from ..cas.place import Store
+from ..cas.replicated import ReplicatedNode, also, oldest, shortest
 from .client import connected, link_error
 from .table import ZookeeperTable, root_of
 from .watch import ZookeeperWatch
@@ -86,7 +86,7 @@ class ZookeeperNode(ReplicatedNode):
         if version := values.get("Zookeeper version", "").partition("-")[0][:20]:
             facts["version"] = oldest(version, facts.get("version", ""))
         if values.get("Mode") == "standalone" and len(self.members) > 1:
-            facts["alone"] = ", ".join(filter(None, [facts.get("alone", ""), address(*self.place.members[number])]))
+            also(facts, "alone", self.place.members[number])
         return trip
 
     def _command(self, number: int, timeout: float) -> str:

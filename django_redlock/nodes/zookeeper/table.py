@@ -135,8 +135,10 @@ class ZookeeperTable(MemberTable[Client]):
         """Return the records that exist under some keys, and the moment."""
         for _ in range(ATTEMPTS):
             era, *found = self.connection.get([f"{self.root}/era", *keys], sync=self.root)
-            if moment := self._moment(era):
-                return moment, {key: record(one) for key, one in zip(keys, found, strict=True) if one}
+            records = {key: record(one) for key, one in zip(keys, found, strict=True) if one}
+            moment = self._moment(era)
+            if moment and self._clock.check(moment, [each.record for each in records.values()]):
+                return moment, records
         raise AnswerError(Failure.NO_LEADER)
 
     def _moment(self, stored: Stored | None) -> Moment | None:
@@ -189,7 +191,8 @@ class ZookeeperTable(MemberTable[Client]):
         if written is None:
             return False
         self._observe(written, sent)
-        return True if era and era.name == str(self._epoch) else None
+        counts = era and era.name == str(self._epoch) and not self._clock.jumped(era.tag)
+        return True if counts else None
 
     def _notify(self, waiters: Iterable[str]) -> list[Change]:
         """Return the changes that notify waiters. A process that does not watch is left out; its waiters ask again."""

@@ -25,7 +25,9 @@ from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.cas.place import Place
 from django_redlock.nodes.database.table import TABLE
+from django_redlock.nodes.etcd.client import Client
 from django_redlock.nodes.redis.common import COMMON, common_reply
 from django_redlock.nodes.redis.decode import Assembly, checked, parse_reply
 from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
@@ -387,6 +389,45 @@ def test_messages_of_a_subscription_are_bounded():
 
         with pytest.raises(LinkError, match="malformed reply"):
             asyncio.run(read())
+
+
+@contextmanager
+def trickling(reply: bytes, pause: float) -> Iterator[int]:
+    """Run a server that answers every request byte by byte; yield its port."""
+    done = threading.Event()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                self.request.recv(65536)
+                for byte in reply:
+                    self.request.sendall(bytes([byte]))
+                    if done.wait(pause):
+                        break
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as it:
+        it.daemon_threads = True
+        thread = threading.Thread(target=it.serve_forever, args=(0.01,))
+        thread.start()
+        yield it.server_address[1]
+        done.set()
+        it.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"], ids=["headers", "body"])
+def test_member_that_answers_byte_by_byte_times_out(head: bytes):
+    """P23: the time of a reply is bounded as a whole; such a member would keep the node from using the others."""
+    with trickling(head + b"HTTP/1.1 100 Continue\r\n\r\n" * 200, pause=0.02) as port:
+        client = Client(Place((("127.0.0.1", port),)), 0, timeout=2.0)
+        client.open()
+        began = time.monotonic()
+
+        with pytest.raises(TimeoutError):
+            client.call("/v3/maintenance/status", {})
+
+        client.close()
+    assert time.monotonic() - began < 30  # all of it takes 100 seconds
 
 
 # Operators

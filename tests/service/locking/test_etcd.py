@@ -4,6 +4,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from subprocess import run
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import table as tables
-from django_redlock.nodes.etcd.client import Header
+from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
 from django_redlock.nodes.etcd.node import EtcdNode
 from django_redlock.nodes.etcd.table import EtcdTable
 from django_redlock.testing.servers import reserve_port
@@ -208,6 +209,19 @@ def test_doctor_examines_members_and_alarms(etcd: Member):
     assert full.nodes[0].facts["alarms"] == "NOSPACE"
 
 
+def test_doctor_notices_members_of_different_clusters(etcd: Member):
+    """P22: a URL that names members of two clusters gives each lock two holders."""
+    with Member() as stranger:
+        strange = stranger.url.removeprefix("etcd://")
+        options = {"ttl": 30.0, "node_timeout": 1.0}
+        with override_settings(REDLOCK={"default": {"NODES": f"{etcd.url},{strange}", "OPTIONS": options}}):
+            found = diagnose(timeout=30.0)
+            locks.reset()
+
+    assert [finding.id for finding in found.findings if finding.level is Level.ERROR] == ["etcd-alone"]
+    assert found.nodes[0].facts["alone"] == strange
+
+
 # The clock of the leader
 
 
@@ -254,8 +268,8 @@ def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
 
 def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each pause of a table take a second on its clock, and none in truth."""
-    pauses: list[None] = []
-    monkeypatch.setattr(table, "pause", lambda: pauses.append(None))
+    pauses: list[object] = []
+    monkeypatch.setattr(table, "pause", lambda *longest: pauses.append(longest))
     monkeypatch.setattr(table, "now", lambda: steady() + len(pauses))
 
 
@@ -273,6 +287,46 @@ def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch
     (reply,) = table.execute([acquire()])
 
     assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.NO_LEADER)
+
+
+def test_leader_that_does_not_count_yet_is_asked_rarely(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P38: for its election timeout, a new leader gives more than was granted, and all processes wait for it."""
+    call, readings = table.call, []
+
+    def new(path: str, body: Any) -> Any:
+        reply = call(path, body)
+        if not path.endswith("timetolive"):
+            return reply
+        readings.append(reply)
+        return reply | {"TTL": "5000000001"}
+
+    monkeypatch.setattr(table, "call", new)
+    table.patience = 1.0
+    (reply,) = table.execute([acquire()])
+
+    assert reply.failure is Failure.NO_LEADER
+    assert len(readings) < 60
+
+
+def test_lease_is_revoked_unless_the_record_may_name_it(
+    table: EtcdTable, etcd: Member, monkeypatch: pytest.MonkeyPatch
+):
+    """P23: an attempt that is refused leaves no lease behind, which would never end."""
+
+    def leases() -> int:
+        return len(etcd.ask("lease/leases", {}).get("leases", []))
+
+    def denied(versions: Any, values: Any) -> Header:
+        raise EtcdError(Failure.NOPERM, DENIED)
+
+    before = leases()
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "_txn", denied)
+        (reply,) = table.execute([acquire()])
+
+    assert (reply.failure, leases()) == (Failure.NOPERM, before)
+    assert table.execute([acquire()])[0].kind is Kind.ACCEPTED
+    assert leases() == before + 1
 
 
 def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
@@ -329,10 +383,13 @@ def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):
 # Users and certificates
 
 
-@pytest.fixture
-def guarded() -> Iterator[Member]:
+@pytest.fixture(params=["simple", "jwt"])
+def guarded(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Member]:
     """An etcd that wants a user; ``app`` may use the prefix ``t:`` and nothing else."""
-    with Member() as member:
+    public, private = certificates["tokens.pub"], certificates["server.key"]
+    run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    tokens = f"jwt,pub-key={public},priv-key={private},sign-method=ES256" if request.param == "jwt" else request.param
+    with Member(options=("--auth-token", tokens)) as member:
         if not member.ours:
             pytest.skip("REDLOCK_ETCD names a server whose users are not ours to change")
         ends = {"key": b64encode(b"t:").decode(), "range_end": b64encode(b"t;").decode()}
@@ -371,6 +428,18 @@ def test_user_with_rights_on_the_prefix_is_enough(guarded: Member):
     with pytest.raises(LinkError) as denied:
         open_node(NodeSpec(f"etcd://app:p%40ss@{host}"), "u:").connect(30.0)
     assert denied.value.failure is Failure.NOPERM
+
+
+def test_user_stays_logged_in_when_users_change(guarded: Member):
+    """L66, P38: a signed token is valid until the next change of any user; then the node asks for another one."""
+    host = guarded.url.removeprefix("etcd://")
+    with closing(patient_manager([f"etcd://app:p%40ss@{host}"])) as manager:
+        lease = manager.lock("a", wait=0).acquire()
+        token = guarded.ask("auth/authenticate", {"name": "root", "password": "p@ss"})["token"]
+        guarded.ask("auth/user/add", {"name": "other", "password": "x"}, token=token)
+
+        assert lease.extend()
+        assert lease.release() == "released"
 
 
 def test_password_that_etcd_does_not_want_is_reported(etcd: Member):

@@ -26,7 +26,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Servers
 from tests.etcd import Member
-from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets
+from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets, wait_until
 from tests.server.locking.test_database import SECRET, acquire
 from tests.zookeeper import Zoo
 
@@ -92,6 +92,16 @@ def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest
     between(table, monkeypatch, lambda: other.execute([acquire(secret="b" * 32)]))
 
     assert table.execute([acquire()])[0].kind is Kind.BUSY
+
+
+def test_hold_from_the_future_ends_with_its_ttl(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
+    """P24, P29: a restored backup may have the era of the present leader, whose clock is behind the times in it."""
+    observe = table._clock.observe
+    monkeypatch.setattr(table._clock, "observe", lambda era, low, high, sent: observe(era, low + 1e3, high + 1e3, sent))
+    table.execute([acquire(ttl=2.0)])
+
+    assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
+    wait_until(lambda: other.execute([acquire(secret="b" * 32)])[0].kind is not Kind.BUSY)
 
 
 def test_operators_see_and_end_what_it_holds(store: Store):

@@ -249,6 +249,24 @@ def test_vote_counts_only_in_the_era_in_which_it_was_decided(
     assert table._era.name == "1"
 
 
+def test_vote_does_not_count_if_its_reply_shows_that_the_clock_was_set(
+    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+):
+    """P1, P21: the hold was written to end by the clock before the jump, so for others it may have ended already."""
+    from django_redlock.nodes.zookeeper import client
+
+    numbers = client.numbers
+    table.execute([acquire("y")])
+    monkeypatch.setattr(
+        client, "numbers", lambda stat: (*numbers(stat)[:2], numbers(stat)[2] + 60_000, numbers(stat)[3])
+    )
+    (reply,) = table.execute([acquire()])
+    (taken,) = other.execute([acquire(secret="b" * 32)])
+
+    assert reply.kind is Kind.UNKNOWN
+    assert taken.kind in POSITIVE
+
+
 # Notifications
 
 

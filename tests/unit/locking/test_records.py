@@ -96,6 +96,22 @@ def test_era_begins_when_its_record_is_there():
     assert Era.load({"name": 1}) is None
 
 
+def test_record_from_the_future_begins_another_era():
+    """P21, P24: the clock was set back before this process knew it, or the era is that of a restored backup."""
+    here = Clock()
+    clock, era = EraClock(here), Era("a", first=0.0)
+    clock.observe(era, 5.0, 6.0, sent=here.now)
+    moment = clock.moment(era)
+    assert moment is not None
+    records = [{"era": "a/0", "written": 6.0}, {"era": "b/0", "written": 900.0}, {"era": "a/0"}, {}]
+    assert clock.check(moment, records)
+    assert clock.correction(era, "a") is None
+
+    assert not clock.check(moment, [{"era": "a/0", "written": 7.0}])
+
+    assert clock.correction(era, "a") == Era("a", 1)
+
+
 def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
     """P24: the time left at the write counts again from the first reading on; other fields stay."""
     record = {
@@ -170,7 +186,7 @@ class Table(RecordTable):
     def now(self) -> float:
         return self.world.now
 
-    def pause(self) -> None:
+    def pause(self, longest: float = table.PAUSE) -> None:
         pass
 
     def here(self) -> float:
