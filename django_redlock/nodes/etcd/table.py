@@ -224,11 +224,15 @@ class EtcdTable(EtcdConnection):
             self._delete(useless)
 
     def _delete(self, versions: Mapping[str, int]) -> None:
-        """Delete records that still have these versions; if one has another version, all stay until the next search."""
+        """
+        Delete records that still have these versions, or none if another era has begun.
+
+        A hold of the next era ends by another clock, so it may seem to have ended long ago.
+        """
         self.call(
             "/v3/kv/txn",
             {
-                "compare": compared(versions.items()),
+                "compare": compared([(self._clock_key, self._version), *versions.items()]),
                 "success": [{"request_delete_range": {"key": encoded(key)}} for key in versions],
             },
         )
