@@ -88,10 +88,10 @@ class MemberTable(RecordTable, Generic[Client]):
                 client = self.dial(self._at, self.patience / (len(self.place.members) + 1))
                 client.open()
                 identity = self.greet(client)
-                if self.identity not in ("", identity):
-                    raise LinkError(Failure.RESTARTED)
+                self.identity = self.identity or identity
+                check_identity(identity, self.identity)
                 client.wait(self.patience * ANSWERING)
-                self.identity, self.client = identity, client
+                self.client = client
                 return Greeting(run_id=identity, age=float("inf"))
             except Exception as error:
                 if not isinstance(error, (*self.errors, LinkError)):
@@ -183,3 +183,9 @@ class MemberTable(RecordTable, Generic[Client]):
     def page(self, after: str) -> Page:
         """Return the records of some names whose keys follow *after*, in the order of their keys."""
         raise NotImplementedError
+
+
+def check_identity(identity: str, known: str) -> None:
+    """Raise LinkError if a store is not the one that is known, for example because its keys were deleted meanwhile."""
+    if identity != known:
+        raise LinkError(Failure.RESTARTED)

@@ -237,6 +237,7 @@ def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
         moved["queue"] = {waiter: [stamp, moved_by(until, later)] for waiter, (stamp, until) in record["queue"].items()}
     if "until" in record:
         moved["until"] = moved_by(record["until"], later)
+    moved["written"] = moment.first
     return moved
 
 
@@ -247,11 +248,16 @@ def moved_by(until: Any, later: float) -> Any:
 
 
 def needed_until(record: Mapping[str, Any]) -> float | None:
-    """Return until when a record is needed, in seconds on its own clock; 0 if it is not needed, None if for ever."""
+    """
+    Return until when a record is needed, in seconds on its own clock; None means for ever.
+
+    A record is needed at least until the moment at which it was written, so that it is not deleted at once: a write in
+    flight may compare its version.
+    """
     times = [moment_of(record[part][1]) for part in ("holder", "fence") if part in record]
     times += [moment_of(until) for _, until in record.get("queue", {}).values()]
     times += [moment_of(record["until"])] if "until" in record else []
-    return max([time for time in times if time is not None], default=0.0) if None not in times else None
+    return max([moment_of(record.get("written")) or 0.0, *filter(None, times)]) if None not in times else None
 
 
 def is_held(record: dict[str, Any], moment: Moment) -> bool:

@@ -9,7 +9,7 @@ from ...core.failure import Failure
 from ..base import LinkError
 from ..cas.members import MemberTable
 from ..cas.place import Place
-from ..cas.records import parsed
+from ..cas.records import Stored, parsed
 from .client import (
     EXHAUSTED,
     INVALID_ARGUMENT,
@@ -61,21 +61,21 @@ class EtcdConnection(MemberTable[Client]):
         if not number(status, "leader"):
             raise EtcdError(Failure.NO_LEADER)
         try:
-            ours = self._own_id(client)
+            stored = self._own_id(client)
         except EtcdError as error:
             # Without a user, a cluster that wants one calls the request invalid.
             wants_user = error.code == INVALID_ARGUMENT and not self.place.options.get("username")
             raise EtcdError(Failure.NOAUTH) if wants_user else error from None
         cluster = header_of(status).cluster
         self.cluster = self.cluster or cluster
-        return f"etcd {cluster:x} {ours}"
+        return identity_of(cluster, stored)
 
-    def _own_id(self, client: Client) -> str:
-        """Return the random id of the alias in this cluster; create it if there is none."""
+    def _own_id(self, client: Client) -> Stored:
+        """Return the record with the random id of the alias in this cluster; create it if there is none."""
         key = encoded(self._id_key)
         for _ in range(2):
-            if found := client.call("/v3/kv/range", {"key": key}).get("kvs"):
-                return str(parsed(decoded(found[0].get("value", ""))).get("id", ""))[:ID_LENGTH]
+            if found := records_of(client.call("/v3/kv/range", {"key": key})):
+                return found[self._id_key]
             missing = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": 0}
             record = json.dumps({"id": secrets.token_hex(ID_LENGTH // 2)})
             put = {"request_put": {"key": key, "value": encoded(record)}}
@@ -112,3 +112,16 @@ class EtcdConnection(MemberTable[Client]):
             return bool(self.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms"))
         except self.errors:
             return False
+
+
+def identity_of(cluster: int, stored: Stored | None) -> str:
+    """Return the ids of a cluster: its own, and the random one in a record."""
+    return f"etcd {cluster:x} {str(stored.record.get('id', ''))[:ID_LENGTH] if stored else ''}"
+
+
+def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the records in the reply to a range, by key."""
+    return {
+        decoded(each.get("key")): Stored(number(each, "mod_revision"), parsed(decoded(each.get("value", ""))))
+        for each in reply.get("kvs", [])
+    }

@@ -17,19 +17,12 @@ from typing import Any
 from ...core.failure import Failure
 from ...core.requests import SMALLEST_PART
 from ..cas.clock import Era, EraClock, Moment
-from ..cas.members import Page
+from ..cas.members import Page, check_identity
 from ..cas.place import Place
-from ..cas.records import Decision, Stored, in_present_era, needed_until, parsed
+from ..cas.records import Decision, Stored, in_present_era, needed_until
 from ..cas.table import ANSWERING, TooLargeError
-from .client import (
-    EtcdError,
-    Header,
-    decoded,
-    encoded,
-    header_of,
-    number,
-)
-from .connection import EtcdConnection
+from .client import EtcdError, Header, encoded, header_of, number
+from .connection import EtcdConnection, identity_of, records_of
 
 AT_ONCE = 128  # operations that etcd accepts in one transaction, by the default of --max-txn-ops
 LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
@@ -58,7 +51,8 @@ class EtcdTable(EtcdConnection):
     most = LARGEST_WRITE
 
     def __init__(self, place: Place, prefix: str, patience: float) -> None:
-        super().__init__(place, f"{prefix}id", patience)
+        self._id = f"{prefix}id"
+        super().__init__(place, self._id, patience)
         self._prefix = prefix
         self._clock_key = f"{prefix}clock"
         self._clock = EraClock(self.now)
@@ -74,7 +68,8 @@ class EtcdTable(EtcdConnection):
     def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
         """Return the records that exist under some keys, and the moment."""
         for _ in range(ATTEMPTS):
-            header, found = self._fetch([self._clock_key, *keys])
+            header, found = self._fetch([self._clock_key, self._id, *keys])
+            check_identity(identity_of(header.cluster, found.pop(self._id, None)), self.identity)
             moment = self._moment(header, found.pop(self._clock_key, None))
             if moment and self._clock.check(moment, [stored.record for stored in found.values()]):
                 return moment, found
@@ -245,11 +240,15 @@ class EtcdTable(EtcdConnection):
             self._delete(useless)
 
     def _delete(self, versions: Mapping[str, int]) -> None:
-        """Delete records that still have these versions; if one has another version, all stay until the next search."""
+        """
+        Delete records that still have these versions, or none if another era has begun.
+
+        A hold of the next era ends by another clock, so it may seem to have ended long ago.
+        """
         self.call(
             "/v3/kv/txn",
             {
-                "compare": compared(versions.items()),
+                "compare": compared([(self._clock_key, self._version), *versions.items()]),
                 "success": [{"request_delete_range": {"key": encoded(key)}} for key in versions],
             },
         )
@@ -274,11 +273,3 @@ def plausible(left: int, granted: int) -> bool:
 def era_name(header: Header, source: str) -> str:
     """Return the name of an era, which only a cluster that was restored from a backup can have once more."""
     return f"{header.cluster:x}.{header.term}.{source}"
-
-
-def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
-    """Return the records in the reply to a range, by key."""
-    return {
-        decoded(each.get("key")): Stored(number(each, "mod_revision"), parsed(decoded(each.get("value", ""))))
-        for each in reply.get("kvs", [])
-    }

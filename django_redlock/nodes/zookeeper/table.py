@@ -25,7 +25,7 @@ from ...core.failure import Failure
 from ...core.requests import HIGHEST, PART
 from ..base import LinkError
 from ..cas.clock import Era, EraClock, Moment
-from ..cas.members import MemberTable, Page
+from ..cas.members import MemberTable, Page, check_identity
 from ..cas.place import Place
 from ..cas.records import Decision, digest, in_present_era, needed_until, parsed
 from ..cas.records import Stored as Record
@@ -65,6 +65,7 @@ class ZookeeperTable(MemberTable[Client]):
     def __init__(self, place: Place, prefix: str, patience: float) -> None:
         super().__init__(place, patience)
         self.root = root_of(place, prefix)
+        self._id = f"{place.path}/{ID}"
         self._known = bool(place.options.get("password") or place.options.get("sasl_mechanism"))
         self._era: Era | None = None  # the era that was read last
         self._version = 0  # the version of the era's record
@@ -82,27 +83,26 @@ class ZookeeperTable(MemberTable[Client]):
 
     def greet(self, client: Client) -> str:
         """Return the id of the ensemble; create missing folders if the user has the right."""
-        path = f"{self.place.path}/{ID}"
         try:
-            if client.exists([path, self.root]).count(None):
-                self._prepare(client, path)
+            if client.exists([self._id, self.root]).count(None):
+                self._prepare(client)
             written = client.write([Change(f"{self.root}/clock", b"", -1)])
-            (known,) = client.get([path])
+            (known,) = client.get([self._id])
         except NoAuthError as error:
             lacks = self.explain(error).failure
             raise LinkError(lacks, f"{lacks.value} for {self.place.path or '/'}") from None
         if known is None or written is None:
             raise AnswerError(Failure.CONTENDED)
-        return f"zookeeper {known.data.decode('ascii', 'replace')[:40]}"
+        return identity_of(known)
 
-    def _prepare(self, client: Client, path: str) -> None:
+    def _prepare(self, client: Client) -> None:
         """Create what is missing; another process may do the same at the same time."""
         parts = self.place.path.split("/")
         parents = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
         for parent, known in zip(parents, client.exists(parents), strict=True):
             if known is None:
                 client.write([Change(parent, b"", None)])
-        client.write([Change(path, secrets.token_hex(16).encode(), None)])
+        client.write([Change(self._id, secrets.token_hex(16).encode(), None)])
         folders = ["clock", "w", *(f"{kind}{number:02}" for kind in KINDS for number in range(FOLDERS))]
         client.write([Change(each, b"", None) for each in (self.root, *(f"{self.root}/{name}" for name in folders))])
 
@@ -134,7 +134,8 @@ class ZookeeperTable(MemberTable[Client]):
     def read(self, keys: Sequence[str]) -> tuple[Moment, Mapping[str, Record]]:
         """Return the records that exist under some keys, and the moment."""
         for _ in range(ATTEMPTS):
-            era, *found = self.connection.get([f"{self.root}/era", *keys], sync=self.root)
+            known, era, *found = self.connection.get([self._id, f"{self.root}/era", *keys], sync=self.root)
+            check_identity(identity_of(known), self.identity)
             records = {key: record(one) for key, one in zip(keys, found, strict=True) if one}
             moment = self._moment(era)
             if moment and self._clock.check(moment, [each.record for each in records.values()]):
@@ -257,6 +258,11 @@ class ZookeeperTable(MemberTable[Client]):
         if useless and self._era:
             # This changes its version: see above.
             self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
+
+
+def identity_of(known: Stored | None) -> str:
+    """Return the id of an ensemble, from the znode that has it."""
+    return f"zookeeper {known.data.decode('ascii', 'replace')[:40] if known else ''}"
 
 
 def root_of(place: Place, prefix: str) -> str:

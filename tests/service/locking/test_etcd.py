@@ -24,7 +24,7 @@ from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.findings import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas.records import Names, load
+from django_redlock.nodes.cas.records import Decision, Names, load
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import table as tables
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
@@ -178,6 +178,57 @@ def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monk
     assert len(calls) <= 4
     assert table._clean_at <= table.now() + 1.0  # the rest follows soon
     assert len(table._page("h/", "", 500).records) == 150 - tables.LARGEST_WRITE
+
+
+def let_age(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a table find that the era has lasted for hours."""
+    read = table.read
+
+    def later(keys: Any) -> Any:
+        moment, found = read(keys)
+        return moment._replace(low=moment.low + 10_000, high=moment.high + 10_000), found
+
+    monkeypatch.setattr(table, "read", later)
+
+
+def test_record_of_a_later_era_is_not_deleted(
+    table: EtcdTable, other: EtcdTable, etcd: Member, monkeypatch: pytest.MonkeyPatch
+):
+    """P1, P29: a process that cleans up may be paused while the era changes; the holds of the new era must stay."""
+    table.execute([acquire("other")])
+    lease = load(Names(set(), set()), table.key, table.read).moment.era.split("/")[0].rpartition(".")[2]
+    let_age(table, monkeypatch)
+    page = table._page
+
+    def paused(kind: str, after: str, size: int) -> Any:
+        etcd.ask("lease/revoke", {"ID": lease})
+        other._looked = -100.0
+        assert other.execute([acquire()])[0].kind is Kind.ACCEPTED
+        return page(kind, after, size)
+
+    monkeypatch.setattr(table, "_page", paused)
+    table._clean_at = 0.0
+    table.clean()
+
+    assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
+
+
+def test_record_of_a_release_is_kept_for_a_while(table: EtcdTable, other: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P24, P29: a grant in flight finds that it was released, although nothing else is known of the name."""
+    let_age(other, monkeypatch)
+    write = table.write
+
+    def late(decision: Decision) -> bool | None:
+        monkeypatch.setattr(table, "write", write)
+        other.execute([Release(("{x}",), SECRET, 60.0)])
+        other._clean_at = 0.0
+        other.clean()
+        return write(decision)
+
+    monkeypatch.setattr(table, "write", late)
+
+    assert table.execute([acquire()])[0].kind is not Kind.ACCEPTED
+    assert not table.execute([Survey(("{x}",))])[0].rows[0].value
 
 
 def test_requests_that_are_too_large_together_are_carried_out_alone(table: EtcdTable):

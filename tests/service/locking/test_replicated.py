@@ -20,6 +20,7 @@ from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.admin.pages import NodeRow, panels
+from django_redlock.core.failure import Failure
 from django_redlock.core.replies import ABSENT, Kind, Reply
 from django_redlock.core.requests import Release, Request, Survey
 from django_redlock.nodes import NodeSpec, open_node
@@ -74,6 +75,17 @@ def readable(link: Any) -> bool:
     return bool(poll.poll(60_000))
 
 
+def empty(store: Store) -> None:
+    """Delete everything that the tests have written."""
+    if isinstance(store, Member):
+        store.clear()
+        return
+    with store.client() as client:
+        for name in client.get_children("/"):
+            if name != "zookeeper":
+                client.delete(f"/{name}", recursive=True)
+
+
 def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Have something happen once between a table's next read and its write."""
     decide, todo = table._decide, [act]
@@ -102,6 +114,19 @@ def test_hold_from_the_future_ends_with_its_ttl(table: Any, other: Any, monkeypa
 
     assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
     wait_until(lambda: other.execute([acquire(secret="b" * 32)])[0].kind is not Kind.BUSY)
+
+
+def test_connected_process_notices_that_the_store_was_emptied(table: Any, store: Store):
+    """P20: no connection ends, and another process has already written its own records, but locks are gone."""
+    table.execute([acquire()])
+    empty(store)
+    with closing(node(store.url).table(30.0)) as later:
+        later.open()
+        later.execute([acquire("other")])
+    with pytest.raises(LinkError) as lost:
+        table.execute([acquire(secret="b" * 32)])
+
+    assert lost.value.failure is Failure.RESTARTED
 
 
 def test_operators_see_and_end_what_it_holds(store: Store):
