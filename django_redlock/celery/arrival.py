@@ -19,8 +19,8 @@ from .interrupt import SlotLostError
 from .message import Message
 from .options import SingletonOptions
 from .overlap import give_way
-from .pauses import LONGEST_PAUSE, pause_without_nodes
-from .pending import began_name, begin, has_begun, is_superseded, keep, turn
+from .pauses import pause_without_nodes
+from .pending import began_name, begin, discard, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
 from .slots import RUN_HEADER, RUNNING, Holder, free, is_secret, take_running
@@ -43,6 +43,7 @@ class Arrival:
         self.message = Message(task, request, args, kwargs)
         self.redelivery = Redelivery(self.message)
         self._refused = False  # because another run is known to have the slot
+        self._superseded = False  # by a message of the same pending call with newer arguments
 
     def start(self) -> Execution:
         """
@@ -62,7 +63,10 @@ class Arrival:
             return self._start()
         except Exception:  # if the process is being stopped, the slot stays reserved for its message
             if not message.put_back:
-                free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
+                if self._superseded:
+                    free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
+                else:
+                    discard(message.ticket, message.task)
                 self.redelivery.stop_watching()
             raise
 
@@ -149,6 +153,7 @@ class Arrival:
         ticket = self.message.ticket
         record, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
         if is_superseded(ticket, record, began):
+            self._superseded = True
             raise Ignore(f"Another message of {ticket.task_id} has newer arguments.")
         return record, began
 
@@ -166,7 +171,7 @@ class Arrival:
     def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
         message = self.message
         try:
-            begin(message.ticket, max(LONGEST_PAUSE, message.rules.queue_ttl), message.task.name, record, began)
+            begin(message.ticket, message.task, record, began)
         except BaseException:
             if lease:
                 lease.release()

@@ -19,8 +19,8 @@ take over
     replaces the record's secret by its own. Workers read the record in the turn, so none can intervene.
 begin
     A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
-    under this id (``began:<id>``). A worker that discards the message, because it was revoked or has expired, does the
-    same without a run, so that no older message runs in its place.
+    under this id (``began:<id>``). A worker whose message ends without a run, because it was revoked, expired, waited
+    for too long or failed before, does the same, so that no older message runs in its place.
 
 While a node is away, the others may agree neither on one value nor on none: the record is *split*. A worker does not
 need to know the record then. It drops a message if any node has a higher number, because a message is sent before its
@@ -42,6 +42,7 @@ secret that it read. One case remains: a call whose message was sent but may not
 a slot.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -52,10 +53,11 @@ from django.utils.crypto import salted_hmac
 from ..core.rules import Rules
 from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from .keys import canonical
-from .sightings import Seen, peek, write_back
+from .pauses import LONGEST_PAUSE
+from .sightings import Seen, look, peek, write_back
 from .slots import NEXT, NOTE, Ticket, free, take_note
 
 REPAIRS = 3  # how often a caller settles a record before it gives up
@@ -64,6 +66,8 @@ LONGEST_LINE = 15.0  # seconds for which a process waits for its turn
 DIGEST = 10  # hexadecimal digits that distinguish the arguments of pending calls
 UNKNOWN = "0" * DIGEST  # for a message whose arguments are no longer compared
 NAME = 80  # characters of a task's name that a record shows
+
+log = logging.getLogger("django_redlock")
 
 
 @contextmanager
@@ -186,7 +190,7 @@ def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
         take_note(ticket.using, ticket.following, ttl, ticket.secret, ticket.task_id, seen.owner.label, strict=True)
 
 
-def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> None:
+def begin(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:
     """
     Free the record, and note that a message begins its run; only in the worker's turn.
 
@@ -194,8 +198,7 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
 
     Args:
         ticket: The ticket of the message.
-        ttl: Seconds for which other messages of the call may still arrive.
-        task: The task's name.
+        task: The task.
         seen: The present record.
         began: The present note.
 
@@ -207,32 +210,37 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
     outcomes = [free(ticket.using, ticket.following, secret) for secret in secrets]
     if "unknown" in outcomes and _secrets(ticket, peek(ticket.using, ticket.following)):
         raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
-    left = max((one.left for one in seen.sightings), default=0.0)
-    _note_number(ticket, max(ttl, left), task, began)
+    _note_number(ticket, task, seen, began)
 
 
-def discard(ticket: Ticket, ttl: float, task: str) -> None:
+def discard(ticket: Ticket, task: Any) -> None:
     """
-    Free the record of a message that ends without a run, because it was revoked or has expired.
+    Free the slot of a message that ends without a run; it never raises, because it may handle another error.
 
-    A note of its number keeps older messages of the call from running in its place: a worker that starts later may not
-    know that the call was revoked. If too few nodes answer, there is no note, and they may run.
+    For a pending call, a note of the message's number keeps older messages from running in its place: a worker that
+    starts later may not know that the call has ended. If too few nodes answer, there is no note, and they may run.
 
     Args:
         ticket: The ticket of the message.
-        ttl: Seconds for which other messages of the call may still arrive.
-        task: The task's name.
+        task: The task.
     """
-    with suppress(LockTakenError, QuorumUnavailableError):
-        began = peek(ticket.using, began_name(ticket.task_id))
-        if not any(note.record and note.record.number >= ticket.number for note in began.sightings):
-            _note_number(ticket, ttl, task, began)
-    free(ticket.using, ticket.following, ticket.secret)
+    try:
+        if ticket.trailing:
+            seen, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
+            if not is_superseded(ticket, seen, began):
+                _note_number(ticket, task, seen, began)
+    except (LockTakenError, QuorumUnavailableError):
+        pass
+    except Exception:
+        log.exception("older messages of %s may run, because it could not be noted as over", printable(ticket.task_id))
+    free(ticket.using, ticket.waiting, ticket.secret)
 
 
-def _note_number(ticket: Ticket, ttl: float, task: str, began: Seen) -> None:
-    """Note that no older message of the call may run any more; *began* is the present note."""
-    label, older = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}", began.sightings
+def _note_number(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:
+    """Note that no older message of the call may run any more; *seen* is the present record, *began* the note."""
+    # Older messages may arrive as long as the record would have lasted.
+    ttl = max(LONGEST_PAUSE, task.singleton_options.queue_ttl, *(one.left for one in seen.sightings))
+    label, older = f"{task.name[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}", began.sightings
     about = (ttl, began_secret(ticket.secret), ticket.task_id, label)
     take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].secret if older else "")
 

@@ -21,7 +21,6 @@ from kombu.exceptions import DecodeError
 from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
-from .pauses import LONGEST_PAUSE
 from .pending import discard
 from .sightings import peek
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note
@@ -64,11 +63,9 @@ class SingletonRequest(Request):
         """Free the slot of a message that was revoked or has expired, before its result shows that."""
         # Not if it was terminated: that is announced before the child is dead, and the body may outlive the signal.
         if not terminated:
-            ticket, task = self._ticket(), cast(Any, self.task)
-            if ticket and ticket.trailing:
-                discard(ticket, max(LONGEST_PAUSE, task.singleton_options.queue_ttl), task.name)
-            elif ticket:
-                free(ticket.using, ticket.waiting, ticket.secret)
+            ticket = self._ticket()
+            if ticket:
+                discard(ticket, self.task)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
     def _comes_back(self, error: BaseException) -> bool:
@@ -90,7 +87,10 @@ class SingletonRequest(Request):
             return
         run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
         if ticket.trailing:  # the child may have died before it freed this lock
-            free(ticket.using, ticket.waiting, ticket.secret)
+            if requeued:
+                free(ticket.using, ticket.waiting, ticket.secret)
+            else:
+                discard(ticket, self.task)
             ticket = ticket.begun
         if requeued and ticket.waiting == ticket.running:
             kept = replace(ticket, secret=ticket.secret or fresh_secret())

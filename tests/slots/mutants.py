@@ -75,8 +75,8 @@ def without_number(right: Any) -> Any:
 def forgets_the_record(right: Any) -> Any:
     """Note that the call has begun, and leave the record."""
 
-    def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
-        right(replace(ticket, secret=fresh_secret()), ttl, task, sightings.FREE, began)
+    def begin(ticket: Any, task: Any, seen: Any, began: Any) -> None:
+        right(replace(ticket, secret=fresh_secret()), task, sightings.FREE, began)
 
     return begin
 
@@ -84,7 +84,7 @@ def forgets_the_record(right: Any) -> Any:
 def forgets_the_note(right: Any) -> Any:
     """Free the record, and do not note what has begun."""
 
-    def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
+    def begin(ticket: Any, task: Any, seen: Any, began: Any) -> None:
         slots.free(ticket.using, ticket.following, seen.secret)
 
     return begin

@@ -1,0 +1,155 @@
+"""Messages of a pending call that end without a run, and calls that find a revoked one."""
+
+from typing import Any
+
+import pytest
+from celery.worker.state import revoked
+
+from django_redlock.celery import singleton_task
+from django_redlock.celery.pending import began_name
+from django_redlock.celery.sightings import peek
+from django_redlock.celery.slots import HEADER, Ticket
+
+from .slots import die, names, ticket_of
+
+
+@pytest.fixture
+def during_a_run(make, worker):
+    """
+    Make calls while a first call runs.
+
+    Returns a function of the calls, each a value and Celery's options, and of the task's options. It returns the task,
+    the values that ran, the messages of the calls, and their results.
+    """
+
+    def during_a_run(*calls: tuple[str, dict[str, Any]], **options: Any) -> Any:
+        ran, results, messages = [], [], []
+
+        def body(self, shop_id):
+            ran.append(self.request.args[1])
+            if ran == ["running"]:
+                results.extend(task.apply_async((7, value), **about) for value, about in calls)
+                messages.extend(worker.take() for _ in calls)
+
+        task = make(body, **options)
+        task.delay(7, "running")
+        worker.run()
+        return task, ran, messages, results
+
+    return during_a_run
+
+
+@pytest.fixture
+def no_revocations():
+    """Forget the ids of expired calls, as a worker does when it ends."""
+    yield
+    revoked.clear()
+
+
+def test_newest_message_expires(during_a_run, worker, received, no_revocations):
+    """
+    The newest message of a pending call ends the call when it expires, and no older one runs. C96
+    """
+    task, ran, (older, newest), results = during_a_run(("older", {}), ("newest", {"expires": -1}), on_duplicate="rerun")
+
+    assert received(task, newest).revoked()
+    revoked.clear()  # another worker does not know of it
+    assert worker.run(older) == "IGNORED"
+    assert (ran, results[1].state, names()) == (["running"], "REVOKED", set())
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_no_older_message_runs_when_the_newest_has_waited_too_long(make, worker, strategy):
+    """
+    After ``wait_for``, the newest message is dropped. An older one that arrives later does not run in its place. C60
+    """
+    ran, kept = [], []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["running"]:
+            kept.append(task.apply_async((7, "older"), countdown=600))
+            kept.append(task.apply_async((7, "newest")))
+            kept.append(worker.take())
+            assert worker.run() == "IGNORED"
+
+    task = make(body, on_duplicate=strategy, wait_for=0)
+    task.delay(7, "running")
+    worker.run()
+
+    assert kept[1].state == "REVOKED"
+    assert worker.run(kept[2]) == "IGNORED"
+    assert (ran, kept[1].state) == (["running"], "REVOKED")
+
+
+def test_no_older_message_runs_when_before_start_ends_the_newest(app, worker):
+    """
+    The project's ``before_start`` ends the newest message with an error, and no older one runs in its place. C96
+    """
+    ran = []
+
+    class Base(app.Task):
+        def before_start(self, task_id, args, kwargs):
+            if args[1] == "newest":
+                raise ValueError("not now")
+
+    @singleton_task(base=Base, name="shop.sync", key=("shop_id",), on_duplicate="replace")
+    def sync(shop_id, since):
+        ran.append(since)
+
+    sync.delay(7, "older")
+    call = sync.delay(7, "newest")
+    older = worker.take()
+
+    assert worker.run() == "FAILURE"
+    assert worker.run(older) == "IGNORED"
+    assert (ran, call.state, names()) == ([], "FAILURE", set())
+
+
+def test_no_older_message_runs_when_the_child_of_the_newest_died(make, worker, received):
+    """
+    A child dies before it begins the newest message. Its caller sees that, and no older message runs. C96
+    """
+    ran = []
+    task = make(lambda self, shop_id: ran.append(shop_id), on_duplicate="replace")
+    task.delay(7, "older")
+    call = task.delay(7, "newest")
+    older, newest = worker.take(), worker.take()
+
+    die(received(task, newest))
+
+    assert worker.run(older) == "IGNORED"
+    assert (ran, call.state, names()) == ([], "FAILURE", set())
+
+
+def test_note_lasts_until_the_latest_older_message_arrives(make, worker, received):
+    """
+    An older message with a long countdown still finds the note that the newest one was discarded. C69 C96
+    """
+    task = make(on_duplicate="replace")
+    task.apply_async((7, "older"), countdown=7200)
+    call = task.delay(7, "newest")
+    worker.take()
+    newest = worker.take()
+
+    received(task, newest)._announce_revoked("revoked", False, None, False)
+
+    assert peek("default", began_name(call.id)).left > 7200
+
+
+def test_revoked_message_for_an_alias_that_is_not_configured(make, worker, received, caplog):
+    """
+    A worker's main process survives a revoked message whose alias its settings do not have. C96
+    """
+    task = make(on_duplicate="replace")
+    call = task.delay(7)
+    request = received(task, worker.take())
+    ticket = ticket_of(request)
+    request.request_dict[HEADER] = Ticket(
+        ticket.name, "other", ticket.task_id, ticket.secret, number=ticket.number
+    ).pack()
+
+    request._announce_revoked("revoked", False, None, False)
+
+    assert call.state == "REVOKED"
+    assert "could not be noted as over" in caplog.text
