@@ -46,6 +46,29 @@ def no_revocations():
     revoked.clear()
 
 
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_older_message_that_expires_does_not_revoke_the_newest(
+    during_a_run,
+    worker,
+    received,
+    strategy,
+    no_revocations,
+):
+    """
+    Celery revokes the id of a message that has expired. A newer message of the pending call has this id, and runs. C96
+    """
+    task, ran, (older, newest), results = during_a_run(
+        ("older", {"expires": -1}), ("newest", {}), on_duplicate=strategy
+    )
+
+    assert not received(task, older).revoked()
+    assert not received(task, newest).revoked()
+    assert worker.run(older) == "IGNORED"
+    assert worker.run(newest) == "SUCCESS"
+    assert ran == ["running", "newest"]
+    assert results[0].state == "SUCCESS"
+
+
 def test_newest_message_expires(during_a_run, worker, received, no_revocations):
     """
     The newest message of a pending call ends the call when it expires, and no older one runs. C96
