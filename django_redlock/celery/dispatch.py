@@ -19,7 +19,6 @@ from .result import SingletonResult, is_gone, is_over, store_revoked
 from .sightings import peek
 from .signals import DUPLICATE, report
 from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
-from .state import SlotState
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 
@@ -191,11 +190,7 @@ class Call:
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
         """
-        if (
-            holder.state is SlotState.QUEUED
-            and is_over(self.task, holder, self.rules.queue_ttl)
-            and self._take_from(holder)
-        ):
+        if self.is_over(holder) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         self.noted(holder)
@@ -208,6 +203,10 @@ class Call:
             return self.result(holder.task_id).about(holder, accepted=False)
         self._store_skipped(f"Skipped: {printable(self.ticket.name)} is {holder}.")
         return self.result(self.ticket.task_id).about(holder, accepted=False)
+
+    def is_over(self, holder: Holder) -> bool:
+        """Return whether a holder that waits for its countdown has already ended because it was revoked."""
+        return is_over(self.task, holder, self.rules.queue_ttl)
 
     def _store_skipped(self, reason: str) -> None:
         """Store that the call was skipped."""

@@ -8,8 +8,9 @@ from typing import Any
 from ..exceptions import LockTakenError
 from .dispatch import Call
 from .pending import digest_of, label_of, settle, take_over, turn
-from .result import SingletonResult, is_over
-from .sightings import Record, Seen, look, peek
+from .result import SingletonResult
+from .sightings import FREE, Record, Seen, look, peek
+from .slots import free
 
 
 @dataclass(slots=True)
@@ -71,9 +72,11 @@ class TrailingCall(Call):
         holder = run.holder if run.value else seen.holder
         self.ticket = ticket = replace(self.ticket, number=record.number + 1)
         # If it was revoked, its callers know the outcome and no longer wait for it.
-        if is_over(self.task, seen.holder, self.rules.queue_ttl):
+        if self.is_over(seen.holder):
             take_over(ticket, self.ttl, self.label, seen)
-            return self.publish(ticket)
+            return (
+                self.noted(holder).publish(ticket).about(holder, accepted=True) if run.value else self.publish(ticket)
+            )
         ticket = replace(ticket, task_id=record.task_id)
         # First, so that there is always a message that counts: until the next line, the previous one does.
         sent = self.noted(holder).publish(ticket)
@@ -86,18 +89,22 @@ class TrailingCall(Call):
         return self.noted(holder).result(str(record.holder.task_id)).about(holder, accepted=False)
 
     def _look(self) -> tuple[Seen, Seen]:
-        """Return the holder of the run's slot, and the pending call."""
+        """Return the holder of the run's slot, and the pending call; free the slot if its holder was revoked."""
         ticket = self.ticket
         if not ticket.running:
-            return Seen("", 0.0, 0), peek(ticket.using, ticket.following)
+            return FREE, peek(ticket.using, ticket.following)
         run, record = look(ticket.using, ticket.running, ticket.following)
+        if self.is_over(run.holder):
+            free(ticket.using, ticket.running, run.secret)
+            run = FREE
         return run, record
 
     def _has_these_arguments(self, record: Seen) -> bool:
-        """Return whether the pending call has these arguments; False with ``replace``, which also moves the time."""
+        """Return whether a pending call has these arguments; False with ``replace``, which also moves the time."""
         found = record.record
-        moved = self.rules.on_duplicate == "replace"
-        return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
+        if found is None or self.rules.on_duplicate == "replace" or self.is_over(record.holder):
+            return False
+        return found.digest == digest_of(self.task, self.args, self.kwargs)
 
     @property
     def label(self) -> str:

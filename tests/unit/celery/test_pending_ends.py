@@ -176,3 +176,70 @@ def test_revoked_message_for_an_alias_that_is_not_configured(make, worker, recei
 
     assert call.state == "REVOKED"
     assert "could not be noted as over" in caplog.text
+
+
+# Revoked before its time
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_pending_call_that_was_revoked_is_out_of_the_way(make, worker, strategy):
+    """
+    A pending call with a countdown was revoked. An equal call is a duplicate of the run only. C69
+    """
+    answers = []
+
+    def body(self, shop_id):
+        if not answers:
+            pending = task.apply_async((7, "same"), countdown=7200)
+            task.backend.mark_as_revoked(pending.id, "by an operator")
+            answers.extend([pending, task.delay(7, "same")])
+
+    task = make(body, on_duplicate=strategy)
+    first = task.delay(7)
+    worker.run()
+    pending, again = answers
+
+    assert again.id != pending.id
+    assert (again.accepted, again.duplicate, again.reason, again.holder_id) == (True, True, "running", first.id)
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_waiting_call_that_was_revoked_is_out_of_the_way(make, worker, strategy, scope):
+    """
+    A call with a countdown was revoked while nothing runs. The next call runs at once. C69
+    """
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate=strategy, scope=scope)
+    first = task.apply_async((7, "same"), countdown=7200)
+    task.backend.mark_as_revoked(first.id, "by an operator")
+    worker.take()
+
+    again = task.delay(7, "same")
+
+    assert (again.id != first.id, again.accepted, again.duplicate) == (True, True, False)
+    assert worker.run() == "SUCCESS"
+    assert (ran, names()) == (["same"], set())
+
+
+def test_call_does_not_wait_for_a_revoked_retry(make, worker):
+    """
+    A retry with a countdown was revoked. Calls that come later take the slot that was kept for it. C69
+    """
+    ran = []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["retried"]:
+            raise self.retry(countdown=7200)
+
+    task = make(body, on_duplicate="replace")
+    first = task.delay(7, "retried")
+    worker.run()
+    task.backend.mark_as_revoked(first.id, "by an operator")
+    worker.take()
+
+    again = task.delay(7, "next")
+
+    assert (again.duplicate, worker.run()) == (False, "SUCCESS")
+    assert ran == ["retried", "next"]
