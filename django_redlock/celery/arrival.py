@@ -79,7 +79,8 @@ class Arrival:
             return self._without_nodes(error)
         execution = self._execution(lease)
         try:
-            self._leave_queue()
+            if not was_pending:
+                self._leave_queue()
             if self.redelivery.began_pending or not was_pending:
                 self.redelivery.leave_if_done(message.kept)  # the run may have ended since the last look
                 self.redelivery.leave_if_begun()
@@ -113,8 +114,10 @@ class Arrival:
         message, ticket = self.message, self.message.ticket
         if not ticket.running:
             retry = bool(message.request.retries)  # work that has begun continues even if another call is waiting
-            if not ticket.secret and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
-                self._give_way(waiting.holder)
+            if not ticket.secret and not retry:
+                for waiting in look(ticket.using, *ticket.places(message.rules.trails)):
+                    if waiting.value:
+                        self._give_way(waiting.holder)
             return None
         try:
             return take_running(ticket, message.rules.lease, message.task.name, self._secret, message.request.is_eager)
@@ -135,15 +138,13 @@ class Arrival:
                 self.redelivery.leave_if_done()
                 if message.rules.redelivery == "drop":
                     self.redelivery.drop()
-            try:
-                lease = self._take_begun()
-            except LockTakenError as taken:
-                holder, self._refused = Holder.of(taken), True
-                if not came_before:
-                    keep(ticket, message.rules.queue_ttl, record)
-            else:
+            lease, holder = self._take_begun(came_before)
+            if not holder:
                 self._begin(lease, record, began)
                 return lease
+            self._refused = True
+            if not came_before:
+                keep(ticket, message.rules.queue_ttl, record)
         if not came_before and holder.task_id == ticket.task_id:  # a run with older arguments, not a copy of this one
             holder = Holder(None, holder.state, holder.retry_after)
         self._give_way(holder)
@@ -163,12 +164,22 @@ class Arrival:
         secret = self.message.request.get(RUN_HEADER)
         return secret if is_secret(secret) else ""
 
-    def _take_begun(self) -> Lease | None:
-        """Take the slot of the run of a pending call, if runs have one."""
+    def _take_begun(self, came_before: bool) -> tuple[Lease | None, Holder | None]:
+        """Take the slot of the run of a pending call, if runs have one; or return the holder that comes first."""
         message, ticket = self.message, self.message.ticket.begun
-        return take_running(ticket, message.rules.lease, message.task.name, self._secret) if ticket.running else None
+        if ticket.queue != ticket.running and not came_before:
+            first = peek(ticket.using, ticket.queue)  # a retry, a call that has links, or a run that is over but held
+            if first.value:
+                return None, first.holder
+        if not ticket.running:
+            return None, None
+        try:
+            return take_running(ticket, message.rules.lease, message.task.name, self._secret), None
+        except LockTakenError as taken:
+            return None, Holder.of(taken)
 
     def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
+        """Let no later call take the message over; with ``hold_for``, its slot is held before the turn ends."""
         message = self.message
         try:
             begin(message.ticket, message.task, record, began)
@@ -177,6 +188,8 @@ class Arrival:
                 lease.release()
             raise
         message.ticket = message.ticket.begun
+        if not message.ticket.running and message.rules.hold_for:
+            self._leave_queue()
 
     def _left_behind(self, holder: Holder) -> bool:
         """

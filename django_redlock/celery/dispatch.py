@@ -103,8 +103,6 @@ class Call:
             return True
         if mine and lease and lease.name == ticket.running:
             mine.end(hold=False)  # before the message is sent, whose run would otherwise find the slot taken
-        if self.task.singleton_options.trails and ticket.waiting == ticket.following:
-            return False  # later calls could not take the slot over, and would have nowhere to wait
         if ticket.waiting:
             take_waiting(ticket, self.ttl, self.task.name, adopt="" if mine else self._kept())
         return bool(ticket.waiting)

@@ -6,7 +6,7 @@ and with the arguments of the last of them. Arguments travel in messages only, s
 messages of a pending call have one task id, and each has a secret and a number of its own. A record on the lock nodes
 says which message counts::
 
-    next:<name>  or  queued:<name>      task id of the pending call; secret and number of the message that counts
+    next:<name>      task id of the pending call; secret and number of the message that counts
 
 This record changes in three ways. Each change but a discard is made in the *turn* of the key: while holding the lock
 ``turn:<name>``, for which all others queue. So a change is a compare-and-set without contention, whose votes cannot be

@@ -9,7 +9,7 @@ from ..exceptions import LockTakenError
 from .dispatch import Call
 from .pending import digest_of, label_of, settle, take_over, turn
 from .result import SingletonResult
-from .sightings import FREE, Record, Seen, look, peek
+from .sightings import FREE, Record, Seen, look
 from .slots import free
 
 
@@ -89,15 +89,20 @@ class TrailingCall(Call):
         return self.noted(holder).result(str(record.holder.task_id)).about(holder, accepted=False)
 
     def _look(self) -> tuple[Seen, Seen]:
-        """Return the holder of the run's slot, and the pending call; free the slot if its holder was revoked."""
-        ticket = self.ticket
-        if not ticket.running:
-            return FREE, peek(ticket.using, ticket.following)
-        run, record = look(ticket.using, ticket.running, ticket.following)
-        if self.is_over(run.holder):
-            free(ticket.using, ticket.running, run.secret)
-            run = FREE
-        return run, record
+        """
+        Return the holder of the slot that the pending call comes after, and the pending call.
+
+        A slot whose holder was revoked is freed.
+        """
+        using, names = self.ticket.using, self.ticket.places(trails=True)
+        *slots, record = look(using, *names)
+        for name, seen in zip(names, slots, strict=False):
+            if not self.is_over(seen.holder):
+                if seen.value:
+                    return seen, record
+            else:
+                free(using, name, seen.secret)
+        return FREE, record
 
     def _has_these_arguments(self, record: Seen) -> bool:
         """Return whether a pending call has these arguments; False with ``replace``, which also moves the time."""
