@@ -135,7 +135,7 @@ class Arrival:
             record, began = self._look_at_pending()
             self.redelivery.began_pending = came_before = has_begun(ticket, began)
             if came_before:
-                self.redelivery.leave_if_done()
+                self.redelivery.leave_if_done(kept=True)  # another worker ran it, or discarded it without a run
                 if message.rules.redelivery == "drop":
                     self.redelivery.drop()
             lease, holder = self._take_begun(came_before)

@@ -45,6 +45,7 @@ a slot.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -234,6 +235,22 @@ def discard(ticket: Ticket, task: Any) -> None:
     except Exception:
         log.exception("older messages of %s may run, because it could not be noted as over", printable(ticket.task_id))
     free(ticket.using, ticket.waiting, ticket.secret)
+
+
+def discard_seen(ticket: Ticket, name: str, seen: Seen, task: Any) -> None:
+    """
+    Free a waiting call that was revoked; if it is a pending call, no message of it runs any more.
+
+    Args:
+        ticket: The ticket of any call with the same key.
+        name: The name of the lock that the waiting call holds.
+        seen: The waiting call.
+        task: The task.
+    """
+    if record := seen.record:
+        discard(replace(ticket, task_id=record.task_id, secret=seen.secret, number=record.number), task)
+    else:
+        free(ticket.using, name, seen.secret)
 
 
 def _note_number(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:

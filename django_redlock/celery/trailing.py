@@ -7,10 +7,9 @@ from typing import Any
 
 from ..exceptions import LockTakenError
 from .dispatch import Call
-from .pending import digest_of, label_of, settle, take_over, turn
+from .pending import digest_of, discard_seen, label_of, settle, take_over, turn
 from .result import SingletonResult
 from .sightings import FREE, Record, Seen, look
-from .slots import free
 
 
 @dataclass(slots=True)
@@ -70,14 +69,8 @@ class TrailingCall(Call):
     def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
         """Send the message that counts from now on, under the id of the pending call; only in this call's turn."""
         holder = run.holder if run.value else seen.holder
-        self.ticket = ticket = replace(self.ticket, number=record.number + 1)
-        # If it was revoked, its callers know the outcome and no longer wait for it.
-        if self.is_over(seen.holder):
-            take_over(ticket, self.ttl, self.label, seen)
-            return (
-                self.noted(holder).publish(ticket).about(holder, accepted=True) if run.value else self.publish(ticket)
-            )
-        ticket = replace(ticket, task_id=record.task_id)
+        self.ticket = replace(self.ticket, number=record.number + 1)
+        ticket = replace(self.ticket, task_id=record.task_id)
         # First, so that there is always a message that counts: until the next line, the previous one does.
         sent = self.noted(holder).publish(ticket)
         take_over(ticket, self.ttl, self.label, seen)
@@ -92,24 +85,24 @@ class TrailingCall(Call):
         """
         Return the holder of the slot that the pending call comes after, and the pending call.
 
-        A slot whose holder was revoked is freed.
+        A call that was revoked before its time is out of the way: its callers know that, and no longer wait for it.
         """
         using, names = self.ticket.using, self.ticket.places(trails=True)
-        *slots, record = look(using, *names)
-        for name, seen in zip(names, slots, strict=False):
-            if not self.is_over(seen.holder):
-                if seen.value:
-                    return seen, record
-            else:
-                free(using, name, seen.secret)
-        return FREE, record
+        found = [self._unless_over(name, seen) for name, seen in zip(names, look(using, *names), strict=True)]
+        return next((seen for seen in found[:-1] if seen.value), FREE), found[-1]
+
+    def _unless_over(self, name: str, seen: Seen) -> Seen:
+        """Return what was seen under a name; if that was revoked before its time, free it."""
+        if not self.is_over(seen.holder):
+            return seen
+        discard_seen(self.ticket, name, seen, self.task)
+        return FREE
 
     def _has_these_arguments(self, record: Seen) -> bool:
-        """Return whether a pending call has these arguments; False with ``replace``, which also moves the time."""
+        """Return whether the pending call has these arguments; False with ``replace``, which also moves the time."""
         found = record.record
-        if found is None or self.rules.on_duplicate == "replace" or self.is_over(record.holder):
-            return False
-        return found.digest == digest_of(self.task, self.args, self.kwargs)
+        moved = self.rules.on_duplicate == "replace"
+        return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
 
     @property
     def label(self) -> str:

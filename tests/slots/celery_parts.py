@@ -13,6 +13,7 @@ from celery.app.trace import build_tracer
 from celery.backends.base import BaseBackend
 
 from django_redlock.celery import SingletonOptions, SingletonTask
+from django_redlock.celery.pending import discard
 from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, Ticket
 from django_redlock.engine.acquirer import fresh_secret
 
@@ -50,6 +51,8 @@ class Broker:
     Attributes:
         by_sender: How many messages each machine has published.
         lost: Ids of messages that nobody will ever get.
+        revoked: For the id of a revoked task: the names of the workers that know of it.
+        discarded: Ids and numbers of the messages that workers discarded because they were revoked, and when.
         unacked: Messages with workers that acknowledge late.
     """
 
@@ -60,7 +63,8 @@ class Broker:
         self.unacked: list[Message] = []
         self.lost: set[str] = set()
         self.fails: dict[str, int] = {}  # for a machine's name: how many messages it cannot send
-        self.revoked: set[str] = set()
+        self.revoked: dict[str, set[str]] = {}
+        self.discarded: list[tuple[str, int, int]] = []
         self.busy = True  # whether anybody calls
         self.by_sender: dict[str, int] = {}
 
@@ -213,8 +217,8 @@ def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[boo
         if message is None:
             world.sleep(broker.pause())
             continue
-        if message.id in broker.revoked:
-            results.mark_as_revoked(message.id, "revoked", store_result=True)
+        if machine.name in broker.revoked.get(message.id, ()):
+            discard_revoked(message, task, broker)
             continue
         world.note(f"gets {message}{' again' if message.redelivered else ''}")
         broker.unacked.append(message)
@@ -242,6 +246,15 @@ def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[boo
                 broker.lost.add(message.id)
             raise
         broker.unacked.remove(message)
+
+
+def discard_revoked(message: Message, task: Any, broker: Broker) -> None:
+    """Do what the main process of a worker does with a message that was revoked."""
+    ticket = Ticket.unpack(message.headers.get(HEADER), message.id)
+    assert ticket
+    discard(ticket, task)
+    results.mark_as_revoked(message.id, "revoked", store_result=True)
+    broker.discarded.append((message.id, ticket.number, next(RecordingTask.recorder.steps)))
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from django_redlock.celery.execution import Execution
 from django_redlock.celery.state import SlotState
 from django_redlock.engine.acquirer import fresh_secret
 
+from . import celery_parts
 from .profiles import PROFILES
 from .schedule import run
 
@@ -153,6 +154,16 @@ def runs_as_well(right: Any) -> Any:
     return take_over
 
 
+def only_frees(right: Any) -> Any:
+    """Free the record of a message that was revoked, and do not note that older ones must not run."""
+    return lambda ticket, task: slots.free(ticket.using, ticket.waiting, ticket.secret)
+
+
+def only_frees_what_it_sees(right: Any) -> Any:
+    """Free a waiting call that was revoked, and do not note that its messages must not run."""
+    return lambda ticket, name, seen, task: slots.free(ticket.using, name, seen.secret)
+
+
 MUTANTS = (
     Mutant("no turn for callers", ("rerun burst", "replace burst"), (trailing, "turn"), lambda right: no_turn),
     Mutant("an id for each caller", ("rerun burst",), (trailing.TrailingCall, "_take_over_pending"), fresh_id),
@@ -186,6 +197,14 @@ MUTANTS = (
         (trailing.TrailingCall, "_take_over_pending"),
         runs_as_well,
     ),
+    Mutant(
+        "hold_for does not hold",
+        ("rerun held",),
+        (arrival.Arrival, "_take_begun"),
+        lambda right: lambda *a: (None, None),
+    ),
+    Mutant("older messages of revoked ones run", ("replace revoked",), (celery_parts, "discard"), only_frees),
+    Mutant("messages of revoked calls run", ("replace revoked",), (trailing, "discard_seen"), only_frees_what_it_sees),
 )
 
 

@@ -56,7 +56,7 @@ def newest_arguments_run(history: "History") -> list[str]:
     """After every call something runs, under the id it was given, with its arguments or with newer ones."""
     found = []
     for answer in history.answers:
-        if answer.error or answer.id in history.broker.lost or history.state(answer.id) == states.REVOKED:
+        if answer.error or answer.id in history.broker.lost | history.broker.revoked.keys():
             continue
         newer = {other.value for other in history.answers if other.end > answer.start}
         if not any(run.id == answer.id and run.number > answer.start and run.value in newer for run in history.runs):
@@ -74,6 +74,23 @@ def older_arguments_run_first(history: "History") -> list[str]:
             found.append(f"{run.id[:4]} ran with {run.value}, message {run.message}, after message {newest[run.id]}")
         newest[run.id] = max(run.message, newest.get(run.id, 0))
     return found
+
+
+def discarded_calls_run_no_older_arguments(history: "History") -> list[str]:
+    """When a worker has discarded a revoked message, no other one runs older ones of its call."""
+    return [
+        f"{run.id[:4]} ran with {run.value}, message {run.message}, after message {number} was discarded"
+        for task_id, number, step in history.broker.discarded
+        for run in history.runs
+        if run.id == task_id and run.number > step and 0 < run.message < number
+    ]
+
+
+def starts_are_apart(history: "History") -> list[str]:
+    """Runs begin at least ``hold_for`` after one another."""
+    starts = sorted(run.start for run in history.runs)
+    hold = history.profile.options.hold_for
+    return [f"a run began {b - a:.2f} s after another one" for a, b in pairwise(starts) if b - a < hold - 0.01]
 
 
 def one_id_for_a_run(history: "History") -> list[str]:

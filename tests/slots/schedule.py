@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from celery import states
+
 from django_redlock.celery import SingletonOptions
 from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import free
@@ -70,6 +72,7 @@ class Profile:
     downs: int = 0
     owned: int = 0
     freed: int = 0
+    revoked: int = 0
     longest: float = LONGEST
     same: float = 0.2
     held: bool = False
@@ -217,6 +220,15 @@ def make_trouble(machine: Machine, history: History, workers: list[Machine], emp
             world.note("an operator frees the pending call")
             free("default", NEXT.format(profile.name), record.secret)
 
+    def revoke() -> None:
+        waiting = [answer.id for answer in history.answers if history.state(answer.id) not in states.READY_STATES]
+        if waiting:
+            task_id = chance.choice(waiting)
+            world.note(f"{task_id[:4]} is revoked")
+            broker.revoked[task_id] = {worker.name for worker in workers}
+            workers.append(employ(len(workers)))  # it does not know of the revocation
+
+    troubles += [revoke] * profile.revoked
     troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed
     troubles += [redeliver] * (3 if profile.redeliver else 0) + [broker.purge] * profile.purge
     broker.fails = {f"caller {chance.randrange(profile.callers)}": 1 for _ in range(profile.broken)}

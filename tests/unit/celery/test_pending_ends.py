@@ -203,6 +203,28 @@ def test_pending_call_that_was_revoked_is_out_of_the_way(make, worker, strategy)
     assert (again.accepted, again.duplicate, again.reason, again.holder_id) == (True, True, "running", first.id)
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_no_message_of_a_revoked_call_runs_later(make, worker, cancelled):
+    """
+    A pending call was revoked or cancelled while no worker could know, and made way. None of its messages runs. C69 C96
+    """
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate="replace")
+    task.delay(7, "older")
+    first = task.apply_async((7, "newest"), countdown=7200)
+    older, newest = worker.take(), worker.take()
+
+    if cancelled:
+        task.singleton.cancel(7)
+    else:
+        task.backend.mark_as_revoked(first.id, "by an operator")
+    task.delay(7, "next")
+    worker.run_all()
+
+    assert (worker.run(older), worker.run(newest)) == ("IGNORED", "IGNORED")
+    assert (ran, first.state, names()) == (["next"], "REVOKED", set())
+
+
 @pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
 @pytest.mark.parametrize("strategy", ["rerun", "replace"])
 def test_waiting_call_that_was_revoked_is_out_of_the_way(make, worker, strategy, scope):
