@@ -8,9 +8,10 @@ says which message counts::
 
     next:<name>      task id of the pending call; secret and number of the message that counts
 
-This record changes in three ways. Each change but a discard is made in the *turn* of the key: while holding the lock
+This record changes in three ways. Each change is made in the *turn* of the key: while holding the lock
 ``turn:<name>``, for which all others queue. So a change is a compare-and-set without contention, whose votes cannot be
-split, and a record that is still on its way to the nodes is not mistaken for the remains of one.
+split, and a record that is still on its way to the nodes is not mistaken for the remains of one. Only a caller that
+finds the record of a revoked call discards that call without waiting for a turn.
 
 create
     The record is free. The caller takes the record for an id and a secret of its own, and sends the message.
@@ -44,7 +45,7 @@ a slot.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -64,6 +65,7 @@ from .slots import NEXT, NOTE, Ticket, free, take_note
 REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
 LONGEST_LINE = 15.0  # seconds for which a process waits for its turn
+SHORT_LINE = 2.0  # the same in a worker's main process, which serves other tasks as well
 DIGEST = 10  # hexadecimal digits that distinguish the arguments of pending calls
 UNKNOWN = "0" * DIGEST  # for a message whose arguments are no longer compared
 NAME = 80  # characters of a task's name that a record shows
@@ -72,16 +74,21 @@ log = logging.getLogger("django_redlock")
 
 
 @contextmanager
-def turn(ticket: Ticket) -> Iterator[Lease]:
+def turn(ticket: Ticket, longest: float | None = None) -> Iterator[Lease]:
     """
     Run a block during which no other process changes the pending call of a key.
+
+    Args:
+        ticket: The ticket of a call with that key.
+        longest: Seconds to wait for the turn; None is :data:`LONGEST_LINE`.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered, the turn did not come in time, or the record has changed.
     """
     manager = locks[ticket.using]
     ttl = _length(manager.rules)
-    lock = manager.claim(f"turn:{ticket.name}", ttl=ttl, wait=LONGEST_LINE, renew=False, kind="task", label="turn")
+    wait = LONGEST_LINE if longest is None else longest
+    lock = manager.claim(f"turn:{ticket.name}", ttl=ttl, wait=wait, renew=False, kind="task", label="turn")
     try:
         lease = lock.acquire()
         try:
@@ -214,7 +221,7 @@ def begin(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:
     _note_number(ticket, task, seen, began)
 
 
-def discard(ticket: Ticket, task: Any) -> None:
+def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> None:
     """
     Free the slot of a message that ends without a run; it never raises, because it may handle another error.
 
@@ -224,12 +231,15 @@ def discard(ticket: Ticket, task: Any) -> None:
     Args:
         ticket: The ticket of the message.
         task: The task.
+        counts: Whether the message is known to count. Otherwise its caller may be about to write the record, so the
+            worker waits for its turn.
     """
     try:
         if ticket.trailing:
-            seen, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
-            if not is_superseded(ticket, seen, began):
-                _note_number(ticket, task, seen, began)
+            with nullcontext() if counts else turn(ticket, SHORT_LINE):
+                seen, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
+                if not is_superseded(ticket, seen, began):
+                    _note_number(ticket, task, seen, began)
     except (LockTakenError, QuorumUnavailableError):
         pass
     except Exception:
@@ -248,7 +258,7 @@ def discard_seen(ticket: Ticket, name: str, seen: Seen, task: Any) -> None:
         task: The task.
     """
     if record := seen.record:
-        discard(replace(ticket, task_id=record.task_id, secret=seen.secret, number=record.number), task)
+        discard(replace(ticket, task_id=record.task_id, secret=seen.secret, number=record.number), task, counts=True)
     else:
         free(ticket.using, name, seen.secret)
 

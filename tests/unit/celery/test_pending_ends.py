@@ -1,11 +1,12 @@
 """Messages of a pending call that end without a run, and calls that find a revoked one."""
 
+from threading import Thread
 from typing import Any
 
 import pytest
 from celery.worker.state import revoked
 
-from django_redlock.celery import singleton_task
+from django_redlock.celery import pending, singleton_task, trailing
 from django_redlock.celery.pending import began_name
 from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import HEADER, Ticket
@@ -176,6 +177,30 @@ def test_revoked_message_for_an_alias_that_is_not_configured(make, worker, recei
 
     assert call.state == "REVOKED"
     assert "could not be noted as over" in caplog.text
+
+
+def test_message_is_revoked_before_its_caller_has_written_the_record(make, worker, received, monkeypatch):
+    """
+    A worker discards a message whose caller has just sent it. No record of the revoked call is left. C69 C96
+    """
+    monkeypatch.setattr(pending, "SHORT_LINE", 60.0)
+    task = make(on_duplicate="replace")
+    task.delay(7, "older")
+    worker.take()
+    real, waiting = trailing.take_over, []
+
+    def take_over(*about):
+        request = received(task, worker.take())
+        waiting.append(Thread(target=request._announce_revoked, args=("revoked", False, None, False)))
+        waiting[0].start()
+        waiting[0].join(0.2)  # without the turn, it would end here
+        real(*about)
+
+    monkeypatch.setattr(trailing, "take_over", take_over)
+    call = task.delay(7, "newest")
+    waiting[0].join()
+
+    assert (call.state, names()) == ("REVOKED", set())
 
 
 # Revoked before its time
