@@ -22,8 +22,8 @@ from kombu.exceptions import DecodeError
 from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
-from .pending import began_name, discard, is_superseded
-from .sightings import look, peek
+from .pending import discard
+from .sightings import peek
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note
 
 KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
@@ -68,18 +68,12 @@ class SingletonRequest(Request):
         """
         revoked_before = self.id in revoked
         expired = super().maybe_expire()
-        if expired and not revoked_before and self._superseded():
-            revoked.discard(self.id)
-            return False  # the child drops it
+        if expired and not revoked_before:
+            ticket = self._ticket()
+            if ticket and ticket.trailing and not discard(ticket, self.task):
+                revoked.discard(self.id)
+                return False  # the child drops it
         return expired
-
-    def _superseded(self) -> bool:
-        """Return whether another message of the same pending call is known to have newer arguments."""
-        ticket = self._ticket()
-        if ticket and ticket.trailing:
-            with suppress(QuorumUnavailableError):
-                return is_superseded(ticket, *look(ticket.using, ticket.following, began_name(ticket.task_id)))
-        return False
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Free the slot of a message that was revoked or has expired, before its result shows that."""
