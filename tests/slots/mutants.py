@@ -204,7 +204,7 @@ MUTANTS = (
         lambda right: lambda *a: (None, None),
     ),
     Mutant("older messages of revoked ones run", ("replace revoked",), (celery_parts, "discard"), only_frees),
-    Mutant("messages of revoked calls run", ("replace revoked",), (trailing, "discard_seen"), only_frees_what_it_sees),
+    Mutant("messages of revoked calls run", ("debounce revoked",), (trailing, "discard_seen"), only_frees_what_it_sees),
 )
 
 

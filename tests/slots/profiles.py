@@ -56,6 +56,7 @@ PROFILES = {
         Profile("replace held", SingletonOptions(**QUEUED, on_duplicate="replace"), APART),
         Profile("rerun revoked", RERUN, REVOKED, revoked=3, length=2.0),
         Profile("replace revoked", REPLACE, REVOKED, revoked=3, countdowns=(0.0, 3.0)),
+        Profile("debounce revoked", REPLACE, REVOKED, revoked=4, countdowns=(1.0, 2.0), spread=4.0, workers=1),
         Profile("rerun freed", RERUN, ENDING, freed=1, length=2.0),
         Profile("replace", REPLACE, TRAILING),
         Profile("replace burst", REPLACE, TRAILING, **BURST),
