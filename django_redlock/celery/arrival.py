@@ -43,6 +43,7 @@ class Arrival:
         self.message = Message(task, request, args, kwargs)
         self.redelivery = Redelivery(self.message)
         self._refused = False  # because another run is known to have the slot
+        self._superseded = False  # by a message of the same pending call with newer arguments
 
     def start(self) -> Execution:
         """
@@ -62,7 +63,10 @@ class Arrival:
             return self._start()
         except Exception:  # if the process is being stopped, the slot stays reserved for its message
             if not message.put_back:
-                free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
+                if self._superseded:
+                    free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
+                else:
+                    discard(message.ticket, message.task)
                 self.redelivery.stop_watching()
             raise
 
@@ -75,7 +79,8 @@ class Arrival:
             return self._without_nodes(error)
         execution = self._execution(lease)
         try:
-            self._leave_queue()
+            if not was_pending:
+                self._leave_queue()
             if self.redelivery.began_pending or not was_pending:
                 self.redelivery.leave_if_done(message.kept)  # the run may have ended since the last look
                 self.redelivery.leave_if_begun()
@@ -110,8 +115,10 @@ class Arrival:
         message, ticket = self.message, self.message.ticket
         if not ticket.running:
             retry = bool(message.request.retries)  # work that has begun continues even if another call is waiting
-            if not ticket.secret and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
-                self._give_way(waiting.holder)
+            if not ticket.secret and not retry:
+                for waiting in look(ticket.using, *ticket.places(message.rules.trails)):
+                    if waiting.value:
+                        self._give_way(waiting.holder)
             return None
         try:
             return take_running(ticket, message.rules.lease, message.task.name, self._secret, message.request.is_eager)
@@ -129,35 +136,26 @@ class Arrival:
             record, began = self._look_at_pending()
             self.redelivery.began_pending = came_before = has_begun(ticket, began)
             if came_before:
-                self.redelivery.leave_if_done()
+                self.redelivery.leave_if_done(kept=True)  # another worker ran it, or discarded it without a run
                 if message.rules.redelivery == "drop":
                     self.redelivery.drop()
-            try:
-                lease = self._take_begun()
-            except LockTakenError as taken:
-                holder, self._refused = Holder.of(taken), True
-                if not came_before:
-                    self._stay_pending(record)
-            else:
+            lease, holder = self._take_begun(came_before)
+            if not holder:
                 self._begin(lease, record, began)
                 return lease
+            self._refused = True
+            if not came_before:
+                keep(ticket, message.lifetime, record)
         if not came_before and holder.task_id == ticket.task_id:  # a run with older arguments, not a copy of this one
             holder = Holder(None, holder.state, holder.retry_after)
         self._give_way(holder)
-
-    def _stay_pending(self, record: Seen) -> None:
-        """Keep the record for a message that goes on waiting; free it if the message has waited for too long."""
-        message = self.message
-        if message.wait_left is not None and message.wait_left <= 0:
-            discard(message.ticket, message.rules.queue_ttl, message.task.name)
-        else:
-            keep(message.ticket, message.lifetime, record)
 
     def _look_at_pending(self) -> tuple[Seen, Seen]:
         """Return the record of the pending call and the note of what began; end the message if another one counts."""
         ticket = self.message.ticket
         record, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
         if is_superseded(ticket, record, began):
+            self._superseded = True
             raise Ignore(f"Another message of {ticket.task_id} has newer arguments.")
         return record, began
 
@@ -167,20 +165,32 @@ class Arrival:
         secret = self.message.request.get(RUN_HEADER)
         return secret if is_secret(secret) else ""
 
-    def _take_begun(self) -> Lease | None:
-        """Take the slot of the run of a pending call, if runs have one."""
+    def _take_begun(self, came_before: bool) -> tuple[Lease | None, Holder | None]:
+        """Take the slot of the run of a pending call, if runs have one; or return the holder that comes first."""
         message, ticket = self.message, self.message.ticket.begun
-        return take_running(ticket, message.rules.lease, message.task.name, self._secret) if ticket.running else None
+        if ticket.queue != ticket.running and not came_before:
+            first = peek(ticket.using, ticket.queue)  # a retry, a call that has links, or a run that is over but held
+            if first.value:
+                return None, first.holder
+        if not ticket.running:
+            return None, None
+        try:
+            return take_running(ticket, message.rules.lease, message.task.name, self._secret), None
+        except LockTakenError as taken:
+            return None, Holder.of(taken)
 
     def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
+        """Let no later call take the message over; with ``hold_for``, its slot is held before the turn ends."""
         message = self.message
         try:
-            begin(message.ticket, message.rules.queue_ttl, message.task.name, record, began)
+            begin(message.ticket, message.task, record, began)
         except BaseException:
             if lease:
                 lease.release()
             raise
         message.ticket = message.ticket.begun
+        if not message.ticket.running and message.rules.hold_for:
+            self._leave_queue()
 
     def _left_behind(self, holder: Holder) -> bool:
         """

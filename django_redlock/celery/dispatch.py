@@ -103,8 +103,6 @@ class Call:
             return True
         if mine and lease and lease.name == ticket.running:
             mine.end(hold=False)  # before the message is sent, whose run would otherwise find the slot taken
-        if self.task.singleton_options.trails and ticket.waiting == ticket.following:
-            return False  # later calls could not take the slot over, and would have nowhere to wait
         if ticket.waiting:
             take_waiting(ticket, self.ttl, self.task.name, adopt="" if mine else self._kept())
         return bool(ticket.waiting)
@@ -190,7 +188,7 @@ class Call:
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
         """
-        if is_over(self.task, holder, self.rules.queue_ttl) and self._take_from(holder):
+        if self.is_over(holder) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         self.noted(holder)
@@ -203,6 +201,10 @@ class Call:
             return self.result(holder.task_id).about(holder, accepted=False)
         self._store_skipped(f"Skipped: {printable(self.ticket.name)} is {holder}.")
         return self.result(self.ticket.task_id).about(holder, accepted=False)
+
+    def is_over(self, holder: Holder) -> bool:
+        """Return whether a holder that waits for its countdown has already ended because it was revoked."""
+        return is_over(self.task, holder, self.rules.queue_ttl)
 
     def _store_skipped(self, reason: str) -> None:
         """Store that the call was skipped."""

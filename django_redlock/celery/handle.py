@@ -9,6 +9,7 @@ from ..exceptions import QuorumUnavailableError
 from .execution import Execution
 from .keys import Parameters, lock_name
 from .options import SingletonOptions
+from .pending import discard_seen
 from .result import store_revoked
 from .sightings import Seen, peek, undecided
 from .slots import Holder, Ticket, free, state_of
@@ -203,7 +204,8 @@ class Singleton:
         for name, seen in slots:
             holder: Holder = seen.holder
             if seen.value and holder.task_id and holder.state is SlotState.QUEUED:
-                free(self._task.singleton_options.using, name, seen.secret)  # first, because the revocation may fail
+                ticket = self._task.singleton_ticket("", args, kwargs)
+                discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
                 self._task.app.control.revoke(holder.task_id)
                 store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
                 return holder.task_id

@@ -6,11 +6,12 @@ and with the arguments of the last of them. Arguments travel in messages only, s
 messages of a pending call have one task id, and each has a secret and a number of its own. A record on the lock nodes
 says which message counts::
 
-    next:<name>  or  queued:<name>      task id of the pending call; secret and number of the message that counts
+    next:<name>      task id of the pending call; secret and number of the message that counts
 
-This record changes in three ways. Each change but a discard is made in the *turn* of the key: while holding the lock
+This record changes in three ways. Each change is made in the *turn* of the key: while holding the lock
 ``turn:<name>``, for which all others queue. So a change is a compare-and-set without contention, whose votes cannot be
-split, and a record that is still on its way to the nodes is not mistaken for the remains of one.
+split, and a record that is still on its way to the nodes is not mistaken for the remains of one. Only a caller that
+finds the record of a revoked call discards that call without waiting for a turn.
 
 create
     The record is free. The caller takes the record for an id and a secret of its own, and sends the message.
@@ -19,9 +20,8 @@ take over
     replaces the record's secret by its own. Workers read the record in the turn, so none can intervene.
 begin
     A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
-    under this id (``began:<id>``). A worker that discards the message, because it was revoked, has expired or has
-    waited for too long, does the same without a run, so that no older message runs in its place. A caller that finds
-    the pending call revoked frees its record.
+    under this id (``began:<id>``). A worker whose message ends without a run, because it was revoked, expired, waited
+    for too long or failed before, does the same, so that no older message runs in its place.
 
 While a node is away, the others may agree neither on one value nor on none: the record is *split*. A worker does not
 need to know the record then. It drops a message if any node has a higher number, because a message is sent before its
@@ -43,8 +43,10 @@ secret that it read. One case remains: a call whose message was sent but may not
 a slot.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -53,7 +55,7 @@ from django.utils.crypto import salted_hmac
 from ..core.rules import Rules
 from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from .keys import canonical
 from .pauses import LONGEST_PAUSE
@@ -63,22 +65,30 @@ from .slots import NEXT, NOTE, Ticket, free, take_note
 REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
 LONGEST_LINE = 15.0  # seconds for which a process waits for its turn
+SHORT_LINE = 2.0  # the same in a worker's main process, which serves other tasks as well
 DIGEST = 10  # hexadecimal digits that distinguish the arguments of pending calls
 UNKNOWN = "0" * DIGEST  # for a message whose arguments are no longer compared
 NAME = 80  # characters of a task's name that a record shows
 
+log = logging.getLogger("django_redlock")
+
 
 @contextmanager
-def turn(ticket: Ticket) -> Iterator[Lease]:
+def turn(ticket: Ticket, longest: float | None = None) -> Iterator[Lease]:
     """
     Run a block during which no other process changes the pending call of a key.
+
+    Args:
+        ticket: The ticket of a call with that key.
+        longest: Seconds to wait for the turn; None is :data:`LONGEST_LINE`.
 
     Raises:
         QuorumUnavailableError: Too few nodes answered, the turn did not come in time, or the record has changed.
     """
     manager = locks[ticket.using]
     ttl = _length(manager.rules)
-    lock = manager.claim(f"turn:{ticket.name}", ttl=ttl, wait=LONGEST_LINE, renew=False, kind="task", label="turn")
+    wait = LONGEST_LINE if longest is None else longest
+    lock = manager.claim(f"turn:{ticket.name}", ttl=ttl, wait=wait, renew=False, kind="task", label="turn")
     try:
         lease = lock.acquire()
         try:
@@ -188,7 +198,7 @@ def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
         take_note(ticket.using, ticket.following, ttl, ticket.secret, ticket.task_id, seen.owner.label, strict=True)
 
 
-def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> None:
+def begin(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:
     """
     Free the record, and note that a message begins its run; only in the worker's turn.
 
@@ -196,8 +206,7 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
 
     Args:
         ticket: The ticket of the message.
-        ttl: Seconds for which other messages of the call may still arrive, beyond their countdown.
-        task: The task's name.
+        task: The task.
         seen: The present record.
         began: The present note.
 
@@ -209,32 +218,63 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
     outcomes = [free(ticket.using, ticket.following, secret) for secret in secrets]
     if "unknown" in outcomes and _secrets(ticket, peek(ticket.using, ticket.following)):
         raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
-    _note_number(ticket, ttl, task, seen, began)
+    _note_number(ticket, task, seen, began)
 
 
-def discard(ticket: Ticket, ttl: float, task: str) -> None:
+def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> bool:
     """
-    Free the record of a message that ends without a run: it was revoked, has expired, or has waited for too long.
+    Free the slot of a message that ends without a run; it never raises, because it may handle another error.
 
-    A note of its number keeps older messages of the call from running in its place: a worker that starts later may not
-    know that the call was revoked. If too few nodes answer, there is no note, and they may run.
+    For a pending call, a note of the message's number keeps older messages from running in its place: a worker that
+    starts later may not know that the call has ended. If too few nodes answer, there is no note, and they may run.
 
     Args:
         ticket: The ticket of the message.
-        ttl: Seconds for which other messages of the call may still arrive, beyond their countdown.
-        task: The task's name.
+        task: The task.
+        counts: Whether the message is known to count. Otherwise its caller may be about to write the record, so the
+            worker waits for its turn.
+
+    Returns:
+        Whether no newer message of the same call is known.
     """
-    with suppress(LockTakenError, QuorumUnavailableError):
-        seen, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
-        if not any(note.record and note.record.number >= ticket.number for note in began.sightings):
-            _note_number(ticket, ttl, task, seen, began)
-    free(ticket.using, ticket.following, ticket.secret)
+    try:
+        if ticket.trailing:
+            with nullcontext() if counts else turn(ticket, SHORT_LINE):
+                seen, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
+                newest = not is_superseded(ticket, seen, began)
+                if newest:
+                    _note_number(ticket, task, seen, began)
+                free(ticket.using, ticket.following, ticket.secret)
+                return newest
+    except (LockTakenError, QuorumUnavailableError):
+        pass
+    except Exception:
+        log.exception("older messages of %s may run, because it could not be noted as over", printable(ticket.task_id))
+    free(ticket.using, ticket.waiting, ticket.secret)
+    return True
 
 
-def _note_number(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> None:
-    """Note that no older message of the call may run any more; *seen* and *began* are the present record and note."""
-    ttl = max(LONGEST_PAUSE, ttl, *(one.left for one in seen.sightings))  # the record outlasts each countdown
-    label, older = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}", began.sightings
+def discard_seen(ticket: Ticket, name: str, seen: Seen, task: Any) -> None:
+    """
+    Free a waiting call that was revoked; if it is a pending call, no message of it runs any more.
+
+    Args:
+        ticket: The ticket of any call with the same key.
+        name: The name of the lock that the waiting call holds.
+        seen: The waiting call.
+        task: The task.
+    """
+    if record := seen.record:
+        discard(replace(ticket, task_id=record.task_id, secret=seen.secret, number=record.number), task, counts=True)
+    else:
+        free(ticket.using, name, seen.secret)
+
+
+def _note_number(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:
+    """Note that no older message of the call may run any more; *seen* is the present record, *began* the note."""
+    # Older messages may arrive as long as the record would have lasted.
+    ttl = max(LONGEST_PAUSE, task.singleton_options.queue_ttl, *(one.left for one in seen.sightings))
+    label, older = f"{task.name[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}", began.sightings
     about = (ttl, began_secret(ticket.secret), ticket.task_id, label)
     take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].secret if older else "")
 

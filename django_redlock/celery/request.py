@@ -81,8 +81,7 @@ class SingletonRequest(Request):
         if not ticket:
             return False
         if ticket.trailing:
-            # First, so that a caller that takes the call over at this moment either has done so already or notices.
-            self._discard(ticket)
+            discard(ticket, self.task)
         try:
             return (ticket.trailing and self._is_superseded(ticket)) or self._runs(ticket)
         except QuorumUnavailableError:  # with "retry", the child puts the message back, and it expires later
@@ -97,19 +96,13 @@ class SingletonRequest(Request):
         holder = peek(ticket.using, ticket.running).holder
         return holder.task_id == self.id and holder.state is SlotState.RUNNING
 
-    def _discard(self, ticket: Ticket) -> None:
-        task = cast(Any, self.task)
-        discard(ticket, task.singleton_options.queue_ttl, task.name)
-
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Free the slot of a message that was revoked or has expired, before its result shows that."""
         # Not if it was terminated: that is announced before the child is dead, and the body may outlive the signal.
         if not terminated:
             ticket = self._ticket()
-            if ticket and ticket.trailing:
-                self._discard(ticket)
-            elif ticket:
-                free(ticket.using, ticket.waiting, ticket.secret)
+            if ticket:
+                discard(ticket, self.task)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
     def _comes_back(self, error: BaseException) -> bool:
@@ -131,7 +124,10 @@ class SingletonRequest(Request):
             return
         run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
         if ticket.trailing:  # the child may have died before it freed this lock
-            free(ticket.using, ticket.waiting, ticket.secret)
+            if requeued:
+                free(ticket.using, ticket.waiting, ticket.secret)
+            else:
+                discard(ticket, self.task)
             ticket = ticket.begun
         if requeued and ticket.waiting == ticket.running:
             kept = replace(ticket, secret=ticket.secret or fresh_secret())

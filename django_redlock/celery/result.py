@@ -86,7 +86,8 @@ def is_over(task: Any, holder: Holder, queue_ttl: float) -> bool:
 
     Other holders are not checked, because their slot is freed as soon as a worker gets the message.
     """
-    delayed = holder.state is SlotState.QUEUED and holder.retry_after is not None and holder.retry_after > queue_ttl
+    waits = holder.state is SlotState.QUEUED
+    delayed = waits and holder.retry_after is not None and holder.retry_after > queue_ttl
     return bool(delayed and holder.task_id and _state(task, holder) in OVER)
 
 

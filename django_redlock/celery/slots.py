@@ -95,8 +95,8 @@ class Ticket:
 
     @property
     def following(self) -> str:
-        """Name of the lock that a pending call holds, or that the one call holds which may wait during a run."""
-        return f"next:{self.name}" if self.scope in (LIFETIME, RUNNING) else self.queue
+        """Name of the lock that a pending call holds."""
+        return f"next:{self.name}"
 
     @property
     def begun(self) -> "Ticket":

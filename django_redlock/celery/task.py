@@ -29,8 +29,9 @@ from .keys import Parameters, check_key, lock_name, signature_of
 from .message import Answered, Skipped, ticket_of
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
+from .pending import discard
 from .result import SingletonResult, eager_result, result_of
-from .slots import Ticket, free
+from .slots import Ticket
 from .trailing import TrailingCall
 
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
@@ -213,7 +214,7 @@ class SingletonTask(BaseTask[P, R]):
             super().before_start(task_id, args, kwargs)
         except Exception:
             ticket, _ = ticket_of(self, self.request, args, kwargs)
-            free(ticket.using, ticket.waiting, ticket.secret)
+            discard(ticket, self)
             raise
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

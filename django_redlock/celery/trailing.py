@@ -7,10 +7,9 @@ from typing import Any
 
 from ..exceptions import LockTakenError
 from .dispatch import Call
-from .pending import NAME, digest_of, label_of, settle, take_over, turn
-from .result import SingletonResult, is_over
-from .sightings import FREE, Record, Seen, look, peek
-from .slots import free
+from .pending import NAME, digest_of, discard_seen, label_of, settle, take_over, turn
+from .result import SingletonResult
+from .sightings import FREE, Record, Seen, look
 
 
 @dataclass(slots=True)
@@ -28,19 +27,19 @@ class TrailingCall(Call):
         # A later call would take it over without its links, so a linked call is never replaced.
         self.ticket = replace(self.ticket, number=int(self.task.singleton_options.pends and not self.linked))
         takes_part = self.rules.trails and not self.linked
-        run, record = self._without_revoked(*self._look())
+        run, record = self._look()
         if takes_part and self._has_these_arguments(record):
             return self._joined(run, record)
-        is_free, holder = not run.value and record.free, run.holder if run.value else record.holder
-        if is_free and not self.ticket.number:  # the slot of a run is not a record, so no turn is needed
+        free, holder = not run.value and record.free, run.holder if run.value else record.holder
+        if free and not self.ticket.number:  # the slot of a run is not a record, so no turn is needed
             taken_by = self.claim()
             if not taken_by:
                 return self.publish(self.ticket)
-            is_free, holder = False, taken_by
-        if not is_free and not takes_part:
+            free, holder = False, taken_by
+        if not free and not takes_part:
             return self.answer(holder)
         with turn(self.ticket):
-            taken_by = self.claim() if is_free else holder
+            taken_by = self.claim() if free else holder
             if taken_by and takes_part:
                 run, record = self._look()
                 return self._take_part(run, settle(self.ticket, record))
@@ -83,20 +82,21 @@ class TrailingCall(Call):
         return self.noted(holder).result(str(record.holder.task_id)).about(holder, accepted=False)
 
     def _look(self) -> tuple[Seen, Seen]:
-        """Return the holder of the run's slot, and the pending call."""
-        ticket = self.ticket
-        if not ticket.running:
-            return FREE, peek(ticket.using, ticket.following)
-        run, record = look(ticket.using, ticket.running, ticket.following)
-        return run, record
+        """
+        Return the holder of the slot that the pending call comes after, and the pending call.
 
-    def _without_revoked(self, run: Seen, record: Seen) -> tuple[Seen, Seen]:
-        """Free the slots of revoked calls, whose callers know the outcome and wait no longer; return the rest."""
-        places = ((self.ticket.running, run), (self.ticket.following, record))
-        over = [(name, seen.secret) for name, seen in places if is_over(self.task, seen.holder, self.rules.queue_ttl)]
-        for name, secret in over:
-            free(self.ticket.using, name, secret)
-        return self._look() if over else (run, record)
+        A call that was revoked before its time is out of the way: its callers know that, and no longer wait for it.
+        """
+        using, names = self.ticket.using, self.ticket.places(trails=True)
+        found = [self._unless_over(name, seen) for name, seen in zip(names, look(using, *names), strict=True)]
+        return next((seen for seen in found[:-1] if seen.value), FREE), found[-1]
+
+    def _unless_over(self, name: str, seen: Seen) -> Seen:
+        """Return what was seen under a name; if that was revoked before its time, free it."""
+        if not self.is_over(seen.holder):
+            return seen
+        discard_seen(self.ticket, name, seen, self.task)
+        return FREE
 
     def _pending(self, record: Seen) -> Record | None:
         """Return the pending call if it is one of this task, so that this call can take it over."""

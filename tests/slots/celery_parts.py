@@ -56,6 +56,7 @@ class Broker:
     Attributes:
         by_sender: How many messages each machine has published.
         lost: Ids of messages that nobody will ever get.
+        discarded: Ids and numbers of the messages that workers discarded because they were revoked, and when.
         unacked: Messages with workers that acknowledge late.
     """
 
@@ -65,6 +66,7 @@ class Broker:
         self.queue: list[Message] = []
         self.unacked: list[Message] = []
         self.lost: set[str] = set()
+        self.discarded: list[tuple[str, int, int]] = []
         self.fails: dict[str, int] = {}  # for a machine's name: how many messages it cannot send
         self.busy = True  # whether anybody calls
         self.by_sender: dict[str, int] = {}
@@ -293,7 +295,11 @@ def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[boo
         broker.unacked.append(message)
         received = receive(task, message, world.now)
         try:
-            if not received.revoked():
+            if received.revoked():
+                ticket = Ticket.unpack(message.headers.get(HEADER), message.id)
+                assert ticket
+                broker.discarded.append((message.id, ticket.number, next(RecordingTask.recorder.steps)))
+            else:
                 task.trace(message.id, message.args, message.kwargs, received.request_dict)
         except Dead:
             broker.unacked.remove(message)

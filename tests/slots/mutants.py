@@ -78,8 +78,8 @@ def without_number(right: Any) -> Any:
 def forgets_the_record(right: Any) -> Any:
     """Note that the call has begun, and leave the record."""
 
-    def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
-        right(replace(ticket, secret=fresh_secret()), ttl, task, sightings.FREE, began)
+    def begin(ticket: Any, task: Any, seen: Any, began: Any) -> None:
+        right(replace(ticket, secret=fresh_secret()), task, sightings.FREE, began)
 
     return begin
 
@@ -87,7 +87,7 @@ def forgets_the_record(right: Any) -> Any:
 def forgets_the_note(right: Any) -> Any:
     """Free the record, and do not note what has begun."""
 
-    def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
+    def begin(ticket: Any, task: Any, seen: Any, began: Any) -> None:
         slots.free(ticket.using, ticket.following, seen.secret)
 
     return begin
@@ -148,7 +148,12 @@ def any_id(right: Any) -> Any:
 
 def frees_only(right: Any) -> Any:
     """Free the record of a message that ends without a run, and do not note its number."""
-    return lambda ticket, ttl, task: slots.free(ticket.using, ticket.following, ticket.secret)
+    return lambda ticket, task: slots.free(ticket.using, ticket.waiting, ticket.secret)
+
+
+def frees_what_it_sees(right: Any) -> Any:
+    """Free a waiting call that was revoked, and do not note that its messages must not run."""
+    return lambda ticket, name, seen, task: slots.free(ticket.using, name, seen.secret)
 
 
 def raises_ignore(again: Any, holder: Any) -> Any:
@@ -206,7 +211,17 @@ MUTANTS = (
         lambda right: raises_ignore,
     ),
     Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
-    Mutant("revoked calls are joined", ("revoked",), (trailing, "is_over"), lambda right: lambda *a: False),
+    Mutant("older messages of revoked ones run", ("replace revoked",), (request, "discard"), frees_only),
+    Mutant("messages of revoked calls run", ("debounce revoked",), (trailing, "discard_seen"), frees_what_it_sees),
+    Mutant(
+        "revoked calls are joined", ("revoked",), (trailing.TrailingCall, "is_over"), lambda right: lambda *a: False
+    ),
+    Mutant(
+        "hold_for does not hold",
+        ("rerun held",),
+        (arrival.Arrival, "_take_begun"),
+        lambda right: lambda *a: (None, None),
+    ),
     Mutant(
         "what is replaced runs as well",
         ("replace waiting",),

@@ -107,6 +107,23 @@ def nothing_runs_after_its_end(history: "History") -> list[str]:
     ]
 
 
+def discarded_calls_run_no_older_arguments(history: "History") -> list[str]:
+    """When a worker has discarded a revoked message, no other one runs older ones of its call."""
+    return [
+        f"{run.id[:4]} ran with {run.value}, message {run.message}, after message {number} was discarded"
+        for task_id, number, step in history.broker.discarded
+        for run in history.runs
+        if run.id == task_id and run.number > step and 0 < run.message < number
+    ]
+
+
+def starts_are_apart(history: "History") -> list[str]:
+    """Runs begin at least ``hold_for`` after one another."""
+    starts = sorted(run.start for run in history.runs)
+    hold = history.profile.options.hold_for
+    return [f"a run began {b - a:.2f} s after another one" for a, b in pairwise(starts) if b - a < hold - 0.01]
+
+
 def one_id_for_a_run(history: "History") -> list[str]:
     """All calls that are made during one run have one id, and it runs once."""
     found = []

@@ -4,6 +4,7 @@ from django_redlock.celery import SingletonOptions
 
 from .oracles import (
     answers_are_true,
+    discarded_calls_run_no_older_arguments,
     each_id_runs_once,
     every_call_ends,
     newest_arguments_run,
@@ -15,6 +16,7 @@ from .oracles import (
     one_id_for_a_run,
     one_waits,
     only_the_newest_call_expires,
+    starts_are_apart,
 )
 from .schedule import Profile
 
@@ -30,6 +32,17 @@ ONCE = SingletonOptions(key=KEY)
 SERIAL = SingletonOptions(key=KEY, scope="while_executing")
 # An operator who frees the record lets one more call wait, and a dead worker lets a run begin anew.
 ENDING = (*ALWAYS, newest_arguments_run, older_arguments_run_first)
+REVOKED = (*ENDING, discarded_calls_run_no_older_arguments)
+QUEUED = {"key": KEY, "scope": "until_executing", "hold_for": 1.5}
+APART = (
+    every_call_ends,
+    answers_are_true,
+    nothing_is_left,
+    newest_arguments_run,
+    older_arguments_run_first,
+    each_id_runs_once,
+    starts_are_apart,
+)
 BURST = {"spread": 0.0, "callers": 5, "calls": 1, "held": True, "length": 5.0}
 CROWD = {"callers": 6, "spread": 1.0, "length": 0.5, "workers": 3}
 
@@ -43,6 +56,20 @@ PROFILES = {
         Profile("rerun waiting", RERUN, (*TRAILING, one_waits), idle=True),
         Profile("rerun crowd", RERUN, TRAILING, **CROWD),
         Profile("rerun beside a run", SingletonOptions(**BOTH, on_duplicate="rerun"), TRAILING),
+        Profile("rerun held", SingletonOptions(**QUEUED, on_duplicate="rerun"), APART),
+        Profile("replace held", SingletonOptions(**QUEUED, on_duplicate="replace"), APART),
+        Profile("rerun revoked", RERUN, REVOKED, revoked=3, newcomers=True, length=2.0),
+        Profile("replace revoked", REPLACE, REVOKED, revoked=3, newcomers=True, countdowns=(0.0, 3.0)),
+        Profile(
+            "debounce revoked",
+            REPLACE,
+            REVOKED,
+            revoked=4,
+            newcomers=True,
+            countdowns=(1.0, 2.0),
+            spread=4.0,
+            workers=1,
+        ),
         Profile("rerun freed", RERUN, ENDING, freed=1, length=2.0),
         Profile("replace", REPLACE, TRAILING),
         Profile("replace burst", REPLACE, TRAILING, **BURST),

@@ -48,6 +48,7 @@ class Profile:
         owned: How many calls of each caller have an id of their own.
         freed: How often an operator frees the pending call.
         revoked: How many calls are revoked.
+        newcomers: Whether a worker starts after each revocation, which does not know of it.
         longest: After how many seconds the schedule is over, whatever is left.
         same: How often a call has the arguments of others.
         held: Whether the first call is made, and begins, before all others.
@@ -76,6 +77,7 @@ class Profile:
     owned: int = 0
     freed: int = 0
     revoked: int = 0
+    newcomers: bool = False
     longest: float = LONGEST
     same: float = 0.2
     held: bool = False
@@ -238,6 +240,8 @@ def make_trouble(
             history.revoked.add(victim)
             revoked.tell(workers, victim)
             results.mark_as_revoked(victim, "revoked", store_result=True)
+            if profile.newcomers:
+                workers.append(employ(len(workers)))
 
     troubles += [revoke] * profile.revoked
     troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed

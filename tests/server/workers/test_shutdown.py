@@ -110,6 +110,22 @@ def test_rerun(worker, stage, what):
     assert stage.heard() == []
 
 
+def test_rerun_after_an_older_call_has_expired(worker, stage, what):
+    """
+    One of the calls during a run has expired. The last one has the same id, and its arguments run. C96
+    """
+    first = task("trailing").apply_async((what, 0))
+    stage.hear("run 0")
+
+    task("trailing").apply_async((what, 1), expires=-1)
+    newest = task("trailing").apply_async((what, 2))
+    stage.allow()
+    stage.hear("run 2")
+    stage.allow()
+
+    assert (answer(first), answer(newest)) == (0, 2)
+
+
 def test_events(worker, stage, what):
     """
     A worker tells of an overlap in a Celery event, where the project has switched them on.

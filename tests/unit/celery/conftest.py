@@ -6,16 +6,19 @@ The effects of processes on tasks are tested in ``tests/server/workers/``, with 
 
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, _state, states
 from celery.app.trace import build_tracer
 from celery.backends import cache
+from celery.worker.request import Request
 from kombu.transport.memory import Channel
 
 from django_redlock import locks
 from django_redlock.celery import singleton_task
+from django_redlock.celery.request import mixed_request
 from django_redlock.celery.slots import RECEIVED_HEADER
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
@@ -81,6 +84,19 @@ class Worker:
 @pytest.fixture
 def worker(app: Celery) -> Worker:
     return Worker(app)
+
+
+@pytest.fixture
+def received(worker: Worker) -> Any:
+    """Take the next message as a worker's main process does; returns its request."""
+
+    def received(task: Any, message: Any) -> Any:
+        real = task.app.tasks[task.name]
+        about = {"headers": message.headers, "body": message.body, "hostname": "tests"}
+        events = SimpleNamespace(enabled=False, send=lambda *about, **more: None)
+        return mixed_request(Request)(message, app=task.app, task=real, eventer=events, **about)
+
+    return received
 
 
 @pytest.fixture

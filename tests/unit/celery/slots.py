@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import WorkerLostError
+
 from django_redlock import locks
 from django_redlock.celery.slots import HEADER, Ticket
 
@@ -20,3 +23,16 @@ def names() -> set[str]:
     rows = locks["default"].survey(count=100)[0].rows
     held = {row.slug.strip("{}") for row in rows if row.value}
     return {name for name in held if not name.startswith(("done:", "began:"))}
+
+
+def ticket_of(request: Any) -> Ticket | None:
+    """Return the ticket of a message that a worker's main process has received."""
+    return Ticket.unpack(request.request_dict[HEADER], request.id)
+
+
+def die(request: Any) -> None:
+    """Tell the main process that the child is dead."""
+    try:
+        raise WorkerLostError("killed")
+    except WorkerLostError:
+        request.on_failure(ExceptionInfo())

@@ -1,53 +1,24 @@
 """The slot of a child that has died, and the worker's main process."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from billiard.einfo import ExceptionInfo
 from celery import Task
-from celery.exceptions import WorkerLostError
-from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
-from django_redlock.celery import trailing
-from django_redlock.celery.request import freeing_unreadable, mixed_request
+from django_redlock.celery import pending, trailing
+from django_redlock.celery.request import freeing_unreadable
 from django_redlock.celery.sightings import peek
-from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket, take_running, take_waiting
+from django_redlock.celery.slots import RUN_HEADER, take_running, take_waiting
 from django_redlock.engine.acquirer import fresh_secret
 from django_redlock.engine.renewal import watchdog
 
-from .slots import NAME, names
-
-
-@pytest.fixture
-def received(worker):
-    """Take the next message as a worker's main process does; returns its request."""
-
-    def received(task, message):
-        real = task.app.tasks[task.name]
-        about = {"headers": message.headers, "body": message.body, "hostname": "tests"}
-        events = SimpleNamespace(enabled=False, send=lambda *about, **more: None)
-        return mixed_request(Request)(message, app=task.app, task=real, eventer=events, **about)
-
-    return received
-
-
-def ticket_of(request):
-    return Ticket.unpack(request.request_dict[HEADER], request.id)
+from .slots import NAME, die, names, ticket_of
 
 
 def begin(request):
     """Take the slot as the child does that runs the message."""
     watchdog.forget(take_running(ticket_of(request), 30, "shop.sync", request.request_dict[RUN_HEADER]))
-
-
-def die(request):
-    """Tell the main process that the child is dead."""
-    try:
-        raise WorkerLostError("killed")
-    except WorkerLostError:
-        request.on_failure(ExceptionInfo())
 
 
 def leave_to_a_retry(request):
@@ -210,9 +181,10 @@ def test_newest_message_that_expires_ends_its_call(debounced, worker, received):
 
 def test_message_expires_while_a_call_takes_it_over(make, worker, received, monkeypatch):
     """
-    A call sends a message for a pending call whose own message expires at this moment. It gets a result of its own, in
-    place of the one that is about to be revoked. C29 C96 C99
+    A call sends a message for a pending call whose own message expires at this moment, and the worker does not get the
+    turn. The call gets a result of its own, in place of the one that is about to be revoked. C29 C96 C99
     """
+    monkeypatch.setattr(pending, "SHORT_LINE", 0.0)
     ran = []
     task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate="replace")
     expiring = task.apply_async((7, "expires"), expires=300)

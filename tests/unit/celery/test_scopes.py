@@ -7,6 +7,8 @@ from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
+from django_redlock.celery.sightings import peek
+from django_redlock.celery.slots import free
 from django_redlock.core.names import slug
 from django_redlock.core.requests import Survey
 
@@ -168,6 +170,32 @@ def test_hold_for_of_a_queued_scope(make, worker, memory_nodes):
     again = task.delay(7)
 
     assert (again.duplicate, again.reason, again.holder_id) == (True, "held", first.id)
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_calls_while_a_queued_scope_is_held_share_one_run_after_it(make, worker, strategy):
+    """
+    With ``scope="until_executing"``, calls made during ``hold_for`` have one id, and one run after that time. C96
+    """
+    ran = []
+    task = make(
+        lambda self, shop_id: ran.append(self.request.args[1]),
+        on_duplicate=strategy,
+        scope="until_executing",
+        hold_for=60,
+    )
+    task.delay(7, "first")
+    worker.run()
+
+    calls = [task.delay(7, value) for value in ("second", "third")]
+
+    assert {(call.id, call.accepted, call.reason) for call in calls} == {(calls[0].id, True, "held")}
+    assert [worker.run() for _ in calls] == ["IGNORED", "IGNORED"]
+    assert ran == ["first"]
+    free("default", NAME, peek("default", NAME).secret)  # as after 60 seconds
+    assert worker.run() == "SUCCESS"
+    assert ran == ["first", "third"]
+    assert task.delay(7, "fourth").reason == "held"
 
 
 def test_two_beats_with_skew(make, worker):

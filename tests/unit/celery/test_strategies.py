@@ -1326,6 +1326,31 @@ def test_linked_call_is_not_replaced(make, worker, app, scope):
     assert (first.get(timeout=1), second.get(timeout=1)) == ("linked", "newer")
 
 
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
+def test_calls_after_a_linked_one_share_a_run(make, worker, app, strategy, scope):
+    """
+    Calls that are made while a linked call waits have one id, and one run after it, with the newest arguments. C93 C96
+    """
+    ran = []
+    sync = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate=strategy, scope=scope)
+
+    @app.task(name="shop.after")
+    def after(value):
+        pass
+
+    sync.apply_async((7, "linked"), link=after.s())
+
+    calls = [sync.delay(7, value) for value in ("second", "third")]
+
+    linked, *waiting = [worker.take() for _ in range(3)]
+    assert {(call.id, call.accepted, call.reason) for call in calls} == {(calls[0].id, True, "queued")}
+    assert [worker.run(message) for message in waiting] == ["IGNORED", "IGNORED"]
+    worker.run(linked)
+    worker.run_all()
+    assert ran == ["linked", "third"]
+
+
 @pytest.mark.parametrize("backend", [None, "disabled://"])
 def test_follow_without_a_result_backend(make, worker, app, backend):
     """
