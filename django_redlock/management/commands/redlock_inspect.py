@@ -89,7 +89,8 @@ class Command(OperatorCommand):
             held = ", ".join(lock.name.rpartition(" ")[2] for lock in locks)
             text = f"{len(locks)} permits are held ({held}). The nodes do not record how many there are."
             self.stdout.write(f"{printable(name)}: {text}\n\n")
-        self.stdout.write("\n\n".join(shown(snapshot, lock) for lock in locks))
+        if locks:
+            self.stdout.write("\n\n".join(shown(snapshot, lock) for lock in locks))
 
 
 def explained(task: str, args: str, kwargs: str) -> "Explanation":
