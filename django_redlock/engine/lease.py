@@ -225,8 +225,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return self._ended(round) if known else Outcome.UNKNOWN
 
     def __enter__(self) -> Self:
-        self.hold.keeper.surroundings.entering(self.name, self.hold.keeper.rules)
         begin_block(self)
+        refuse_transaction(self)
         return self
 
     def __exit__(
@@ -295,6 +295,15 @@ def begin_block(lease: Lease) -> None:
     lease.ensure()
     _refuse_second_block(lease)
     _in_blocks.add(lease)
+
+
+def refuse_transaction(lease: Lease) -> None:
+    """Warn or raise if a transaction is open; release the lock if its block cannot run, because nothing else would."""
+    try:
+        lease.hold.keeper.surroundings.entering(lease.name, lease.hold.keeper.rules)
+    except BaseException:
+        lease.release()
+        raise
 
 
 def _refuse_second_block(lease: Lease) -> None:

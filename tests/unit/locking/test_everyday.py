@@ -417,6 +417,24 @@ def test_project_decides_what_a_lock_inside_a_transaction_is():
         Rules(3, in_transaction="never")
 
 
+@pytest.mark.django_db(transaction=True)
+def test_lease_that_may_not_be_used_inside_a_transaction_is_released():
+    """L52: the block does not run, so the lock is free for the next caller, who would otherwise skip the work."""
+
+    @lock("inside", if_taken="skip")
+    def skipped() -> None: ...
+
+    with redlock(in_transaction="error"):
+        with transaction.atomic(), pytest.raises(RuntimeError, match="inside a transaction"):
+            skipped()
+        lease = lock("inside").try_acquire()
+        assert lease is not None
+        lease.release()
+        with lock("inside") as lease, transaction.atomic(), pytest.raises(RuntimeError, match="block"):
+            lease.__enter__()
+        assert lease.reason == "released"
+
+
 @pytest.mark.django_db
 def test_transaction_of_a_test_case_is_none_of_the_projects():
     """L52: the lock of a test in Django's TestCase is released at the end of its block, without a warning."""
