@@ -464,3 +464,17 @@ def test_client_certificate(certificates: Certificates):
             with pytest.raises(LinkError) as refused:
                 node(url, **wrong).connect(30.0)
             assert refused.value.failure in (Failure.NO_CLIENT_CERTIFICATE, Failure.CERTIFICATE_REFUSED, Failure.RESET)
+
+
+def test_encrypted_key_needs_its_password(certificates: Certificates):
+    """L66, L68: without it, the error says so, and no process waits until somebody enters it at the terminal."""
+    files = {"ssl_certfile": certificates["client.crt"], "ssl_keyfile": certificates["locked.key"]}
+    encrypted = ("-aes128", "-passout", "pass:right", "-out", files["ssl_keyfile"])
+    run(["openssl", "ec", "-in", certificates["client.key"], *encrypted], check=True, capture_output=True)
+
+    for password in ({}, {"ssl_password": "wrong"}):
+        with pytest.raises(LinkError, match="TLS refuses a file of its ssl_ options") as refused:
+            node("etcds://127.0.0.1:1", **files, **password).connect(30.0)
+        assert refused.value.failure.lasting
+    with pytest.raises(LinkError, match=r"unreachable|refused"):
+        node("etcds://127.0.0.1:1", **files, ssl_password="right").connect(30.0)
