@@ -25,6 +25,7 @@ from django_redlock.inventory.findings import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
+from django_redlock.nodes.cas.table import UntouchedError
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import table as tables
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
@@ -264,6 +265,18 @@ def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
 
         assert not lease.valid()
         assert later.release() == "released"
+
+
+def test_data_lost_behind_a_connection_that_a_member_ended_is_noticed(table: EtcdTable, etcd: Member):
+    """P20: a member that stops may announce the end of the connection in its last reply; the next one is greeted."""
+    table.execute([acquire(ttl=60.0)])
+    table.connection._http.close()  # as http.client does after such a reply; it would connect again by itself
+    etcd.wipe()
+    etcd.start()
+
+    with pytest.raises(UntouchedError) as lost:
+        table.execute([acquire(secret="b" * 32)])
+    assert lost.value.failure is Failure.RESTARTED
 
 
 def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
