@@ -261,6 +261,8 @@ class Worker:
 class MemberLink:
     """A connection to one member, in place of :class:`django_redlock.nodes.etcd.client.Client`."""
 
+    ended = False
+
     def __init__(self, worker: Worker, member: Member, timeout: float) -> None:
         self._worker = worker
         self._member = member

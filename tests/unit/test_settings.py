@@ -332,6 +332,7 @@ def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
     for url, says in (
         ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs does not name a readable file"),
         ("zookeepers://127.0.0.1?ssl_certfile=/none", "its ssl_certfile does not name a readable file"),
+        (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}", "its ssl_ca_certs does not name a readable file"),
         (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}/ca.pem", "TLS refuses a file of its ssl_ options"),
     ):
         node = open_node(NodeSpec(url), "t:")

@@ -19,6 +19,10 @@ SEARCHING = 0.3  # share of the patience that a survey spends on records of lock
 class Member(Protocol):
     """A connection to one member."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the member is known to have ended the connection."""
+
     def open(self) -> None:
         """Connect, and authenticate if there is a user."""
 
@@ -109,8 +113,8 @@ class MemberTable(RecordTable, Generic[Client]):
         self._at = (self._at + 1) % len(self.place.members)
 
     def ready(self) -> None:
-        """Connect if there is no connection."""
-        if self.client is None:
+        """Connect if there is no connection; the member may have ended it and lost its data."""
+        if self.client is None or self.client.ended:
             try:
                 self.open()
             except LinkError as error:

@@ -85,13 +85,14 @@ class Place:
             return None
         for option in FILES:
             path = self.options.get(option)
-            if path and not os.access(path, os.R_OK):
+            if path and not (os.path.isfile(path) and os.access(path, os.R_OK)):
                 raise LinkError(Failure.UNUSABLE, f"cannot be used, because its {option} does not name a readable file")
         try:
             return self._new_context()
         except ssl.SSLError as error:
+            why = error.reason or "a key may need another ssl_password"
             raise LinkError(
-                Failure.UNUSABLE, f"cannot be used: TLS refuses a file of its ssl_ options ({error.reason})"
+                Failure.UNUSABLE, f"cannot be used: TLS refuses a file of its ssl_ options ({why})"
             ) from None
 
     def _new_context(self) -> ssl.SSLContext:
@@ -102,7 +103,8 @@ class Place:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if certificate := self.options.get("ssl_certfile"):
-            context.load_cert_chain(certificate, self.options.get("ssl_keyfile"), self.options.get("ssl_password"))
+            password = self.options.get("ssl_password") or ""  # without any, OpenSSL would ask at the terminal
+            context.load_cert_chain(certificate, self.options.get("ssl_keyfile"), password)
         return context
 
 

@@ -132,6 +132,11 @@ class Client:
         )
         self._http.response_class = Response
 
+    @property
+    def ended(self) -> bool:
+        """Whether the member has announced the end of the connection in its last reply."""
+        return self._http.sock is None
+
     def open(self) -> None:
         """Connect, and authenticate if there is a user."""
         self._http.connect()

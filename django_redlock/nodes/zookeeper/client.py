@@ -180,6 +180,11 @@ class Client:
             self._refused = True
         self._changed.set()
 
+    @property
+    def ended(self) -> bool:
+        """Whether there is no connection any more."""
+        return not self._kazoo.connected
+
     def open(self) -> None:
         """Connect, and authenticate if there is a user."""
         try:

@@ -25,6 +25,7 @@ from django_redlock.inventory.findings import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Decision, Names, load
+from django_redlock.nodes.cas.table import UntouchedError
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import table as tables
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
@@ -317,6 +318,18 @@ def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
         assert later.release() == "released"
 
 
+def test_data_lost_behind_a_connection_that_a_member_ended_is_noticed(table: EtcdTable, etcd: Member):
+    """P20: a member that stops may announce the end of the connection in its last reply; the next one is greeted."""
+    table.execute([acquire(ttl=60.0)])
+    table.connection._http.close()  # as http.client does after such a reply; it would connect again by itself
+    etcd.wipe()
+    etcd.start()
+
+    with pytest.raises(UntouchedError) as lost:
+        table.execute([acquire(secret="b" * 32)])
+    assert lost.value.failure is Failure.RESTARTED
+
+
 def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each pause of a table take a second on its clock, and none in truth."""
     pauses: list[object] = []
@@ -515,3 +528,17 @@ def test_client_certificate(certificates: Certificates):
             with pytest.raises(LinkError) as refused:
                 node(url, **wrong).connect(30.0)
             assert refused.value.failure in (Failure.NO_CLIENT_CERTIFICATE, Failure.CERTIFICATE_REFUSED, Failure.RESET)
+
+
+def test_encrypted_key_needs_its_password(certificates: Certificates):
+    """L66, L68: without it, the error says so, and no process waits until somebody enters it at the terminal."""
+    files = {"ssl_certfile": certificates["client.crt"], "ssl_keyfile": certificates["locked.key"]}
+    encrypted = ("-aes128", "-passout", "pass:right", "-out", files["ssl_keyfile"])
+    run(["openssl", "ec", "-in", certificates["client.key"], *encrypted], check=True, capture_output=True)
+
+    for password in ({}, {"ssl_password": "wrong"}):
+        with pytest.raises(LinkError, match="TLS refuses a file of its ssl_ options") as refused:
+            node("etcds://127.0.0.1:1", **files, **password).connect(30.0)
+        assert refused.value.failure.lasting
+    with pytest.raises(LinkError, match=r"unreachable|refused"):
+        node("etcds://127.0.0.1:1", **files, ssl_password="right").connect(30.0)
