@@ -41,7 +41,7 @@ from django_redlock.signals import lock_forced
 from tests.managers import stop_time
 
 A, B = "a" * 32, "b" * 32
-FIVE = {"default": {"NODES": [f"memory://n{place}" for place in range(5)]}}
+FIVE = {"default": {"NODES": [f"memory://n{place}" for place in range(5)], "OPTIONS": {"node_timeout": 2.0}}}
 
 
 @pytest.fixture
@@ -662,8 +662,8 @@ def test_a_silent_node_is_not_asked_again(five, monkeypatch):
         put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
     five[2].down = True
     asked: list[set[int]] = []
-    ask = LockManager.ask
-    monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.append(set(round.requests)) or ask(self, round))
+    ask = locks["default"].ask
+    monkeypatch.setattr(locks["default"], "ask", lambda round: asked.append(set(round.requests)) or ask(round))
 
     snapshot = held_locks(seconds=60)
     find_locks([slug("n0")], after=snapshot)
