@@ -18,6 +18,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_redlock import LockTakenError
+from django_redlock.core.admission import Greeting
 from django_redlock.core.replies import Kind
 from django_redlock.core.rules import Rules
 from django_redlock.engine.lease import AsyncLease, Lease
@@ -273,12 +274,13 @@ def over_urls(urls: list[str]) -> Iterator[Manager]:
 
 def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Yield a function that makes managers over five nodes in one store, and close those managers."""
-    greet = table.greet
+    opened = table.open
 
-    def greet_as_itself(table: Any, client: Any) -> str:
-        return f"{greet(table, client)} {table.key('h', '')}"
+    def open_as_itself(table: Any) -> Greeting:
+        greeting = opened(table)
+        return replace(greeting, run_id=f"{greeting.run_id} {table.key('h', '')}")
 
-    monkeypatch.setattr(table, "greet", greet_as_itself)
+    monkeypatch.setattr(table, "open", open_as_itself)
     managers: list[LockManager] = []
 
     def make(count: int = 5, **options: Any) -> LockManager:
