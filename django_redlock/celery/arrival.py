@@ -63,7 +63,7 @@ class Arrival:
             return self._start()
         except Exception:  # if the process is being stopped, the slot stays reserved for its message
             if not message.put_back:
-                if self._superseded:
+                if self._superseded:  # a newer message counts, so nothing is to be noted, and no turn is needed
                     free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
                 else:
                     discard(message.ticket, message.task)

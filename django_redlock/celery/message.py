@@ -59,12 +59,6 @@ class Message:
         return not isinstance(received, float) or steady() - received > PREFETCHED
 
     @property
-    def wait_left(self) -> float | None:
-        """The seconds of ``wait_for`` that are left; None if it waits for ever."""
-        limit = self.rules.wait_for
-        return None if limit is None else limit - self.ticket.waited
-
-    @property
     def lifetime(self) -> float:
         """The seconds for which its slot is kept while it waits: ``queue_ttl``, but no longer than until it expires."""
         options = {"expires": self.request.expires}

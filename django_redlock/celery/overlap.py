@@ -60,8 +60,9 @@ def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
         ticket = replace(ticket, joined=ticket.joined or holder.task_id)
         message.answer_with(ticket.joined)
     pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
-    left = message.wait_left
-    if left is not None:
+    limit = message.rules.wait_for
+    if limit is not None:
+        left = limit - ticket.waited
         pause = min(pause, max(left, FIRST_WAIT))
         if left <= 0:
             message.skip(f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s.", holder)

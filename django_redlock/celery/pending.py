@@ -221,7 +221,7 @@ def begin(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:
     _note_number(ticket, task, seen, began)
 
 
-def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> bool:
+def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> None:
     """
     Free the slot of a message that ends without a run; it never raises, because it may handle another error.
 
@@ -233,25 +233,20 @@ def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> bool:
         task: The task.
         counts: Whether the message is known to count. Otherwise its caller may be about to write the record, so the
             worker waits for its turn.
-
-    Returns:
-        Whether no newer message of the same call is known.
     """
     try:
         if ticket.trailing:
             with nullcontext() if counts else turn(ticket, SHORT_LINE):
                 seen, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
-                newest = not is_superseded(ticket, seen, began)
-                if newest:
+                if not is_superseded(ticket, seen, began):
                     _note_number(ticket, task, seen, began)
                 free(ticket.using, ticket.following, ticket.secret)
-                return newest
+                return
     except (LockTakenError, QuorumUnavailableError):
         pass
     except Exception:
         log.exception("older messages of %s may run, because it could not be noted as over", printable(ticket.task_id))
     free(ticket.using, ticket.waiting, ticket.secret)
-    return True
 
 
 def discard_seen(ticket: Ticket, name: str, seen: Seen, task: Any) -> None:

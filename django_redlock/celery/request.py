@@ -81,7 +81,7 @@ class SingletonRequest(Request):
         if not ticket:
             return False
         if ticket.trailing:
-            discard(ticket, self.task)
+            discard(ticket, self.task)  # first, so that a caller can no longer take the call over unnoticed
         try:
             return (ticket.trailing and self._is_superseded(ticket)) or self._runs(ticket)
         except QuorumUnavailableError:  # with "retry", the child puts the message back, and it expires later

@@ -193,7 +193,8 @@ def test_message_is_revoked_before_its_caller_has_written_the_record(make, worke
         request = received(task, worker.take())
         waiting.append(Thread(target=request._announce_revoked, args=("revoked", False, None, False)))
         waiting[0].start()
-        waiting[0].join(0.2)  # without the turn, it would end here
+        waiting[0].join(0.2)
+        assert waiting[0].is_alive()  # without the turn, it would have ended
         real(*about)
 
     monkeypatch.setattr(trailing, "take_over", take_over)
