@@ -451,6 +451,7 @@ def test_what_changes_is_announced_politely(site, open_page, nodes):
     later(page)
     expect(spoken).to_contain_text("4 of 5 nodes answer")
     expect(spoken).to_contain_text("and 4 more")
+    expect(spoken).not_to_contain_text(".,")
     page.locator("#result_list .redlock-name").first.click()
     expect(page.get_by_text("What each node has").first).to_be_visible()
     leases[0].release()

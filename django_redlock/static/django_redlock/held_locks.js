@@ -17,7 +17,7 @@
     // The server's time, as the page shows it: the browser may be in another time zone, or its clock be wrong.
     const at = (root) => root.querySelector('.redlock-taken')?.dataset.at;
     const SPOKEN = 3; // changes that are read out at once
-    let paused = false, asking = false, updated = at(document);
+    let paused = false, asking = false, updated = at(document), tickboxes = null;
 
     function clock(seconds) {
         const s = Math.floor(seconds), m = Math.floor(s / 60), h = Math.floor(m / 60);
@@ -63,7 +63,7 @@
         each.dataset.say, each.textContent.trim().replace(/\s+/g, ' '),
     ]));
     const changes = (before, after) => Array.from(after).filter(([key, text]) => before.get(key) !== text).map(
-        ([key, text]) => `${key}: ${text}`);
+        ([key, text]) => `${key}: ${text.replace(/\.$/, '')}`);
 
     function announce(news) {
         const more = news.length - SPOKEN;
@@ -95,7 +95,6 @@
         page.querySelectorAll('[data-left]').forEach((cell) => { cell.dataset.asked = asked; });
         const known = new Map(rows(body()).map((row) => [id(row), row]));
         const hold = busy();
-        let arrived = false;
         for (const row of fresh) {
             const old = known.get(id(row));
             known.delete(id(row));
@@ -104,8 +103,6 @@
                 const before = state(old);
                 refresh(old, row);
                 if (before !== state(old)) { news.push(`${name(old)}: ${state(old)}`); }
-            } else {
-                arrived = true;
             }
             if (!hold) { body().append(old || row); }
         }
@@ -117,16 +114,21 @@
             if (!row.classList.contains('redlock-gone')) { news.push(`${name(row)}: ${say.dataset.gone}`); }
             if (hold) { row.classList.add('redlock-gone'); } else { row.remove(); }
         }
-        if (arrived && !hold) { recount(); }
+        if (!hold) { recount(); }
     }
 
-    // The admin's script counts the tickboxes that were there when it began.
+    // The admin's script knows the tickboxes that were there when it began; run once more, with a list that the browser
+    // keeps up to date, it knows those of all later rows. It counts them anew when a page is shown.
     function recount() {
         const counter = document.querySelector('.action-counter');
         if (!counter || !window.Actions) { return; }
         counter.dataset.actionsIcnt = rows(body()).length;
-        window.Actions(document.querySelectorAll('tr input.action-select'));
-        body().dispatchEvent(new Event('change'));
+        if (!tickboxes) {
+            tickboxes = document.getElementsByName('_selected_action');
+            window.Actions(tickboxes);
+        }
+        window.dispatchEvent(new Event('pageshow'));
+        document.getElementById('action-toggle').checked = false; // it would be ticked above an empty list
     }
 
     function count(counted) {
