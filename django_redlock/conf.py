@@ -300,6 +300,9 @@ def _sentinel_url(where: str, entry: Any) -> str | None:
 def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
     """Return the primary of a ``CACHES`` entry; never its replicas, which do not vote."""
     caches = settings.CACHES
+    if "//" in alias:  # it may have a password
+        advice = "must name a cache of CACHES after 'cache:', such as 'cache:default', not a URL."
+        raise InvalidRedlockError(f"{where} {advice}", "redlock.E005")
     if alias not in caches:
         raise InvalidRedlockError(
             f"{where} names the cache {alias!r}, which CACHES does not have{_nearest(alias, caches)}", "redlock.E005"

@@ -216,6 +216,10 @@ MISTAKES: list[tuple[Any, str, str]] = [
         "'n'",
     ),
     ({"default": {"NODES": ["cache:sesions"]}}, "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
+    *(
+        ({"default": {"NODES": [f"cache:{kind}//:{SECRET}@a"]}}, "redlock.E005", "such as 'cache:default', not a URL")
+        for kind in ("", "redis:")
+    ),
     ({"default": {"NODES": ["cache:default"]}}, "redlock.E005", "whose backend is not Redis"),
     ({"default": {"NODES": ["cache:sharded"]}}, "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
     ({"default": {"NODES": ["cache:nowhere"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
