@@ -120,13 +120,14 @@
     // The admin's script knows the tickboxes that were there when it began; run once more, with a list that the browser
     // keeps up to date, it knows those of all later rows. It counts them anew when a page is shown.
     function recount() {
-        const counter = document.querySelector('.action-counter');
+        const counter = document.querySelector('.action-counter'), number = String(rows(body()).length);
         if (!counter || !window.Actions) { return; }
-        counter.dataset.actionsIcnt = rows(body()).length;
         if (!tickboxes) {
             tickboxes = document.getElementsByName('_selected_action');
             window.Actions(tickboxes);
         }
+        if (counter.dataset.actionsIcnt === number) { return; } // a screen reader would read it out again
+        counter.dataset.actionsIcnt = number;
         window.dispatchEvent(new Event('pageshow'));
         document.getElementById('action-toggle').checked = false; // it would be ticked above an empty list
     }
