@@ -449,9 +449,10 @@ def test_what_changes_is_announced_politely(site, open_page, nodes):
     spoken = page.locator(".redlock-say[aria-live=polite]")
     nodes[3].kill()
     later(page)
-    expect(spoken).to_contain_text("4 of 5 nodes answer")
-    expect(spoken).to_contain_text("and 4 more")
-    expect(spoken).not_to_contain_text(".,")
+    # In one look: the next refresh may find another reason, and announce only that.
+    expect(spoken).to_contain_text(
+        re.compile(r"4 of 5 nodes answer.* lock-4 \((refused|closed)\), orders:.* and 4 more")
+    )
     page.locator("#result_list .redlock-name").first.click()
     expect(page.get_by_text("What each node has").first).to_be_visible()
     leases[0].release()
