@@ -4,6 +4,7 @@ The columns of the list, for people and for the script that counts the time down
 
 import re
 import time
+from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from django.utils.html import escape, format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
-from django.utils.translation import gettext
+from django.utils.translation import get_language, gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..core.names import is_cut
@@ -29,12 +30,19 @@ LONGEST = 80  # characters of a name in the list
 MAX_ADDRESS = 4000  # characters; Gunicorn accepts a request line of 4,094, other servers about 8,000
 DOTS = {True: '<i class="redlock-yes"></i>', False: '<i class="redlock-no"></i>'}
 PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
+KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key and its name
 
 
 class Columns:
     """The columns, for a :class:`~django.contrib.admin.ModelAdmin`."""
 
     admin_site: admin.AdminSite
+
+    def action_checkbox(self, row: HeldLock) -> SafeString:
+        """Return the tickbox of a row: that of Django or of the theme, whose template is rendered only once."""
+        box = tickbox(super().action_checkbox, get_language())  # type: ignore[misc]
+        text = {KEY: escape(row.pk), NAME: escape(str(row))}
+        return SafeString(re.sub(f"[{KEY}{NAME}]", lambda found: text[found[0]], box))
 
     @admin.display(description=_("Lock"), ordering="name")
     def lock_name(self, row: HeldLock) -> SafeString:
@@ -108,24 +116,8 @@ class Columns:
 
     @admin.display(description=_("Holder"), ordering="holder")
     def held_by(self, row: HeldLock) -> str:
-        """Return the holder: what it is, then where it runs."""
-        return labelled(_("Holder"), self._holder(row))
-
-    def _holder(self, row: HeldLock) -> str:
-        owner = row.lock.owner
-        if owner is None:
-            return gettext("another program")
-        if owner.kind == SHARED_KIND:
-            return holder_of(row.lock)
-        kind = dict(KINDS).get(owner.kind, owner.kind)
-        what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
-        where = f"{owner.host}:{owner.pid}" if owner.host else ""
-        detail = " · ".join(filter(None, (str(kind) if what != kind else "", where)))
-        return format_html(
-            '<span class="redlock-what">{}</span> <span class="redlock-where">{}</span>',
-            breakable(printable(what)),
-            printable(detail),
-        )
+        """Return the holder."""
+        return labelled(_("Holder"), holder(row))
 
     @admin.display(description=_("Held for"), ordering="since")
     def held_time(self, row: HeldLock) -> str:
@@ -152,6 +144,24 @@ def remaining(lock: Held) -> str:
     if lock.remaining is None:
         return gettext("never ends") if lock.state == State.NO_EXPIRY else DASH
     return clock(lock.remaining)
+
+
+def holder(row: HeldLock) -> str:
+    """Return what the holder of a lock is, and where it runs."""
+    owner = row.lock.owner
+    if owner is None:
+        return gettext("another program")
+    if owner.kind == SHARED_KIND:
+        return holder_of(row.lock)
+    kind = dict(KINDS).get(owner.kind, owner.kind)
+    what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
+    where = f"{owner.host}:{owner.pid}" if owner.host else ""
+    detail = " · ".join(filter(None, (str(kind) if what != kind else "", where)))
+    return format_html(
+        '<span class="redlock-what">{}</span> <span class="redlock-where">{}</span>',
+        breakable(printable(what)),
+        printable(detail),
+    )
 
 
 def held_for(row: HeldLock, *, titled: bool = False) -> str:
@@ -194,6 +204,21 @@ def labelled(label: object, value: str) -> SafeString:
 @lru_cache(maxsize=256)  # enough for all columns in all languages; hundreds of cells on a page share these titles
 def _title(label: str) -> str:
     return format_html('<span class="redlock-label" aria-hidden="true">{}</span> ', label)
+
+
+class AnyRow:
+    """Stands for all rows of a list."""
+
+    pk = KEY
+
+    def __str__(self) -> str:
+        return NAME
+
+
+@lru_cache(maxsize=64)
+def tickbox(render: Callable[[AnyRow], str], language: str | None) -> str:
+    """Return the tickbox of any row in a language. Rendering it takes as long as all other cells of a row."""
+    return render(AnyRow())
 
 
 def breakable(text: str) -> SafeString:

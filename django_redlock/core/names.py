@@ -15,6 +15,7 @@ MAX_NAME = 8192  # bytes; a longer text is a document rather than a name
 MAX_NAMES = 10_000  # names in one lock
 LISTED = 20  # names of one lock that are shown to people
 SHOWN = 120  # characters of a long name that stay readable
+HEARTBEAT = "}~p"  # the end of the slugs under which processes store their heartbeats; no lock's slug ends so
 
 
 def check_name(name: object) -> str:
@@ -98,12 +99,12 @@ def queue_of(slug: str) -> str:
 
 def heartbeat(process: str) -> str:
     """Return the slug under which a process stores its heartbeat; no lock's name has this slug."""
-    return "{" + process + "}~p"
+    return "{" + process + HEARTBEAT
 
 
 def process_of(slug: str) -> str:
     """Return the process whose heartbeat has this slug; empty for any other slug."""
-    return slug[1:-3] if slug.endswith("}~p") else ""
+    return slug[1 : -len(HEARTBEAT)] if slug.endswith(HEARTBEAT) else ""
 
 
 def shown(slug: str) -> str:

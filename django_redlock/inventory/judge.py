@@ -61,7 +61,8 @@ def is_suspicious(lock: HeldLock) -> bool:
     process has neither taken nor extended the lock for a while, a heartbeat must have arrived by now. If somebody else
     changed the expiry of the keys, the nodes cannot tell when the holder last extended the lock.
     """
-    return bool(process_behind(lock)) and (silent_for(lock) > SILENCE or _was_changed(lock))
+    ttl = lock.ttl or 0.0
+    return bool(process_behind(lock)) and not ttl - SILENCE <= _longest_left(lock) <= ttl
 
 
 def process_behind(lock: HeldLock) -> str:
@@ -78,9 +79,7 @@ def silent_for(lock: HeldLock) -> float:
     """
     Return the seconds since the holder last took or extended the lock, by the nodes' clocks; 0 if unknown.
     """
-    lefts = [view.left for view in lock.views if view.fingerprint == lock.fingerprint]
-    known = [left for left in lefts if left is not None]
-    return max(0.0, lock.ttl - max(known)) if lock.ttl and len(known) == len(lefts) else 0.0
+    return max(0.0, lock.ttl - _longest_left(lock)) if lock.ttl else 0.0
 
 
 def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
@@ -116,8 +115,10 @@ def with_counts(lock: HeldLock, later: HeldLock | None) -> HeldLock:
     return lock._replace(waiting=later.waiting, sharers=sharers)
 
 
-def _was_changed(lock: HeldLock) -> bool:
-    return any(view.left is None or view.left > (lock.ttl or 0) for view in leaders(lock))
+def _longest_left(lock: HeldLock) -> float:
+    """Return the longest time left on any of the holder's nodes; infinite if a node keeps the key for ever."""
+    mark = lock.fingerprint
+    return max([math.inf if view.left is None else view.left for view in lock.views if view.fingerprint == mark])
 
 
 def _leader(groups: list[list[View]]) -> list[View]:

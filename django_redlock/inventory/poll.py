@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.names import heartbeat, process_of
+from ..core.names import HEARTBEAT, heartbeat, process_of
 from ..core.owner import decode, fingerprint, lease_of
-from ..core.replies import Kind, Reply, Row, is_absurd
+from ..core.replies import ABSENT, Kind, Reply, Row, is_absurd
 from ..core.requests import ENDLESS, Survey
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
@@ -135,34 +135,32 @@ class Poll:
             self._through.add(node)
         self._after[node] = cursor
 
-    def _file(self, node: int, rows: Iterable[Row], time: int) -> None:
+    def _file(self, node: int, rows: Sequence[Row], time: int) -> None:
         """
         File the rows of a node, with the moment at which each key ends instead of the time that it has left.
 
         An absurd fencing token is noted separately and does not count as a token of the lock.
         """
         filed, sent, lasting = self.rows, self._sent, self._lasting
-        for slug, value, left, fence, waiters, waiting, sharers in rows:  # thousands: calls and copies are costly here
-            if process := process_of(slug):
-                ago = (
-                    math.inf
-                    if left is not None and left < 0
-                    else max(0.0, lease_of(read_value(value)[1])[0] - (left or 0))
-                )
-                self._heard.setdefault(process, {})[node] = ago
+        # There are thousands of rows, so calls and copies are costly here.
+        trusted = not is_absurd(max([row.fence for row in rows], default=0), time)
+        for slug, value, left, fence, waiters, waiting, sharers in rows:
+            if slug.endswith(HEARTBEAT):
+                self._heard.setdefault(process_of(slug), {})[node] = since_heartbeat(value, left)
                 continue
             if left is None:
                 lasting.add(slug)
             elif left >= 0:
                 lasting.add(slug)
                 left += sent  # count from the request: the node may have answered at once
-            if fence and is_absurd(fence, time):
+            if not trusted and is_absurd(fence, time):
                 self._absurd.setdefault(slug, set()).add(node)
                 fence = 0
-            known = filed.get(slug)
-            if known is None:
-                known = filed[slug] = {}
-            known[node] = Row(slug, value, left, fence, waiters, waiting, sharers)
+            row = tuple.__new__(Row, (slug, value, left, fence, waiters, waiting, sharers))
+            if slug in filed:
+                filed[slug][node] = row
+            else:
+                filed[slug] = {node: row}
 
     def seen(self, slug: str) -> dict[int, Row]:
         """Return what each answering node has under a name, without the nodes that have nothing."""
@@ -251,19 +249,21 @@ class Poll:
                 views.append(View(self.manager.nodes[index].name, False))
             elif row is None:
                 views.append(View(name, True))
-            elif row.left is None or row.left > now:
-                held = True
-                if row.value != seen:
-                    seen = row.value
-                    mark, about = read_value(seen)
-                views.append(View(name, True, mark, about, row.left and row.left - now, row.fence))
             else:
-                views.append(View(name, True, fence=row.fence))
-            if row and row.waiting:
-                lines.append(row.waiters)
-                waiting = max(waiting, row.waiting)
-            if row and row.sharers:
-                sharers.append(row.sharers)
+                _, value, left, fence, waiters, count, several = row
+                if left is None or left > now:
+                    held = True
+                    if value != seen:
+                        seen = value
+                        mark, about = read_value(value)
+                    views.append(tuple.__new__(View, (name, True, mark, about, left and left - now, fence)))
+                else:
+                    views.append(View(name, True, fence=fence))
+                if count:
+                    lines.append(waiters)
+                    waiting = max(waiting, count)
+                if several:
+                    sharers.append(several)
         if not held:
             return None
         lock = judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines)
@@ -338,6 +338,13 @@ def read_value(value: str) -> tuple[str, str]:
     """
     about = value[value.find("{") :] if "{" in value else ""
     return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""
+
+
+def since_heartbeat(value: str, left: float | None) -> float:
+    """Return the seconds since a process sent a heartbeat, from its key and the time that the key has left."""
+    if left == ABSENT:
+        return math.inf
+    return max(0.0, lease_of(read_value(value)[1])[0] - (left or 0.0))
 
 
 def _present(row: Row) -> bool:

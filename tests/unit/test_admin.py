@@ -9,20 +9,24 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import nullcontext
 from html import unescape
 from io import StringIO
 from pathlib import Path
 from urllib.parse import unquote, urlencode
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.test import Client, RequestFactory, override_settings
 from django.utils import translation
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from django_redlock import LockManager, lock, locks
-from django_redlock.admin import MAX_RELEASE, clock, rows
+from django_redlock.admin import MAX_RELEASE, HeldLockAdminMixin, clock, rows
 from django_redlock.admin.actions import audit, look_again
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode, fingerprint
@@ -652,6 +656,33 @@ def test_pages_do_not_warn(nodes, operator):
         warnings.simplefilter("error")
         for response in (operator.get(LIST), release(operator, key, confirmed=False), release(operator, key)):
             assert response.status_code == 200
+
+
+@pytest.mark.parametrize("language", ["en", "de", None])
+@pytest.mark.parametrize("name", ["orders:7", '<b title="x">&amp;', "\ue000 and \ue001", "Zürich 100 %"])
+def test_tickbox_is_that_of_django(name, language):
+    """L72: the tickbox of each row is the one that Django renders, although its template is rendered only once."""
+    row = HeldLock(key=f"{name}/default/{slug(name)}", name=name)
+    page = admin.site.get_model_admin(HeldLock)
+    with translation.override(language) if language else nullcontext():
+        expected = admin.ModelAdmin.action_checkbox(page, row)
+        assert page.action_checkbox(row) == expected
+        assert isinstance(page.action_checkbox(row), SafeString)
+
+
+def test_tickbox_is_that_of_the_theme():
+    """A theme whose tickboxes look different keeps them."""
+
+    class Theme(admin.ModelAdmin):
+        def action_checkbox(self, obj):
+            return format_html('<theme-box value="{}">{}</theme-box>', obj.pk, obj)
+
+    class Themed(HeldLockAdminMixin, Theme):
+        pass
+
+    page = Themed(HeldLock, admin.site)
+    assert page.action_checkbox(HeldLock(key="k&1", name="a")) == '<theme-box value="k&amp;1">a</theme-box>'
+    assert page.action_checkbox(HeldLock(key="k2", name="b")) == '<theme-box value="k2">b</theme-box>'
 
 
 def test_the_page_is_translatable(nodes, viewer):

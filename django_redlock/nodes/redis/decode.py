@@ -15,9 +15,10 @@ from redis import exceptions
 from ...core.admission import Greeting
 from ...core.failure import Failure
 from ...core.parts import many, merge, split
-from ...core.replies import ABSENT, Kind, Reply, Row, failed
+from ...core.replies import Kind, Reply, Row, failed
 from ...core.requests import HIGHEST, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..base import INCOMPLETE, LinkError
+from .fields import LONGEST_NUMBER, all_seconds_left, fencing_token, fencing_tokens, seconds_left, texts, whole
 
 # redis-py drops the first word of an error that has a class of its own. Which errors have one depends on its version.
 ERROR_CLASSES: tuple[tuple[type[Exception], Failure], ...] = (
@@ -116,7 +117,6 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, 
 REPLIED = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
 KINDS = {kind.name: kind for kind in REPLIED}
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
-LONGEST_NUMBER = 16  # digits of 2^53
 EXPECTED: dict[type[Request], frozenset[Kind]] = {
     Acquire: frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.CANCELLED}),
     Raise: frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.REFUSED}),
@@ -146,12 +146,11 @@ def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
     kind, fence, time, total, rows, queued, refused, cursor = parts
     cells, queues = json.loads(rows, strict=False), json.loads(queued, strict=False)
-    parsed = tuple(
-        [
-            Row(text(slug), text(value), seconds_left(pttl), fencing_token(number))
-            for slug, value, pttl, number in zip(cells[::4], cells[1::4], cells[2::4], cells[3::4], strict=True)
-        ]
-    )
+    if len(cells) % 4:
+        raise ValueError("a row that is cut")
+    # A listing has thousands of rows, so their fields are checked column by column.
+    slugs, values = texts(cells[::4]), texts(cells[1::4])
+    parsed = tuple(map(Row, slugs, values, all_seconds_left(cells[2::4]), fencing_tokens(cells[3::4])))
     if queues:
         parsed = tuple(
             [
@@ -162,28 +161,6 @@ def parse_survey(parts: list[str]) -> Reply:
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
     number = fencing_token(fence)
     return Reply(KINDS[kind], number, whole(time), detail=detail, rows=parsed, total=whole(total), cursor=cursor)
-
-
-def text(value: object) -> str:
-    """Return *value* if it is text, else raise TypeError."""
-    if not isinstance(value, str):
-        raise TypeError("no text")
-    return value
-
-
-def fencing_token(text: str) -> int:
-    """Return a fencing token; a text that is no number, or too high for the scripts, becomes ``HIGHEST + 1``."""
-    if len(text) > LONGEST_NUMBER or not (text.isdigit() and text.isascii()):
-        return HIGHEST + 1
-    return min(int(text), HIGHEST + 1)
-
-
-def seconds_left(pttl: str | float) -> float | None:
-    """Return a PTTL in seconds: None for a key without expiry, ``ABSENT`` for no key."""
-    value = min(int(pttl), HIGHEST)
-    if value < -2:
-        raise ValueError("no time left")
-    return None if value == -1 else ABSENT if value == -2 else value / 1000
 
 
 def parse_error(error: exceptions.RedisError) -> Reply:
@@ -296,18 +273,6 @@ def aged(greeting: Greeting, age: Age) -> Greeting:
     if greeting.run_id and age.run_id not in ("", greeting.run_id):
         raise LinkError(Failure.TWO_SERVERS)
     return replace(greeting, age=age.seconds)
-
-
-def whole(text: str) -> int:
-    """
-    Return *text* as a number from 0 to 2^53 - 1.
-
-    Raises:
-        ValueError: *text* is no such number.
-    """
-    if not (text.isascii() and text.isdigit()) or len(text) > LONGEST_NUMBER or int(text) > HIGHEST:
-        raise ValueError("no number")
-    return int(text)
 
 
 def check_subscription(raw: Any) -> None:

@@ -20,9 +20,10 @@ from ...core.failure import Failure
 from ...core.replies import is_absurd
 from ..base import LinkError, Node
 from ..token_search import TokenSearch, search_each
-from .decode import BROKEN, fencing_token, link_error, parse_age, parse_error, whole
+from .decode import BROKEN, link_error, parse_age, parse_error
 from .discovery import DiscoveredNode
 from .encode import resp
+from .fields import fencing_token, whole
 from .handshake import exchange, unchanged
 from .node import RedisNode
 
