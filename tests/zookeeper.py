@@ -96,7 +96,7 @@ class Zoo(Service):
     def launch(self) -> Popen[bytes]:
         settings = [
             "tickTime=500",
-            "initLimit=20",
+            "initLimit=6",  # a follower that comes before the leader listens makes the leader wait this long
             "syncLimit=4",
             "maxClientCnxns=0",
             "admin.enableServer=false",

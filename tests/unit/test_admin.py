@@ -1314,6 +1314,15 @@ def test_the_confirmation_says_that_all_holders_of_a_shared_lock_lose_it(nodes, 
     assert "All of them lose it" not in act(operator, "release", put("a"), confirmed=False).content.decode()
 
 
+def test_the_confirmation_says_when_the_holders_learn_of_it(nodes, operator):
+    """L72: a holder that does not renew its lock has no next renewal at which it could notice that the lock is gone."""
+    keys = [put("orders:7"), put("orders:8", B)]
+
+    for some in (keys[:1], keys):
+        page = release(operator, *some, confirmed=False).content.decode()
+        assert "at its next renewal or, if nobody renews the lock, when it asks the nodes" in page
+
+
 def test_the_confirmation_offers_only_what_the_page_has(nodes, operator):
     """
     L74: the page that gives more time has no box that revokes a task, and does not mention one.

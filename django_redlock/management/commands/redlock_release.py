@@ -33,9 +33,9 @@ class Command(OperatorCommand):
     """``manage.py redlock_release``."""
 
     help = (
-        "Release held locks, whoever holds them: exactly the holders that are shown. Their leases are lost at their "
-        "next renewal; until then they may go on. Exits with 3 when too few nodes answer, 4 when a lock changed hands, "
-        "5 when a task could not be revoked."
+        "Release held locks, whoever holds them: exactly the holders that are shown. A holder learns of it at its next "
+        "renewal or, if nobody renews its lock, when it asks the nodes; until then it may go on. Exits with 3 when too "
+        "few nodes answer, 4 when a lock changed hands, 5 when a task could not be revoked."
     )
     stealth_options = ("stdin",)
 
