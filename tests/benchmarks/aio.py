@@ -36,14 +36,14 @@ async def _on(bench: Bench, nodes: int) -> Section:
     pair = await asyncio.to_thread(floors.same, urls)
     rounds = bench.rounds(200, 40)
     takers = await _takers(section, urls, nodes)
-    async with floors.without_blocking(ASYNC_FLOOR, urls, pair) as floor:
+    async with floors.without_blocking(ASYNC_FLOOR, urls, pair) as (floor,):
         with floors.blocking(BLOCKING_FLOOR, urls, pair) as blocking:
             contenders = [_in_a_loop(blocking), floor, *(_contender(name, take) for name, take in takers.items())]
             times = await ainterleave(contenders, rounds)
     section.figures = [figure(name, each) for name, each in times.items()]
     section.compare("against raw blocking sockets", BLOCKING_FLOOR, {1: 2.7, 5: 1.7}[nodes])
     if nodes == 5:
-        section.compare("against aioredlock", "aioredlock", 2, faster=True)
+        section.compare("against aioredlock", "aioredlock", 2, faster=True, floor=ASYNC_FLOOR)
     await _leave(bench)
     return section
 
@@ -79,18 +79,24 @@ def _contender(name: str, take: peers.AsyncTaker) -> AsyncContender:
 
 async def _tasks(bench: Bench, nodes: int) -> Section:
     section = Section(f"tasks-n{nodes}", f"free locks per second, N = {nodes}, {TASKS} tasks with a name each")
-    for name, take in (await _takers(section, bench.urls(nodes), nodes)).items():
+    urls, rounds = bench.urls(nodes), bench.rounds(50, 10)
+    pair = await asyncio.to_thread(floors.same, urls)
+    async with floors.without_blocking(ASYNC_FLOOR, urls, pair, TASKS) as contenders:
+        floor = await per_second([each.once for each in contenders], rounds)
+    for name, take in (await _takers(section, urls, nodes)).items():
         once = [_once(f"task:{place}", take) for place in range(TASKS)]
         try:
-            rate = await per_second(once, 2 if name in SHARES else bench.rounds(50, 10))
+            rate = await per_second(once, 2 if name in SHARES else rounds)
         except Exception as error:  # such as a client that runs out of connections
             section.left_out.append(f"{name}: {type(error).__name__} with {TASKS} tasks")
         else:
             section.figures.append(Figure(name, rate, "/s"))
+    section.figures.append(Figure(ASYNC_FLOOR, floor, "/s"))
     best, factor = {1: ("redis.asyncio Lock", 8), 5: ("pottery AIORedlock", 6)}[nodes]
     mine, theirs = section.value(OURS), section.value(best)
     if mine and theirs:
-        section.targets.append(Target(f"against {best}", mine / theirs, factor, "× as many", least=True))
+        case = f"against {best}"
+        section.targets.append(Target(case, mine / theirs, factor, "× as many", least=True, floor=floor / theirs))
     await _leave(bench)
     return section
 

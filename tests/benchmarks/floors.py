@@ -10,6 +10,7 @@ import hashlib
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ from .measure import AsyncContender, Contender
 
 COMPARE_AND_DELETE = b"if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0"
 PLAIN, SAME = "raw sockets, SET NX PX", "raw sockets, the same scripts"
+SENT = f"{SAME}, release sent"
+LOCK = b"floor"  # the name of the lock in the recorded requests
 
 
 def pack(*words: bytes | str) -> bytes:
@@ -55,12 +58,12 @@ def plain(key: str) -> Pair:
 def same(urls: list[str]) -> Pair:
     """Return the requests that this library sends, with a fencing token of its own each time."""
     for url in urls:
-        manager_of([url]).lock("floor", wait=0).acquire().release()  # now this server knows the scripts
+        manager_of([url]).lock(LOCK.decode(), wait=0).acquire().release()  # now this server knows the scripts
     with Tap(urls[0]) as tap:
         manager = ours(f"floor-{address(tap.url)[1]}", [tap.url])
-        manager.lock("floor", wait=0).acquire().release()
+        manager.lock(LOCK.decode(), wait=0).acquire().release()
         tap.taken()
-        lease = manager.lock("floor", wait=0).acquire()
+        lease = manager.lock(LOCK.decode(), wait=0).acquire()
         acquire = tap.taken()
         lease.release()
         release = tap.taken()
@@ -136,25 +139,47 @@ def _length(said: bytes, at: int) -> tuple[int, int]:
 
 
 @contextmanager
-def blocking(name: str, urls: list[str], pair: Pair) -> Iterator[Contender]:
-    """Give the floor of blocking code: write to all, read from all."""
+def blocking(name: str, urls: list[str], pair: Pair, *, wait: bool = True) -> Iterator[Contender]:
+    """
+    Give the floor of blocking code: write to all, read from all.
+
+    Args:
+        name: The contender's name.
+        urls: The servers.
+        pair: The requests.
+        wait: Whether to wait for the replies to the release; otherwise they are read with the next replies.
+    """
     acquire, release = pair
     with ExitStack() as stack:
         sockets = [stack.enter_context(connect(url)) for url in urls]
         for sock in sockets:
             _teach(sock)
 
-        def exchange(request: bytes) -> None:
+        def send(request: bytes) -> None:
             for sock in sockets:
                 sock.send(request)
+
+        def receive(lines: int = 0) -> None:
             for sock in sockets:
-                check(sock.recv(4096))
+                check(reply := sock.recv(4096))
+                while reply.count(b"\n") < lines:
+                    reply += sock.recv(4096)
 
         def once() -> None:
-            exchange(acquire())
-            exchange(release)
+            send(acquire())
+            receive()
+            send(release)
+            receive()
 
-        yield Contender(name, once)
+        def sent() -> None:
+            send(acquire())
+            receive(both)
+            send(release)
+
+        if not wait:
+            both = sum(_reply_lines(urls[0], acquire(), release))
+            send(release)
+        yield Contender(name, once if wait else sent)
 
 
 def _teach(sock: socket.socket) -> None:
@@ -169,66 +194,86 @@ def check(reply: bytes) -> None:
         raise RuntimeError(f"the server replied {reply!r}")
 
 
-class _Counter(asyncio.Protocol):
-    """Counts the replies of one node by their lines; no reply to our requests contains a line break in its text."""
+class _Node(asyncio.Protocol):
+    """
+    The connection of an event loop to one node, shared by all tasks.
+
+    The requests of one turn of the loop are written at once. Replies are counted by their lines, because no reply to
+    our requests contains a line break in its text.
+    """
 
     transport: asyncio.Transport
 
-    def __init__(self, replied: Callable[[], None]) -> None:
-        self._replied = replied
-        self.due = 0
+    def __init__(self) -> None:
+        self._requests: list[bytes] = []
+        self._due: deque[tuple[int, _Round]] = deque()
+        self._lines = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
+    def send(self, request: bytes, reply_lines: int, round: "_Round") -> None:
+        if not self._requests:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._requests.append(request)
+        self._due.append((reply_lines, round))
+
+    def _flush(self) -> None:
+        self.transport.write(b"".join(self._requests))
+        self._requests.clear()
+
     def data_received(self, data: bytes) -> None:
         check(data)
-        self.due -= data.count(b"\n")
-        if self.due <= 0:
-            self._replied()
+        self._lines += data.count(b"\n")
+        while self._due and self._lines >= self._due[0][0]:
+            lines, round = self._due.popleft()
+            self._lines -= lines
+            round.replied()
 
 
 class _Round:
-    """One exchange with all nodes of the asyncio floor."""
+    """One exchange with all nodes."""
 
-    def __init__(self) -> None:
-        self.nodes: list[_Counter] = []
-        self._missing = 0
-        self._done: asyncio.Future[None] | None = None
+    def __init__(self, nodes: int) -> None:
+        self._missing = nodes
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def replied(self) -> None:
         self._missing -= 1
-        if not self._missing and self._done:
-            self._done.set_result(None)
-
-    async def exchange(self, request: bytes, reply_lines: int) -> None:
-        self._done = asyncio.get_running_loop().create_future()
-        self._missing = len(self.nodes)
-        for node in self.nodes:
-            node.due = reply_lines
-            node.transport.write(request)
-        await self._done
+        if not self._missing:
+            self.done.set_result(None)
 
 
 @asynccontextmanager
-async def without_blocking(name: str, urls: list[str], pair: Pair) -> AsyncIterator[AsyncContender]:
-    """Give the floor of an event loop: a protocol per node and one future per exchange."""
+async def without_blocking(
+    name: str, urls: list[str], pair: Pair, tasks: int = 1
+) -> AsyncIterator[list[AsyncContender]]:
+    """Give the floor of an event loop for some *tasks*, each with a lock of its own: one future per exchange."""
     acquire, release = pair
     for url in urls:
         with connect(url) as sock:
             _teach(sock)
     reply_lines = _reply_lines(urls[0], acquire(), release)
-    loop, around = asyncio.get_running_loop(), _Round()
-    for url in urls:
-        _, node = await loop.create_connection(lambda: _Counter(around.replied), *address(url))
-        around.nodes.append(node)
+    loop = asyncio.get_running_loop()
+    nodes = [(await loop.create_connection(_Node, *address(url)))[1] for url in urls]
 
-    async def once() -> None:
-        await around.exchange(acquire(), reply_lines[0])
-        await around.exchange(release, reply_lines[1])
+    async def exchange(request: bytes, lines: int) -> None:
+        round = _Round(len(nodes))
+        for node in nodes:
+            node.send(request, lines, round)
+        await round.done
 
-    yield AsyncContender(name, once)
-    for node in around.nodes:
+    def contender(number: int) -> AsyncContender:
+        own = b"%0*d" % (len(LOCK), number)  # a name of the same length
+
+        async def once() -> None:
+            await exchange(acquire().replace(LOCK, own), reply_lines[0])
+            await exchange(release.replace(LOCK, own), reply_lines[1])
+
+        return AsyncContender(name, once)
+
+    yield [contender(number) for number in range(tasks)]
+    for node in nodes:
         node.transport.abort()
     await asyncio.sleep(0)  # let the aborted transports close their sockets
 

@@ -57,9 +57,10 @@ def _figures(section: Section) -> Iterator[str]:
 
 
 def _targets(sections: list[Section]) -> Iterator[str]:
-    yield "| row | what | asked | measured | |"
-    yield "| --- | --- | ---: | ---: | --- |"
+    yield "| row | what | asked | floor | measured | |"
+    yield "| --- | --- | ---: | ---: | ---: | --- |"
     for section in sections:
         for target in section.targets:
             measured = f"{number(target.measured)} {target.unit}"
-            yield f"| `{section.key}` | {target.case} | {target.asked} | {measured} | {target.verdict} |"
+            floor = "" if target.floor is None else number(target.floor)
+            yield f"| `{section.key}` | {target.case} | {target.asked} | {floor} | {measured} | {target.verdict} |"

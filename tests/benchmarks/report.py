@@ -47,6 +47,7 @@ class Target:
         limit: The target.
         unit: The unit of both; ``×`` for a ratio.
         least: Whether the limit is a lower limit.
+        floor: What raw sockets reach with the same requests, packed in advance; None where that was not measured.
     """
 
     case: str
@@ -54,6 +55,7 @@ class Target:
     limit: float
     unit: str = "×"
     least: bool = False
+    floor: float | None = None
 
     @property
     def kept(self) -> bool:
@@ -94,7 +96,9 @@ class Section:
         """Return the value of the figure with this name, if it was measured."""
         return next((figure.value for figure in self.figures if figure.name == name), None)
 
-    def compare(self, case: str, other: str, limit: float, *, ours: str = OURS, faster: bool = False) -> None:
+    def compare(
+        self, case: str, other: str, limit: float, *, ours: str = OURS, faster: bool = False, floor: str = ""
+    ) -> None:
         """
         Add a target that is a ratio of two figures, unless one of them is missing.
 
@@ -104,11 +108,15 @@ class Section:
             limit: The target ratio.
             ours: Our figure.
             faster: Whether *limit* is how many times faster ours must be, rather than how much it may take.
+            floor: The figure of raw sockets that do the same as ours.
         """
         mine, theirs = self.value(ours), self.value(other)
         if mine and theirs:
-            ratio = theirs / mine if faster else mine / theirs
-            self.targets.append(Target(case, ratio, limit, "× faster" if faster else "×", least=faster))
+            ratio, lowest = mine / theirs, (self.value(floor) or 0.0) / theirs
+            if faster:
+                ratio, lowest = 1 / ratio, lowest and 1 / lowest
+            unit = "× faster" if faster else "×"
+            self.targets.append(Target(case, ratio, limit, unit, least=faster, floor=lowest or None))
 
 
 def environment() -> dict[str, str]:
@@ -140,7 +148,8 @@ def lines(section: Section) -> Iterable[str]:
         yield f"  {figure.name:<44} {number(figure.value):>9} {figure.unit:<9} {shown}  {more}".rstrip()
     for target in section.targets:
         measured = f"{number(target.measured)} {target.unit}"
-        yield f"  {target.verdict:<5} {target.case:<60} {measured:>18}  asked {target.asked}"
+        floor = "" if target.floor is None else f", floor {number(target.floor)}"
+        yield f"  {target.verdict:<5} {target.case:<60} {measured:>18}  asked {target.asked}{floor}"
     for each in section.left_out:
         yield f"  left out: {each}"
 

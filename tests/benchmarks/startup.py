@@ -36,6 +36,29 @@ lease = manager.lock("first", wait=0).acquire()
 print(json.dumps([time.perf_counter() - start, []]))
 lease.release()
 """
+RAW = """
+import json, socket, sys, time
+from urllib.parse import urlsplit
+from django_redlock.core.requests import Acquire
+from django_redlock.nodes.redis.encode import Encoder
+encoder, secret = Encoder("raw-first:"), "0123456789abcdef" * 2
+first = Acquire(("{first}",), secret, secret + "{}", 30.0, time.time_ns() // 1000, None, 30.0)
+request = encoder.greeting + encoder.pack(first, {}, in_full=True)
+addresses = [(urlsplit(url).hostname, urlsplit(url).port) for url in sys.argv[1:]]
+start = time.perf_counter()
+sockets = [socket.create_connection(address) for address in addresses]
+for sock in sockets:
+    sock.send(request)
+for sock in sockets:
+    reply = sock.recv(65536)
+    while b"ACCEPTED" not in reply:
+        reply += sock.recv(65536)
+took = time.perf_counter() - start
+for sock in sockets:
+    sock.send(b"DEL raw-first:{first}:h\\r\\n")
+    sock.recv(100)
+print(json.dumps([took, []]))
+"""
 
 
 def run(bench: Bench) -> Iterator[Section]:
@@ -45,15 +68,17 @@ def run(bench: Bench) -> Iterator[Section]:
     after, _ = _median(IMPORT.format(before=BASE), times)
     alone, loaded = _median(IMPORT.format(before=""), times)
     first, _ = _median(FIRST, times, *bench.urls(5))
+    raw, _ = _median(RAW, times, *bench.urls(5))
     _, by_django = _child(SETTINGS)  # every project that can read its settings has these
     section.figures = [
         Figure("import, after Django and redis-py", after * 1e3, "ms"),
         Figure("import, with all that it imports", alone * 1e3, "ms"),
         Figure("first lock, with its connections", first * 1e3, "ms"),
+        Figure("raw sockets, the same requests", raw * 1e3, "ms"),
     ]
     section.targets = [
         Target("import, after Django and redis-py", after * 1e3, 30, "ms"),
-        Target("first lock, with its connections", first * 1e3, 3.5, "ms"),
+        Target("first lock, with its connections", first * 1e3, 3.5, "ms", floor=raw * 1e3),
         Target("Celery imported by it", len({"celery", "kombu"} & set(loaded)), 0, ""),
         Target(
             "asyncio imported by it, and not by django.conf", len({"asyncio"} & set(loaded) - set(by_django)), 0, ""

@@ -2,6 +2,7 @@
 The benchmark runs and reports what it measured. The figures are not tested, because times depend on the machine.
 """
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from django_redlock.testing import Servers
 from tests.benchmarks import against, distance, floors, free, kinds, pages, plots
 from tests.benchmarks.bench import Bench
-from tests.benchmarks.measure import AsyncContender, Contender, ainterleave, interleave
+from tests.benchmarks.measure import AsyncContender, Contender, ainterleave, interleave, per_second
 from tests.benchmarks.relays import relays
 from tests.benchmarks.report import Figure, Section, Target, dump, lines, load
 from tests.benchmarks.waiting import Turn, jain, overtaking
@@ -69,14 +70,31 @@ def test_floor_sends_what_the_library_sends(nodes: Servers):
         assert list(client.scan_iter("floor*:f"))
 
 
+def test_floor_that_only_sends_its_release_reads_each_reply_once(nodes: Servers):
+    """
+    The reply to a release is read together with the reply to the next acquire, and the lock is free in between.
+    """
+    with floors.blocking(floors.SENT, nodes.urls, floors.same(nodes.urls), wait=False) as contender:
+        for _ in range(5):
+            contender.once()
+
+    with nodes[0].client() as client:
+        assert not list(client.scan_iter("*:h"))
+
+
 async def test_asyncio_floor_completes(nodes: Servers):
     """
-    The floor of an event loop counts the replies of all nodes.
+    The floor of an event loop counts the replies of all nodes, for one task and for many at once.
     """
+    for tasks in (1, 50):
+        pair = await asyncio.to_thread(floors.same, nodes.urls)
+        async with floors.without_blocking("floor", nodes.urls, pair, tasks) as contenders:
+            assert len(contenders) == tasks
+            assert await per_second([each.once for each in contenders], 5) > 0
 
-    async with floors.without_blocking("floor", nodes.urls, floors.plain("floor")) as contender:
-        await contender.once()
-        await contender.once()
+    with nodes[0].client() as client:
+        assert not list(client.scan_iter("*:h"))
+        assert list(client.scan_iter("*{00049}:f"))
 
 
 def test_relay_holds_every_byte_back(nodes: Servers):
@@ -166,6 +184,21 @@ def test_targets_show_what_was_missed(section):
     assert "asked ≤ 1.20 ×" in printed
     assert "left out: pottery: it is not installed" in printed
     assert Target("", 5.0, 3.5, least=True).kept
+
+
+def test_targets_show_the_floor():
+    """
+    A target that compares ours with another library says what raw sockets reach in the same comparison.
+    """
+    figures = [Figure("django_redlock", 300.0, "µs"), Figure("other", 200.0, "µs"), Figure("raw", 100.0, "µs")]
+    section = Section("free", "a free lock", figures)
+    section.compare("against other", "other", 1.2, floor="raw")
+    section.compare("against other", "other", 3, faster=True, floor="raw")
+    section.compare("against other", "other", 1.2, floor="not measured")
+
+    assert [target.floor for target in section.targets] == [0.5, 2.0, None]
+    assert "asked ≤ 1.20 ×, floor 0.50" in "\n".join(lines(section))
+    assert "| against other | ≤ 1.20 × | 0.50 | 1.50 × | short |" in "\n".join(pages._targets([section]))
 
 
 def test_figures_survive_their_file(section, tmp_path):

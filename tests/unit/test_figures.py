@@ -55,6 +55,6 @@ def test_figures_outside_the_tables_are_those_of_the_tables(page: str, text: str
 
 def measured_in(row: str) -> float:
     (found,) = re.findall(
-        rf"^\| `[\w-]+` \| {re.escape(row)} \| [^|]+ \| ([\d.]+) × \|", TABLES.read_text(), re.MULTILINE
+        rf"^\| `[\w-]+` \| {re.escape(row)} \| [^|]+ \| [^|]* \| ([\d.]+) × \|", TABLES.read_text(), re.MULTILINE
     )
     return float(found)
