@@ -4,7 +4,7 @@ The admin page *Held locks*: a change list over the nodes instead of a table, a 
 Its templates extend the admin's instead of copying them, because these differ between releases of Django.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import django
 from django.contrib import admin, messages
@@ -44,17 +44,12 @@ from .columns import Columns, clock
 from .pages import detail, panels
 from .rows import FILTERS, known_aliases
 
-if TYPE_CHECKING:
-    AnyModelAdmin = admin.ModelAdmin[HeldLock]
-else:
-    AnyModelAdmin = object
-
 REFRESH = 5  # seconds
 
 __all__ = ["MAX_RELEASE", "HeldLockAdmin", "HeldLockAdminMixin", "clock"]
 
 
-class HeldLockAdminMixin(Columns, AnyModelAdmin):
+class HeldLockAdminMixin(Columns):
     """The admin page, for any base class: ``class Locks(HeldLockAdminMixin, unfold.admin.ModelAdmin)``."""
 
     actions = ("stop", "release", "extend")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.urls import reverse
@@ -33,14 +34,18 @@ PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
 KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key and its name
 
 
-class Columns:
-    """The columns, for a :class:`~django.contrib.admin.ModelAdmin`."""
+if TYPE_CHECKING:
+    AnyModelAdmin = admin.ModelAdmin[HeldLock]
+else:
+    AnyModelAdmin = object
 
-    admin_site: admin.AdminSite
+
+class Columns(AnyModelAdmin):
+    """The columns, for a :class:`~django.contrib.admin.ModelAdmin`."""
 
     def action_checkbox(self, row: HeldLock) -> SafeString:
         """Return the tickbox of a row: that of Django or of the theme, whose template is rendered only once."""
-        box = tickbox(super().action_checkbox, get_language())  # type: ignore[misc]
+        box = tickbox(super().action_checkbox, get_language())
         text = {KEY: escape(row.pk), NAME: escape(str(row))}
         return SafeString(re.sub(f"[{KEY}{NAME}]", lambda found: text[found[0]], box))
 
@@ -206,19 +211,10 @@ def _title(label: str) -> str:
     return format_html('<span class="redlock-label" aria-hidden="true">{}</span> ', label)
 
 
-class AnyRow:
-    """Stands for all rows of a list."""
-
-    pk = KEY
-
-    def __str__(self) -> str:
-        return NAME
-
-
 @lru_cache(maxsize=64)
-def tickbox(render: Callable[[AnyRow], str], language: str | None) -> str:
+def tickbox(render: Callable[[HeldLock], str], language: str | None) -> str:
     """Return the tickbox of any row in a language. Rendering it takes as long as all other cells of a row."""
-    return render(AnyRow())
+    return render(HeldLock(key=KEY, name=NAME))
 
 
 def breakable(text: str) -> SafeString:

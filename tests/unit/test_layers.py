@@ -89,8 +89,8 @@ LARGE_CLASSES = {
 # With what they inherit from classes of the package. A kind of node or store has the members that all kinds have.
 WIDE_CLASSES = {
     **LARGE_CLASSES,
-    "admin/__init__.py HeldLockAdmin": 34,
-    "admin/__init__.py HeldLockAdminMixin": 34,
+    "admin/__init__.py HeldLockAdmin": 33,
+    "admin/__init__.py HeldLockAdminMixin": 33,
     # What a round sends, with its replies; validity, with the hold, with what the watchdog and the release need.
     "core/round.py Round": 32,
     "core/hold.py Hold": 24,
