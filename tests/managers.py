@@ -577,7 +577,11 @@ def run_greenlets(urls: list[str]) -> None:
         pytest.skip("needs gevent: pip install gevent")
 
     ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, *urls], capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-X", "faulthandler", "-c", GREENLETS, *urls],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
 
-    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "[0, 1, 2]\n"), ended.stderr

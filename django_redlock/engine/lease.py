@@ -249,16 +249,11 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return ttl if ttl is None else self.hold.keeper.rules.check_ttl(ttl)
 
     def _end(self, wait: bool) -> Round | None:
-        """Mark the lease as ended before the first byte of the release is sent; return the round to carry out."""
-        hold = self.hold
-        if hold.forked or hold.ended is EndReason.RELEASED:
-            return None
-        if hold.check(hold.clock()):
-            hold.end(EndReason.RELEASED, hold.clock())
-            hold.forget_drop()
-        else:
+        """End the lease, report the loss if it had been lost, and return the round that releases it, if any."""
+        round = self.hold.begin_release(wait)
+        if round is not None:
             self._loss.report(self)
-        return hold.begin_release(wait)
+        return round
 
     def _ended_later(self, round: Round) -> None:
         """Report the outcome of a release that nobody waited for; no block can raise a loss then, so it is logged."""
@@ -355,7 +350,6 @@ def passed_on(lease: Lease) -> None:
     """End the lease without a release, because the caller had the lock taken over under another secret (``adopt``)."""
     hold = lease.hold
     if hold.end(EndReason.RELEASED, hold.clock()):
-        hold.forget_drop()
         hold.keeper.notify("lock_released", lease=lease, outcome=Outcome.RELEASED)
 
 

@@ -81,6 +81,7 @@ class LeaseHold(Hold):
         self._sends = wanted.sends
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self._pid = process.pid
+        self._abandoned = False  # whether the release was left to the background
         self._depth = 1
         self._cleanup: Round | None = None  # the round that releases the lock
         self._drop: Drop | None = None
@@ -158,8 +159,20 @@ class LeaseHold(Hold):
         """
         return not self._sends or self.remaining(self.clock()) <= self.timeout
 
-    def begin_release(self, wait: bool) -> Round:
-        """Return the round that releases the ended hold; *wait* is whether to wait for the replies."""
+    def begin_release(self, wait: bool) -> Round | None:
+        """
+        End the hold before the first byte of its release is sent, and return the round that releases it.
+
+        Return None in a fork, or if the lock was released, unless that was left to the background: then this release
+        is sent as well, so that the caller can wait for it.
+
+        Args:
+            wait: Whether to wait for the replies.
+        """
+        if self.forked or (self.ended is EndReason.RELEASED and not self._abandoned):
+            return None
+        if self.check(self.clock()):
+            self.end(EndReason.RELEASED, self.clock())
         round = self._cleanup = self.release(self.timeout if wait else 0.0)
         round.unattended = not wait
         return round
@@ -178,11 +191,13 @@ class LeaseHold(Hold):
         await self.keeper.aask(round)
         return True
 
-    def forget_drop(self) -> None:
-        """Note that the lock was released, so that the lease may be dropped."""
+    def end(self, reason: EndReason, now: float) -> bool:
+        """End the hold for good, so that its lease may be dropped; return whether this call ended it."""
+        first = super().end(reason, now)
         if self._drop is not None:
             unreleased.discard(self._drop)
             self._drop = None
+        return first
 
     def release_later(self) -> None:
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
@@ -198,8 +213,8 @@ class LeaseHold(Hold):
         """
         if self.forked or self.ended or exiting() or self.leave():
             return
+        self._abandoned = True  # first: a thread that sees the end must see this as well
         self.end(EndReason.RELEASED, self.clock())
-        self.forget_drop()
         self.release_later()
 
 

@@ -44,6 +44,10 @@ def this_task() -> object:
 class Abandoned(Protocol):
     """The part of a hold that is used here."""
 
+    @property
+    def ended(self) -> object:
+        """Why the hold ended; None while it lasts."""
+
     def abandon(self) -> None:
         """Leave the lock, and have it released in the background if that was the last time."""
 
@@ -223,13 +227,14 @@ class Entries:
         Yield the leases that *who* may not have released when its ``with`` statements ended, to be released now.
 
         A lease is forgotten only when the next one is requested, because its release may be interrupted, or a watchdog
-        may be releasing it as well.
+        may be having it released in the background, for which the next request would not wait.
         """
         for entry in self._entries.get(who, ()):
             if entry.dropped:
-                if entry.tie is not None and not entry.tie.over:
-                    yield entry.tie.lease
-                    entry.tie.over = True
+                tie = entry.tie
+                if tie is not None and (not tie.over or tie.lease.hold.ended):
+                    yield tie.lease
+                    tie.over = True
                 self.forget(entry)
 
     def _only_one(self) -> object:

@@ -8,6 +8,7 @@ without a release is no longer extended and ends by itself.
 """
 
 import asyncio
+import atexit
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from ..nodes.clock import steady
-from ..nodes.gevent import real_lock
+from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent
 from ..nodes.threads import Background, Bell, Errands
 from .drops import note_drops
 from .per_loop import PerLoop
@@ -25,6 +26,7 @@ from .process import process
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
 TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
+LAST_WORK = 2.0  # seconds that threads under gevent have to finish their work when the process ends
 NEVER = float("inf")
 
 log = logging.getLogger("django_redlock")
@@ -187,7 +189,7 @@ class Watchdog:
         # A real thread: a greenlet would not get its turn while a task computes.
         self._thread = Background(self._run, self._busy, "django_redlock watchdog", real=True)
         self._wake_at = NEVER  # until when the thread sleeps; NEVER while it is awake, so that every message rings
-        self._resting = False
+        self._resting = self._stopped = False
         self._errands.start_over()
 
     @property
@@ -221,6 +223,11 @@ class Watchdog:
         if not self._agenda:
             self._thread.join(1.0)
 
+    def stop(self) -> None:
+        """End the thread soon, whatever leases there are: they end by themselves."""
+        self._stopped = True
+        self._bell.ring()
+
     def apart(self, function: Callable[[], object]) -> bool:
         """If the calling thread is the watchdog's own, let another one call *function*; return whether it is."""
         if not self._thread.here:
@@ -229,11 +236,11 @@ class Watchdog:
         return True
 
     def _busy(self) -> bool:
-        return bool(self._inbox or self._agenda)
+        return bool(self._inbox or self._agenda) and not self._stopped
 
     def _run(self) -> None:
         self._resting, idle = False, self._clock()
-        while True:
+        while not self._stopped:
             release_abandoned()
             note_drops()
             self._read_inbox()
@@ -368,7 +375,16 @@ class AsyncWatchdog:
 watchdog = Watchdog()
 """The watchdog of this process."""
 
-process.starts.append(watchdog.start_over)
+process.starts += [watchdog.start_over, forget_threads]
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End the threads of the operating system under gevent, after the managers have been closed."""
+    if uses_gevent():
+        watchdog.stop()
+        join_threads(LAST_WORK)
+
 
 _per_loop = PerLoop(AsyncWatchdog)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 
 def uses_gevent() -> bool:
@@ -74,6 +75,7 @@ class RealThread:
     def start(self) -> None:
         """Start the thread."""
         self._alive = True
+        _threads.add(self)
         _original("_thread", "start_new_thread")(self._run, ())
 
     def is_alive(self) -> bool:
@@ -91,8 +93,29 @@ class RealThread:
         try:
             self._target()
         finally:
-            leave()
-            self._alive = False
+            try:
+                leave()
+            finally:
+                self._alive = False
+
+
+_threads: WeakSet[RealThread] = WeakSet()
+
+
+forget_threads = _threads.clear
+"""Forget the threads of the parent, in a forked child."""
+
+
+def join_threads(seconds: float) -> None:
+    """
+    Wait for at most *seconds* until the threads of the operating system have ended, because the interpreter ends.
+
+    Python 3.13 and earlier unwind the stack of each thread that still runs then. If the thread is in its event loop,
+    greenlet has frames on that stack, and those would crash the process.
+    """
+    until = time.monotonic() + seconds
+    for each in list(_threads):
+        each.join(until - time.monotonic())
 
 
 def real_lock() -> Any:

@@ -27,6 +27,7 @@ BEFORE = "it raises before anything is taken"
 CHILD = "it runs in a forked child, before that uses a lock"
 IMPORT = "it runs when the package is imported"
 CLEAN_UP = "it is called in the clean-up after an interruption: --twice interrupts it"
+AT_EXIT = "it runs when the interpreter ends"
 
 EXCUSED = {
     "mistakes.py": BEFORE,
@@ -53,7 +54,9 @@ EXCUSED = {
     "manager.py:LockManager.__repr__": ALONE,
     "manager.py:LockManager.survey": "operators list locks with it; it takes none",
     "manager.py:LockManager.asurvey": "operators list locks with it; it takes none",
-    "manager.py:_close_all": "it runs when the interpreter ends",
+    "manager.py:_close_all": AT_EXIT,
+    "renewal.py:Watchdog.stop": AT_EXIT,
+    "renewal.py:_end_threads": AT_EXIT,
     "holdings.py:forget_holdings": "tests forget with it what a context has taken",
     "per_loop.py:PerLoop.__len__": ALONE,
     "renewal.py:Watchdog.running": ALONE,

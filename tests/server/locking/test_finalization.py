@@ -1,8 +1,9 @@
-"""The end of the interpreter while suspended generators hold a lock."""
+"""The end of the interpreter while something still holds a lock, or a thread is at work."""
 
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,75 @@ def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers
     if nodes_are == "servers" and "taken" not in holder:  # nothing was sent, not even a release
         with nodes[0].client() as client:
             assert client.exists("redlock:{e}:h")
+
+
+UNDER_GEVENT = {
+    "closed manager": """
+REAL = hub.Hub.destroy
+def destroy(self, **options):
+    naps()
+    REAL(self, **options)
+hub.Hub.destroy = destroy
+with manager.lock("a"):
+    pass
+manager.close()
+""",
+    "callback": """
+lease = manager.lock("a", renew=False).acquire()
+logging.disable()
+lease.on_lost(lambda lease: naps())
+lease.hold.deadline = 0.0
+renewal.watchdog.watch(lease)
+while not begun:
+    time.sleep(0.001)
+""",
+    "renewal": """
+def extend(leases, ttl=None):
+    naps()
+    return 0
+manager.extend = extend
+lease = manager.lock("a").acquire()
+lease.hold._renew_at = 0.0
+renewal.watchdog.watch(lease)
+while not begun:
+    time.sleep(0.001)
+""",
+}
+"""What a thread of the operating system may be doing in its event loop when the process ends."""
+
+
+@pytest.mark.parametrize("busy", UNDER_GEVENT)
+def test_interpreter_ends_under_gevent_while_threads_are_in_their_event_loops(busy: str):
+    """L40, L45: Python up to 3.13 unwinds the stack of a thread that it ends, and greenlet's part of it would crash."""
+    if not find_spec("gevent"):
+        pytest.skip("needs gevent: pip install gevent")
+    script = """
+from gevent import monkey
+monkey.patch_all()
+import logging
+import time
+from gevent import hub
+from django_redlock.engine import renewal
+from django_redlock.engine.manager import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from tests.managers import rules
+
+begun = []
+def naps():
+    begun.append(1)
+    for _ in range(300):
+        time.sleep(0.001)
+
+manager = LockManager([open_node(NodeSpec("memory://a"), "t:")], rules(1))
+"""
+
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", script + UNDER_GEVENT[busy] + "print('ends')\n"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("ends\n", "", 0)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -332,21 +332,40 @@ async def test_waiter_that_is_interrupted_as_it_leaves_is_not_left_over(
     manager.close()
 
 
-def test_lock_that_an_exit_stack_took_and_does_not_know_of_is_released(memory: Manager, monkeypatch: Any):
-    """L10, L43: an exception comes after the lock was taken, and before the stack has noted how to leave it."""
+@pytest.mark.parametrize("first", ["watchdog", "next block"])
+async def test_lock_that_an_exit_stack_took_and_does_not_know_of_is_released(
+    memory: Manager, flavour: Flavour, monkeypatch: pytest.MonkeyPatch, first: str
+):
+    """L10, L43: after an exception between the acquisition and the stack's note, the next block finds the lock free."""
     manager = memory()
-    lock = manager.lock("a", wait=0)
+    lock, later = manager.lock("a", wait=0), []
 
     def interrupted(*arguments: Any) -> None:
         raise Stop
 
-    with monkeypatch.context() as patched, suppress(Stop), ExitStack() as stack:
+    with monkeypatch.context() as patched, suppress(Stop):
         patched.setattr(ExitStack, "_push_cm_exit", interrupted)
-        stack.enter_context(lock)
+        patched.setattr(AsyncExitStack, "_push_async_cm_exit", interrupted)
+        if isinstance(flavour, Blocking):
+            with ExitStack() as stack:
+                stack.enter_context(lock)
+        else:
+            async with AsyncExitStack() as loop_stack:
+                await loop_stack.enter_async_context(lock)
+    # Nothing is released in the background for now.
+    monkeypatch.setattr(LeaseHold, "release_later", lambda hold: later.append(hold))
     gc.collect()
+    if first == "watchdog":
+        release_abandoned()
 
-    with lock as lease:
+    async with flavour.entered(lock) as lease:
+        monkeypatch.undo()
+        for hold in later:
+            hold.release_later()
         assert lease.valid()
+        with pytest.raises(LockTakenError):
+            await flavour.acquire(manager.lock("a", wait=0))
+    await flavour.close(manager)
     manager.close()
 
 
