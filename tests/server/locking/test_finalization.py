@@ -133,7 +133,7 @@ while not begun:
     time.sleep(0.001)
 """,
 }
-"""What a thread of the operating system may be doing in its event loop when the process ends."""
+"""Work that keeps a thread of the operating system in its event loop while the process ends."""
 
 
 @pytest.mark.parametrize("busy", UNDER_GEVENT)
