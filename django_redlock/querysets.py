@@ -8,6 +8,7 @@ in it, read the rows again, run the body, check the leases, commit or roll back,
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import (
+    AbstractContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
@@ -35,7 +36,7 @@ from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks
 from .inventory import State, find_locks
-from .routers import refuse_reads_elsewhere
+from .routers import reads_pinned, refuse_reads_elsewhere
 
 M = TypeVar("M", bound=Model)
 Result = TypeVar("Result")
@@ -229,7 +230,7 @@ class RowLock(Block[Result]):
         try:
             with ExitStack() as held:
                 rows, leases = self._take(rows, held)
-                with fenced(leases, using=self._target.db, route_reads=self._route_reads):
+                with self._reads(), fenced(leases, using=self._target.db, route_reads=True):
                     yield self._read(rows)
                 committed = True
         except LockLostError as error:
@@ -244,8 +245,9 @@ class RowLock(Block[Result]):
         try:
             async with own_thread(), AsyncExitStack() as held:
                 rows, leases = await self._atake(await sync_to_async(self._target.rows)(), held)
-                async with fenced(leases, using=self._target.db, route_reads=self._route_reads):
-                    yield await sync_to_async(self._read)(rows)
+                with self._reads():
+                    async with fenced(leases, using=self._target.db, route_reads=True):
+                        yield await sync_to_async(self._read)(rows)
                 committed = True
         except LockLostError as error:
             if committed:
@@ -257,6 +259,10 @@ class RowLock(Block[Result]):
         refuse_transaction(self._target)
         if not self._route_reads:
             refuse_reads_elsewhere("lock_for_update()", [self._target.db])
+
+    def _reads(self) -> AbstractContextManager[None]:
+        """Pin the reads of the block; the routers have been asked by now, so fenced() need not ask them again."""
+        return reads_pinned([] if self._route_reads else [self._target.db])
 
     def _read(self, rows: list[Row]) -> Result:
         if self._target.related:

@@ -7,7 +7,7 @@ behind the fence.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -63,10 +63,12 @@ def read_elsewhere(aliases: Collection[str]) -> tuple[type[Model], str, str] | N
         return None
     with reads_pinned(aliases):
         for model in apps.get_models(include_auto_created=True):
-            with suppress(Exception):  # a router may refuse to answer: no tenant is chosen, or a hint is missing
+            try:
                 written, read = router.db_for_write(model), router.db_for_read(model)
-                if written in aliases and read != written:
-                    return model, written, read
+            except Exception:  # a router may refuse to answer: no tenant is chosen, or a hint is missing
+                continue
+            if written in aliases and read != written:
+                return model, written, read
     return None
 
 

@@ -55,7 +55,7 @@ REAL_TIME = {"engine/runtime.py", "engine/renewal.py"}
 # The modules that Django and users expect at the top. Every other module has a room.
 PUBLIC = {
     *("__init__", "apps", "checks", "compat", "conf", "exceptions", "fenced_models", "fencing", "handler"),
-    *("middleware", "models", "operations", "querysets", "signals", "views"),
+    *("middleware", "models", "operations", "querysets", "routers", "signals", "views"),
 }
 
 # Modules that import each other, directly or through others.
