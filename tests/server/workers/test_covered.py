@@ -1,0 +1,127 @@
+"""Every accepted call runs, though a lock node has an entry that no quorum has, or a caller died before it sent."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from django.test import override_settings
+
+from django_redlock.testing import Server, Servers
+from django_redlock.testing.proxy import FaultProxy
+from tests.managers import wait_until
+
+from .real import ON_REDIS, answer, free, gone, task
+
+pytestmark = ON_REDIS
+
+
+@pytest.fixture
+def three() -> Iterator[Servers]:
+    """Lock nodes of this test alone."""
+    with Servers(3) as three:
+        yield three
+
+
+def redlock(urls: list[str]) -> dict[str, object]:
+    """Return the settings of a caller, with the node timeout that users have."""
+    return {"default": {"NODES": urls, "OPTIONS": {"restart_guard": False}}}
+
+
+def entries(server: Server, what: str) -> list[str]:
+    """Return the locks of a call that a node has."""
+    with server.client() as client:
+        return [key for key in client.keys("*:h") if what in key]
+
+
+def test_entry_that_one_node_kept_joins_and_drops_nobody(three, start, stage, stages, what):
+    """
+    A node misses the end of a run, and nobody brings it the release, because the child was recycled. It is there again
+    when another node falls silent: its entry alone must not answer for the finished call.
+    """
+    with override_settings(REDLOCK=redlock(three.urls)):
+        first = task("hold").apply_async((what,), queue=what)
+        wait_until(lambda: entries(three[2], what))
+        three[2].freeze()
+        start(what, concurrency=1, TEST_NODES=",".join(three.urls), TEST_MAX_TASKS="1")
+        pid = stage.hear("started")
+        stage.allow()
+        assert answer(first) == f"{what} done"
+        wait_until(gone(pid))
+        three[2].thaw()
+        assert entries(three[2], what)
+        three[0].freeze()
+
+        later = task("hold").apply_async((what,), queue=what)
+
+        assert (later.accepted, later.id == first.id) == (True, False)
+        stage.allow()
+        assert answer(later) == f"{what} done"
+
+
+def test_claim_that_arrives_after_its_run_is_refused(three, start, what):
+    """
+    The caller's way to one node is slower than the worker's, so its claim arrives there when the run has ended. No
+    entry stays, and the next call is no duplicate.
+    """
+    start(what, pool="threads", TEST_NODES=",".join(three.urls))
+    with FaultProxy(three.urls[2]) as distant:
+        distant.delay(0.05, "requests")
+        with override_settings(REDLOCK=redlock([*three.urls[:2], distant.url])):
+            task("double").apply_async((0,), queue=what).get(timeout=60)
+            results = [task("double").apply_async((number,), queue=what) for number in range(1, 40)]
+            assert [answer(result) for result in results] == [2 * number for number in range(1, 40)]
+
+            # A call whose claim arrives behind all others: when it can be seen, so could they.
+            task("double").apply_async((99,), queue="nobody")
+            wait_until(lambda: entries(three[2], "=99"))
+            assert [key for key in entries(three[2], "double") if "=99" not in key] == []
+
+
+CALLER = """
+import os, signal
+import django
+django.setup()
+from celery.signals import before_task_publish
+from tests.server.workers import project
+@before_task_publish.connect
+def die(**about):
+    os.kill(os.getpid(), signal.SIGKILL)
+project.app.tasks["tests.server.workers.project.hold"].apply_async((%r,), queue=%r)
+"""
+
+
+def test_caller_that_dies_before_it_sends_keeps_nobody_from_sending(
+    worker, start, stage, broker, results, servers, what
+):
+    """The next call waits for a moment, is sent, and runs; nobody is told to join what was never sent."""
+    surroundings = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DJANGO_SETTINGS_MODULE": "tests.server.workers.worker_settings",
+        "TEST_BROKER": broker,
+        "TEST_RESULTS": results.url,
+        "TEST_NODES": ",".join(servers.urls),
+    }
+    died = subprocess.run([sys.executable, "-c", CALLER % (what, what)], env=surroundings, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not free("hold", what)()
+
+    result = task("hold").apply_async((what,))
+
+    assert result.accepted
+    stage.allow()
+    assert answer(result) == f"{what} done"
+    wait_until(free("hold", what))
+
+
+def test_confirmation_keeps_a_slot_for_longer_than_a_claim(broker, what):
+    """A claim lapses after ten seconds. The slot of a call that was sent lasts for ``queue_ttl``, an hour."""
+    result = task("hold").apply_async((what,), queue="nobody")
+
+    wait_until(lambda: task("hold").singleton.holder(what).state == "queued")
+
+    holder = task("hold").singleton.holder(what)
+    assert holder.id == result.id
+    assert 3000 < holder.ttl <= 3600
