@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from celery import signals
@@ -23,7 +24,7 @@ from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Claim, Holder, 
 from .state import SlotState
 
 UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sent its message
-FIRST_LOOK, LONGEST_LOOK = 0.002, 0.1  # seconds of the pauses meanwhile
+FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 
@@ -35,7 +36,7 @@ _unanswered: set[str] = set()
 """Aliases about whose nodes a producer has warned, and which have not answered since."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Call:
     """
     One call on its way to the broker.
@@ -140,17 +141,10 @@ class Call:
             free(ticket.using, ticket.waiting, ticket.secret)
             raise
         if self.claimed:
-            self._confirm(self.claimed)
+            self.claimed.confirm(self.ttl)
         return sent
 
-    def _confirm(self, claimed: Claim) -> None:
-        """Confirm a claim; the message was sent, so nothing that fails here may fail the call."""
-        try:
-            claimed.confirm(self.ticket.using, self.ttl)
-        except Exception:
-            log.exception("the slot %s was not confirmed; it ends in a moment", printable(self.ticket.waiting))
-
-    @property
+    @cached_property
     def ttl(self) -> float:
         """The time for which the slot of the waiting message lasts, in seconds."""
         delay = self.options.get("countdown") or self._seconds_until(self.options.get("eta")) or 0.0

@@ -46,8 +46,8 @@ class SlotHolder:
 
     Args:
         id: Id of the task; None if the holder is not a task.
-        state: ``claimed`` while its message is being sent, ``queued``, ``running``, or ``held`` when the task is over or
-            the holder is not a task.
+        state: ``claimed`` while its message is being sent, ``queued``, ``running``, or ``held`` when the task is over
+            or the holder is not a task.
         since: When it entered that state, in seconds since the epoch on the clock of *hostname*.
         ttl: Seconds until the slot frees itself unless it is renewed.
         hostname: The machine.

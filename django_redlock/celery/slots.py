@@ -28,13 +28,11 @@ from typing import Any, NamedTuple
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.outcome import Outcome
-from ..core.owner import Owner, decode, encode
-from ..core.replies import Kind
-from ..core.requests import Extend, Term
-from ..core.round import Round
+from ..core.owner import Owner, decode, encode_since
+from ..core.requests import Term
 from ..core.rules import MIN_TTL
-from ..core.wanted import Wanted
 from ..engine.lease import Lease
+from ..engine.manager import LockManager
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
@@ -217,27 +215,26 @@ class Claim(NamedTuple):
     The slot of a message that is about to be sent.
 
     Args:
-        wanted: The lock, with the secret of the message's ticket.
+        manager: The manager of the slot's alias.
+        owner: The description of the waiting message, without its state.
         granted: The won lock.
     """
 
-    wanted: Wanted
+    manager: LockManager
+    owner: Owner
     granted: Granted
 
-    def confirm(self, using: str, ttl: float) -> None:
+    def confirm(self, ttl: float) -> None:
         """
-        Keep the slot for *ttl* seconds, because the message was sent; does not wait for replies.
+        Keep the slot for *ttl* seconds, because the message was sent; this happens in the background.
 
         A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a later
         holder or of a release.
         """
-        manager, owner = locks[using], self.wanted.owner
-        owner = owner._replace(label=owner.label.removesuffix(CLAIMED) + QUEUED, ttl=ttl)
-        secret, needed = self.granted.secret, manager.rules.needed
-        value = encode(secret, owner._replace(since=manager.runtime.wall()))
-        term = Term(self.granted.slugs, secret, value, ttl, self.granted.fencing_token)
-        requests = dict.fromkeys(range(manager.rules.nodes), Extend((term,), manager.rules.fence_keep))
-        manager.ask(Round(requests, lambda replies: False, 0.0, needed, Kind.HELD, cleanup=True, by_digest=True))
+        slugs, secret, _, fencing_token = self.granted[:4]
+        owner = self.owner._replace(label=self.owner.label + QUEUED, ttl=ttl)
+        value = encode_since(secret, owner, self.manager.runtime.wall())
+        self.manager.confirmations.add(Term(slugs, secret, value, ttl, fencing_token), self.owner.ttl)
 
 
 def claim(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Claim | Holder:
@@ -253,19 +250,30 @@ def claim(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Claim | Ho
     Raises:
         QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
     """
+    manager, ttl = locks[ticket.using], max(MIN_TTL, min(CLAIM, ttl))
     label = label if label.endswith(NEXT) else label[:LABEL]
-    about = (ticket.secret, ticket.task_id, label + CLAIMED, adopt)
-    wanted = _left_alone(ticket.using, ticket.waiting, min(CLAIM, ttl), *about)
-    outcome = locks[ticket.using].acquirer.run(wanted)
-    # Duplicates are frequent, and only receivers of the signal see the error. Without receivers, none is created.
-    if isinstance(outcome, GaveUp) and outcome.taken and outcome.agreed and not lock_taken.receivers:
+    wanted = manager.acquirer.left_alone(
+        ticket.waiting,
+        ttl=ttl,
+        kind="task",
+        label=label + CLAIMED,
+        ref=ticket.task_id,
+        secret=ticket.secret,
+        adopt=adopt,
+    )
+    outcome = manager.acquirer.run(wanted)
+    # Signals are sent only to those who receive them: their arguments take time.
+    if isinstance(outcome, Granted):
+        if lock_acquired.receivers:
+            manager.acquirer.held(wanted, outcome, renew=False)
+        return Claim(manager, wanted.owner._replace(label=label), outcome)
+    if outcome.taken and outcome.agreed and not lock_taken.receivers:
         return Holder.described(decode(outcome.holder), outcome.retry_after)
     try:
-        _report(ticket.using, wanted, outcome)
+        manager.acquirer.held(wanted, outcome, renew=False)  # raises
     except LockTakenError as taken:
         return Holder.of(taken)
-    assert isinstance(outcome, Granted)
-    return Claim(wanted, outcome)
+    raise AssertionError("an attempt that gave up has an error")
 
 
 def take_note(
@@ -282,22 +290,13 @@ def take_note(
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    wanted = _left_alone(using, name, ttl, secret, ref, label, adopt, strict)
-    _report(using, wanted, locks[using].acquirer.run(wanted))
-
-
-def _left_alone(
-    using: str, name: str, ttl: float, secret: str, ref: str, label: str, adopt: str = "", strict: bool = False
-) -> Wanted:
+    acquirer = locks[using].acquirer
     about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "secret": secret}
-    return locks[using].acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
-
-
-def _report(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
-    """Send the signal about an attempt, and raise its error if it failed."""
+    wanted = acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
+    outcome = acquirer.run(wanted)
     # A lock that is not renewed needs a lease only as the signal's argument.
     if isinstance(outcome, GaveUp) or lock_acquired.receivers:
-        locks[using].acquirer.held(wanted, outcome, renew=False)
+        acquirer.held(wanted, outcome, renew=False)
 
 
 def take_running(ticket: Ticket, lease: float, label: str, secret: str, inline: bool = False) -> Lease:

@@ -13,7 +13,7 @@ from .sightings import FREE, Record, Seen, look
 from .state import SlotState
 
 
-@dataclass(slots=True)
+@dataclass
 class TrailingCall(Call):
     """One call of a task with ``on_duplicate="rerun"`` or ``"replace"``."""
 

@@ -221,7 +221,9 @@ class Attempt:
             self._queue,
             wanted.strict,
         )
-        requests = {node: request for node in range(rules.nodes) if node not in self.skipped}
+        requests: dict[int, Request] = dict.fromkeys(range(rules.nodes), request)
+        for node in self.skipped:
+            del requests[node]
         round = yield from self._ask(requests, partial(first_round_decided, rules))
         self._replies = {**self.skipped, **round.replies} if self.skipped else round.replies
         if self._waiter and not round.won:

@@ -25,6 +25,7 @@ from ..core.surveying import SurveyOptions, survey_round
 from ..core.wanted import Wanted
 from ..nodes import Node
 from .acquirer import Acquirer, lease_length
+from .confirmations import Confirmations
 from .driver import Driver
 from .heartbeat import ProcessHeartbeat, this_process
 from .lease import Lease, note_extension
@@ -81,6 +82,7 @@ class LockManager:
         admission = Admission(rules, tuple(node.name for node in self.nodes), runtime.clock, runtime.wall)
         self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
         self.acquirer = Acquirer(self)
+        self.confirmations = Confirmations(self)
         _managers.add(self)
 
     def __repr__(self) -> str:
@@ -195,6 +197,7 @@ class LockManager:
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
+        self.confirmations.send(float("inf"))
         self.driver.close()
 
     async def aclose(self) -> None:

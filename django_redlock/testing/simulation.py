@@ -226,8 +226,8 @@ class Simulation:
             self._step(until)
 
     def _process_of(self, manager: object) -> "Process":
-        """Return the process of a manager, or of the releases that a manager has sent and nobody waits for."""
-        return next(one for one in self._processes if manager in (one.manager, one.manager.driver.unattended))
+        """Return the process of a manager, or of what a manager does in the background."""
+        return next(one for one in self._processes if manager in one.managers)
 
     def _granted(self, who: "Process", lease: Lease) -> None:
         """Record a new holder, and an overlap with every other holder that considers the lock its own."""
@@ -269,6 +269,11 @@ class Process:
     def lock(self, name: str, **options: Any) -> Lock:
         """Describe a lock of this process, as :func:`django_redlock.lock` does."""
         return self.manager.lock(name, **options)
+
+    @property
+    def managers(self) -> tuple[object, ...]:
+        """The manager, and what looks after its releases and claims."""
+        return self.manager, self.manager.driver.unattended, self.manager.confirmations
 
     def kill(self) -> None:
         """End the process: nothing is renewed or released any more."""
