@@ -121,7 +121,7 @@ class Arrival:
                         self._give_way(waiting.holder)
             return None
         try:
-            return take_running(ticket, message.rules.lease, message.task.name, self._secret, message.request.is_eager)
+            return take_running(ticket, message.rules.times, message.task.name, self._secret, message.request.is_eager)
         except LockTakenError as taken:
             holder, self._refused = Holder.of(taken), True
         if (message.ticket_lost or self._left_behind(holder)) and (lease := self._take_own()):
@@ -175,7 +175,7 @@ class Arrival:
         if not ticket.running:
             return None, None
         try:
-            return take_running(ticket, message.rules.lease, message.task.name, self._secret), None
+            return take_running(ticket, message.rules.times, message.task.name, self._secret), None
         except LockTakenError as taken:
             return None, Holder.of(taken)
 
@@ -214,7 +214,7 @@ class Arrival:
             return None
         message.ticket = replace(message.ticket, secret=seen.secret)
         with suppress(LockTakenError):
-            return take_running(message.ticket, message.rules.lease, message.task.name, self._secret)
+            return take_running(message.ticket, message.rules.times, message.task.name, self._secret)
         return None
 
     def _leave_queue(self) -> None:
@@ -261,7 +261,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     ticket = replace(task.singleton_ticket(f"direct-{fresh_secret()[:8]}", args, kwargs), scope=RUNNING)
     lease = None
     try:
-        lease = take_running(ticket, rules.lease, task.name, "", inline=True)
+        lease = take_running(ticket, rules.times, task.name, "", inline=True)
     except QuorumUnavailableError as unanswered:
         if rules.without_nodes("run") != "run":
             raise

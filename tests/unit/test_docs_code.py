@@ -49,9 +49,7 @@ NEEDS = {
 BLOCK = re.compile(
     r"(?:^<!-- *(?P<reason>(?:(?!-->).)+?) *-->\n+)?^```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-WORDS = 1500
 WITHOUT_A_READER = {"README.md", "docs/index.md", "docs/contribute/contributing.md", "docs/contribute/changelog.md"}
-LONG = "docs/reference/"  # pages in which a reader looks something up
 SETTINGS_ERRORS = {f"redlock.{code}" for code in ("E001", "E003", "E004", "E006", "E007", "E009", "E010")}
 
 # Called when the blocks of their page have run, so that the bodies of functions run as well.
@@ -277,17 +275,6 @@ def test_a_block_that_is_not_executed_has_a_reason(tmp_path: Path):
         ("2\n", None),
         ("3\n", "not run: b"),
     ]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith(LONG)])
-def test_pages_are_short(page: str):
-    """
-    A page outside the reference has at most 1,500 words.
-    """
-    text = (ROOT / page).read_text(encoding="utf-8")
-
-    read = re.sub(r"^```\{image\}.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    assert len(read.split()) <= WORDS
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in WITHOUT_A_READER])
