@@ -161,7 +161,7 @@ def test_late_acknowledgement_says_what_becomes_of_the_copy(app, scope, said):
 
 def test_late_acknowledgement_with_another_broker(app, declare):
     """
-    RabbitMQ has no visibility timeout.
+    No client can ask RabbitMQ for its ``consumer_timeout``.
     """
     app.conf.broker_url = "amqp://127.0.0.1:1"
 
