@@ -59,6 +59,7 @@ class LockTakenError(_AttemptError):
             ``ttl`` (seconds); empty when unknown. If other holders share the lock, ``kind`` is ``shared``, and
             ``host``, ``pid`` and ``since`` are None.
         queued: Whether nobody holds the lock, but earlier waiters are in its queue and are served first.
+        agreed: Whether a quorum of the nodes names this holder; otherwise several holders or waiters are in the way.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class LockTakenError(_AttemptError):
         retry_after: float | None = None,
         holder: Mapping[str, Any] | None = None,
         queued: bool = False,
+        agreed: bool = True,
     ) -> None:
         super().__init__(name, waited, attempts, nodes)
         self.retry_after = retry_after
         self.holder = dict(holder or {})
         self.queued = queued
-        self.args = (name, waited, attempts, self.nodes, retry_after, self.holder, queued)
+        self.agreed = agreed
+        self.args = (name, waited, attempts, self.nodes, retry_after, self.holder, queued, agreed)
 
     def _text(self) -> str:
         if self.queued:

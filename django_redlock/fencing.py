@@ -25,8 +25,10 @@ from .db.fences import claim, create, explained, is_conflict, refuse_own_file, r
 from .engine import mistakes
 from .engine.contexts import Block
 from .engine.lease import Lease
+from .engine.options import check_switch
 from .handler import in_transaction
 from .models import Fence
+from .routers import reads_pinned, refuse_reads_elsewhere
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +45,7 @@ def fenced(
     margin: float | None = None,
     retries: int = 0,
     nested: bool = False,
+    route_reads: bool = False,
 ) -> "Fenced":
     """
     Run a block, or a function, in a transaction that only the latest holder of a lock can commit.
@@ -63,16 +66,19 @@ def fenced(
         retries: How often ``run()`` and ``arun()`` run the function again after a serialization failure or a deadlock.
         nested: Allow a transaction around this one, at READ COMMITTED only. Values that it read before the claim are
             not protected.
+        route_reads: Let the routers of the project choose where the block reads, even if that is a replica. What it
+            reads there is not protected.
 
     Raises:
-        TypeError: *lease* is not a lease.
+        TypeError: *lease* is not a lease, or *route_reads* is not a bool.
         ValueError: The lease is shared, or the options exclude each other.
 
     Entering the block raises ``LockLostError``, ``StaleTokenError`` when the database has seen a later holder (the
-    lease is lost then), ``RuntimeError`` when a transaction is already open, and errors of the database. Leaving the
-    block raises ``LockLostError`` when the lease has ended or less than the margin is left, and errors of the database.
-    If anything is raised, nothing is committed, except that with several databases a failing commit leaves the earlier
-    transactions committed.
+    lease is lost then), ``RuntimeError`` when a transaction is already open, ``ImproperlyConfigured`` when the routers
+    of the project send reads elsewhere and :class:`~django_redlock.routers.FencedRouter` is not the first of them, and
+    errors of the database. Leaving the block raises ``LockLostError`` when the lease has ended or less than the margin
+    is left, and errors of the database. If anything is raised, nothing is committed, except that with several databases
+    a failing commit leaves the earlier transactions committed.
     """
     if isinstance(lease, Lease) or not isinstance(lease, Iterable):
         lease = [lease]
@@ -91,9 +97,10 @@ def fenced(
         raise ValueError(
             "retries=... and nested=True exclude each other: only the outermost transaction can run again."
         )
+    check_switch("route_reads", route_reads)
     aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
     leases.sort(key=lambda each: each.names)  # the same order everywhere: no two blocks wait for each other
-    return Fenced(tuple(leases), aliases, margin, retries, nested)
+    return Fenced(tuple(leases), aliases, margin, retries, nested, route_reads)
 
 
 class Fenced(Block[None]):
@@ -102,7 +109,13 @@ class Fenced(Block[None]):
     remedy = "call fenced() anew for every block."
 
     def __init__(
-        self, leases: tuple[Lease, ...], databases: tuple[str, ...], margin: float | None, retries: int, nested: bool
+        self,
+        leases: tuple[Lease, ...],
+        databases: tuple[str, ...],
+        margin: float | None,
+        retries: int,
+        nested: bool,
+        route_reads: bool,
     ) -> None:
         super().__init__()
         self._leases = leases
@@ -110,6 +123,7 @@ class Fenced(Block[None]):
         self._margin = margin
         self._retries = retries
         self._nested = nested
+        self._route_reads = route_reads
 
     def __repr__(self) -> str:
         return f"<Fenced {', '.join(lease.name for lease in self._leases)}>"
@@ -186,6 +200,9 @@ class Fenced(Block[None]):
         """Begin the transactions, and claim the fences in all of them; *stack* ends the transactions."""
         for alias in self._databases:
             self._refuse(connections[alias])
+        if not self._route_reads:
+            refuse_reads_elsewhere("fenced()", self._databases)
+            stack.enter_context(reads_pinned(self._databases))  # first, so that it includes the on_commit callbacks
         for _ in range(ATTEMPTS):
             self._check()
             with ExitStack() as opened:

@@ -209,7 +209,7 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Un
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``, 30 by default.
         wait: How long to try in seconds; 0 is one attempt, None is for ever. If it is not passed, it is
             ``OPTIONS["wait"]``, None by default. If the vote is split between contenders, so that nobody has the lock,
-            the attempt is repeated for one node timeout.
+            the contenders go on until one of them has it, for up to four node timeouts.
         using: Alias in ``REDLOCK``.
         renew: Whether to extend the lease while it is held; None is ``OPTIONS["renew"]``, True by default.
         label: The holder's work, for people who look at held locks; never put a secret here.

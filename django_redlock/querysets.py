@@ -8,6 +8,7 @@ in it, read the rows again, run the body, check the leases, commit or roll back,
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import (
+    AbstractContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
@@ -35,6 +36,7 @@ from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks
 from .inventory import State, find_locks
+from .routers import reads_pinned, refuse_reads_elsewhere
 
 M = TypeVar("M", bound=Model)
 Result = TypeVar("Result")
@@ -52,6 +54,7 @@ def lock_for_update(
     wait: Wait = UNSET,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
+    route_reads: bool = False,
 ) -> "RowLock[M]": ...
 
 
@@ -65,6 +68,7 @@ def lock_for_update(
     wait: Wait = UNSET,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
+    route_reads: bool = False,
 ) -> "RowLock[list[M]]": ...
 
 
@@ -78,6 +82,7 @@ def lock_for_update(
     wait: Wait = UNSET,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
+    route_reads: bool = False,
 ) -> "RowLock[Any]":
     """
     Lock a row or the rows of a queryset, and work on them in a transaction.
@@ -100,23 +105,27 @@ def lock_for_update(
             ``OPTIONS["wait"]`` applies, None by default.
         ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``. The lease is renewed as the settings say.
         using: Alias in ``REDLOCK``, not in ``DATABASES``: the database is the one that the target is written to.
+        route_reads: Let the routers of the project choose where the block reads, even if that is a replica. The locked
+            rows come from the database that they are written to in any case.
 
     Raises:
         TypeError: The target is something else, or a queryset that does not yield instances; or *nowait*,
-            *skip_locked* or *of* is of the wrong type.
+            *skip_locked*, *of* or *route_reads* is of the wrong type.
         ValueError: *ttl* or *wait* is not a number of seconds; an instance is not saved, there are too many instances,
             or they are from several databases; a path of *of* does not lead to a single row; or the options exclude
             each other.
 
     Entering the block raises ``LockTakenError``, ``QuorumUnavailableError``, ``DoesNotExist`` when an instance is gone,
-    ``ValueError`` when there are too many rows, ``RuntimeError`` when a transaction is already open (before any lock is
-    taken), and what ``fenced()`` raises. Leaving the block raises ``LockLostError`` and errors of the database; the
+    ``ValueError`` when there are too many rows, ``RuntimeError`` when a transaction is already open and
+    ``ImproperlyConfigured`` when routers send reads elsewhere (both before any lock is taken), and what ``fenced()``
+    raises. Leaving the block raises ``LockLostError`` and errors of the database; the
     block's own exception takes precedence.
     """
     if sum(map(bool, (nowait, skip_locked, wait is not UNSET))) > 1:
         raise ValueError("nowait, skip_locked and wait exclude each other; pass only one of them.")
     check_switch("nowait", nowait)
     check_switch("skip_locked", skip_locked)
+    check_switch("route_reads", route_reads)
     check_wait(wait)
     optional_seconds("ttl", ttl)
     chosen = _target(target, Related(of))
@@ -124,7 +133,7 @@ def lock_for_update(
         raise ValueError(
             "skip_locked needs a queryset or a list, from which a row can be left out; use nowait for an instance."
         )
-    return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using)
+    return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using, route_reads)
 
 
 def _target(target: Any, related: Related) -> Target[Any]:
@@ -152,9 +161,19 @@ class LockableQuerySet(QuerySet[M]):
         wait: Wait = UNSET,
         ttl: float | None = None,
         using: str = DEFAULT_ALIAS,
+        route_reads: bool = False,
     ) -> "RowLock[list[M]]":
         """Return :func:`lock_for_update` of these rows, with the same options; entering it takes the lock."""
-        return lock_for_update(self, nowait=nowait, skip_locked=skip_locked, of=of, wait=wait, ttl=ttl, using=using)
+        return lock_for_update(
+            self,
+            nowait=nowait,
+            skip_locked=skip_locked,
+            of=of,
+            wait=wait,
+            ttl=ttl,
+            using=using,
+            route_reads=route_reads,
+        )
 
 
 class _MovedError(Exception):
@@ -170,13 +189,22 @@ class RowLock(Block[Result]):
 
     remedy = "call lock_for_update() anew for every block."
 
-    def __init__(self, target: Target[Result], skip_locked: bool, wait: Wait, ttl: float | None, using: str) -> None:
+    def __init__(
+        self,
+        target: Target[Result],
+        skip_locked: bool,
+        wait: Wait,
+        ttl: float | None,
+        using: str,
+        route_reads: bool,
+    ) -> None:
         super().__init__()
         self._target = target
         self._skip_locked = skip_locked
         self._wait = wait
         self._ttl = ttl
         self._using = using
+        self._route_reads = route_reads
 
     def __repr__(self) -> str:
         return f"<RowLock {self._target.label}>"
@@ -196,13 +224,13 @@ class RowLock(Block[Result]):
 
     @contextmanager
     def _hold(self) -> Iterator[Result]:
-        refuse_transaction(self._target)
+        self._refuse()
         rows = self._target.rows()
         committed = False
         try:
             with ExitStack() as held:
                 rows, leases = self._take(rows, held)
-                with fenced(leases, using=self._target.db):
+                with self._reads(), fenced(leases, using=self._target.db, route_reads=True):
                     yield self._read(rows)
                 committed = True
         except LockLostError as error:
@@ -212,18 +240,29 @@ class RowLock(Block[Result]):
 
     @asynccontextmanager
     async def _ahold(self) -> AsyncIterator[Result]:
-        await sync_to_async(refuse_transaction)(self._target)
+        await sync_to_async(self._refuse)()
         committed = False
         try:
             async with own_thread(), AsyncExitStack() as held:
                 rows, leases = await self._atake(await sync_to_async(self._target.rows)(), held)
-                async with fenced(leases, using=self._target.db):
-                    yield await sync_to_async(self._read)(rows)
+                with self._reads():
+                    async with fenced(leases, using=self._target.db, route_reads=True):
+                        yield await sync_to_async(self._read)(rows)
                 committed = True
         except LockLostError as error:
             if committed:
                 error.add_note(COMMITTED)
             raise
+
+    def _refuse(self) -> None:
+        """Raise before any lock is taken if the block could not begin, or would read elsewhere."""
+        refuse_transaction(self._target)
+        if not self._route_reads:
+            refuse_reads_elsewhere("lock_for_update()", [self._target.db])
+
+    def _reads(self) -> AbstractContextManager[None]:
+        """Pin the reads of the block; the routers have been asked by now, so fenced() need not ask them again."""
+        return reads_pinned([] if self._route_reads else [self._target.db])
 
     def _read(self, rows: list[Row]) -> Result:
         if self._target.related:

@@ -43,7 +43,7 @@ def locked_view(
     classes; a class of Django REST framework is locked after authentication and permissions.
 
     Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until the
-    response is closed.
+    response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked requests read where they write.
 
     Args:
         key: What to lock, as the name ``view:<key>``. Either a template with the view's arguments and attributes of

@@ -23,7 +23,7 @@ from .pauses import pause_without_nodes
 from .pending import began_name, begin, discard, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
-from .slots import RUN_HEADER, RUNNING, Holder, free, is_secret, take_running
+from .slots import RUN_HEADER, RUNNING, Holder, Ticket, free, is_secret, take_running
 
 log = logging.getLogger("django_redlock")
 
@@ -121,12 +121,31 @@ class Arrival:
                         self._give_way(waiting.holder)
             return None
         try:
-            return take_running(ticket, message.rules.times, message.task.name, self._secret, message.request.is_eager)
+            return self._take_running(ticket)
         except LockTakenError as taken:
             holder, self._refused = Holder.of(taken), True
         if (message.ticket_lost or self._left_behind(holder)) and (lease := self._take_own()):
             return lease
         self._give_way(holder)
+
+    def _take_running(self, ticket: Ticket) -> Lease:
+        """
+        Take the slot for the run.
+
+        Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps
+        nobody from running: what is left of that slot is freed. If that message still comes, it runs as well.
+        """
+        message = self.message
+        about = (message.rules.times, message.task.name, self._secret, message.request.is_eager)
+        try:
+            return take_running(ticket, *about)
+        except QuorumUnavailableError:
+            remains = peek(ticket.using, ticket.running).split
+            if not remains or not all(seen.holder.waits for seen in remains):
+                raise
+            for seen in remains:
+                free(ticket.using, ticket.running, seen.secret)
+            return take_running(ticket, *about)
 
     def _take_pending(self) -> Lease | None:
         """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
@@ -167,7 +186,7 @@ class Arrival:
 
     def _take_begun(self, came_before: bool) -> tuple[Lease | None, Holder | None]:
         """Take the slot of the run of a pending call, if runs have one; or return the holder that comes first."""
-        message, ticket = self.message, self.message.ticket.begun
+        ticket = self.message.ticket.begun
         if ticket.queue != ticket.running and not came_before:
             first = peek(ticket.using, ticket.queue)  # a retry, a call that has links, or a run that is over but held
             if first.value:
@@ -175,7 +194,7 @@ class Arrival:
         if not ticket.running:
             return None, None
         try:
-            return take_running(ticket, message.rules.times, message.task.name, self._secret), None
+            return self._take_running(ticket), None
         except LockTakenError as taken:
             return None, Holder.of(taken)
 
@@ -199,7 +218,7 @@ class Arrival:
         The first copy to arrive cannot know, because the retry may be about to be sent.
         """
         message, task_id = self.message, self.message.request.id
-        if not message.ticket.watch or not holder.queues_as(task_id):
+        if not message.ticket.watch or not holder.waits_as(task_id):
             return False
         try:
             return bool(message.task.backend.get_state(task_id) != states.RETRY)
@@ -210,11 +229,11 @@ class Arrival:
         """Take the slot that waits for this message if the message has merely lost the secret."""
         message = self.message
         seen = peek(message.ticket.using, message.ticket.begun.waiting)
-        if not seen.holder.queues_as(message.request.id):
+        if not seen.holder.waits_as(message.request.id):
             return None
         message.ticket = replace(message.ticket, secret=seen.secret)
         with suppress(LockTakenError):
-            return take_running(message.ticket, message.rules.times, message.task.name, self._secret)
+            return self._take_running(message.ticket)
         return None
 
     def _leave_queue(self) -> None:

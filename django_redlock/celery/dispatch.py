@@ -13,12 +13,17 @@ from celery import signals
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
+from ..handler import locks
 from .execution import Execution
 from .options import SingletonOptions
 from .result import SingletonResult, is_gone, is_over, store_revoked
 from .sightings import peek
 from .signals import DUPLICATE, report
-from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
+from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Claim, Holder, Ticket, claim, free
+from .state import SlotState
+
+UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sent its message
+FIRST_LOOK, LONGEST_LOOK = 0.002, 0.1  # seconds of the pauses meanwhile
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 
@@ -42,6 +47,7 @@ class Call:
         options: Celery's options of the call.
         rules: The task's options, with those of this call.
         ticket: The information about the slot that its message carries.
+        claimed: The slot that was claimed for its message.
     """
 
     task: Any
@@ -50,6 +56,7 @@ class Call:
     options: dict[str, Any]
     rules: SingletonOptions
     ticket: Ticket
+    claimed: Claim | None = None
 
     def send(self) -> SingletonResult[Any]:
         """
@@ -99,21 +106,30 @@ class Call:
         """
         ticket, lease = self.ticket, mine.lease if mine else None
         if mine and lease and lease.name == ticket.waiting:
-            mine.hand_over(ticket, self.ttl)
+            self.claimed = mine.hand_over(ticket, self.ttl)
             return True
         if mine and lease and lease.name == ticket.running:
             mine.end(hold=False)  # before the message is sent, whose run would otherwise find the slot taken
-        if ticket.waiting:
-            take_waiting(ticket, self.ttl, self.task.name, adopt="" if mine else self._kept())
-        return bool(ticket.waiting)
+        return bool(ticket.waiting) and self._claims(adopt="" if mine else self._kept())
+
+    def _claims(self, adopt: str) -> bool:
+        """
+        Claim the slot of the waiting message once; return whether it is claimed.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        found = claim(self.ticket, self.ttl, self.task.name, adopt)
+        self.claimed = None if isinstance(found, Holder) else found
+        return self.claimed is not None
 
     def _kept(self) -> str:
         """Return the secret of the slot if it was kept for this very message, as a worker does for a dead child."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        return seen.secret if seen.holder.queues_as(self.ticket.task_id) else ""
+        return seen.secret if seen.holder.waits_as(self.ticket.task_id) else ""
 
     def publish(self, ticket: Ticket) -> SingletonResult[Any]:
-        """Send the message with its ticket; if sending fails, free the slot."""
+        """Send the message with its ticket, and confirm its claim; if sending fails, free the slot."""
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
         headers = {**theirs, HEADER: ticket.pack()}
         try:
@@ -123,7 +139,16 @@ class Call:
         except BaseException:
             free(ticket.using, ticket.waiting, ticket.secret)
             raise
+        if self.claimed:
+            self._confirm(self.claimed)
         return sent
+
+    def _confirm(self, claimed: Claim) -> None:
+        """Confirm a claim; the message was sent, so nothing that fails here may fail the call."""
+        try:
+            claimed.confirm(self.ticket.using, self.ttl)
+        except Exception:
+            log.exception("the slot %s was not confirmed; it ends in a moment", printable(self.ticket.waiting))
 
     @property
     def ttl(self) -> float:
@@ -152,15 +177,28 @@ class Call:
 
     def claim(self) -> Holder | None:
         """
-        Take the slot of the waiting message; return the holder if the slot is taken.
+        Claim the slot of the waiting message; return the holder if the slot is taken.
+
+        A holder whose message may not have been sent is no holder yet: its caller may have died. So this waits, for a
+        second at most, until the message was sent or the slot is free.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered.
+            QuorumUnavailableError: Too few nodes answered, or none of this is known in time.
         """
-        holder = claim_waiting(self.ticket, self.ttl, self.label)
-        if holder is None:
-            _unanswered.discard(self.ticket.using)
-        return holder
+        runtime, pause = locks[self.ticket.using].runtime, FIRST_LOOK
+        until = runtime.clock() + UNCONFIRMED
+        while True:
+            found = claim(self.ticket, self.ttl, self.label)
+            if not isinstance(found, Holder):
+                self.claimed = found
+                _unanswered.discard(self.ticket.using)
+                return None
+            if found.state is not SlotState.CLAIMED:
+                return found
+            if runtime.clock() + pause > until:
+                raise QuorumUnavailableError(self.ticket.waiting, nodes={str(found): "has not confirmed its claim"})
+            runtime.sleep(pause * (0.5 + runtime.random()))
+            pause = min(2 * pause, LONGEST_LOOK)
 
     @property
     def linked(self) -> bool:
@@ -219,13 +257,7 @@ class Call:
     def _take_from(self, holder: Holder) -> bool:
         """Take the slot from a waiting holder; return whether the holder was still waiting."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        if not seen.holder.queues_as(holder.task_id):
-            return False
-        try:
-            take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.secret)
-        except LockTakenError:
-            return False
-        return True
+        return seen.holder.waits_as(holder.task_id) and self._claims(adopt=seen.secret)
 
 
 def _note_beat(**about: Any) -> None:

@@ -13,7 +13,7 @@ from ..handler import locks
 from .interrupt import Interrupt
 from .options import SingletonOptions
 from .signals import LOST, STOLEN, report
-from .slots import HELD, LABEL, NOTE, Ticket, free, take_note, take_waiting
+from .slots import HELD, LABEL, NOTE, Claim, Holder, Ticket, claim, free, take_note
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
@@ -66,9 +66,9 @@ class Execution:
         """The seconds for which the slot must stay taken, whether or not the task still runs."""
         return self.options.hold_for - (self._clock() - self._since)
 
-    def hand_over(self, ticket: Ticket, ttl: float) -> None:
+    def hand_over(self, ticket: Ticket, ttl: float) -> Claim:
         """
-        Hand the slot over to a message that will continue the work.
+        Hand the slot over to a message that is about to be sent and will continue the work; return its claim.
 
         Raises:
             LockTakenError: It was lost, and another holder has it.
@@ -77,13 +77,16 @@ class Execution:
         assert self.lease
         stop_renewal(self.lease)  # otherwise, an extension in progress would report the slot as lost
         try:
-            take_waiting(ticket, ttl, self.task.name, adopt=self.lease.secret)
+            found = claim(ticket, ttl, self.task.name, adopt=self.lease.secret)
+            if isinstance(found, Holder):
+                raise LockTakenError(ticket.waiting)
         except BaseException:
             resume_renewal(self.lease)
             raise
         passed_on(self.lease)
         self._disarm()
         self.handed_over = self.goes_on = True
+        return found
 
     def give_back(self) -> None:
         """

@@ -137,6 +137,8 @@ def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
         return [f"Too few nodes answer and agree. A call made now would {what}."]
     if holder.state is SlotState.FREE:
         return ["A call now would take the slot and be sent."]
+    if holder.state is SlotState.CLAIMED:
+        return ["A call now would wait until the holder's message was sent, for a second at most, or send its own."]
     what = ANSWERS[options.on_duplicate]
     if options.on_duplicate == "join" and not holder.task_id:
         what = ANSWERS["skip"] + ", because the holder is not a task"
@@ -154,5 +156,7 @@ def _overlap(options: SingletonOptions) -> str:
 def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
     if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
         return []
+    if holder.state is SlotState.CLAIMED:
+        return ["A worker that gets another message for this slot now would put it back for a moment."]
     what = _overlap(options).format(id=holder.task_id or "that has it")
     return [f"A worker that gets another message for this slot now would {what}."]

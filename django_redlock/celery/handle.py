@@ -203,7 +203,7 @@ class Singleton:
         slots = self._slots(args, kwargs)
         for name, seen in slots:
             holder: Holder = seen.holder
-            if seen.value and holder.task_id and holder.state is SlotState.QUEUED:
+            if seen.value and holder.task_id and holder.waits:
                 ticket = self._task.singleton_ticket("", args, kwargs)
                 discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
                 self._task.app.control.revoke(holder.task_id)

@@ -14,6 +14,7 @@ from .options import Return
 from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff
 from .signals import OVERLAP, report
 from .slots import Holder
+from .state import SlotState
 
 
 def give_way(message: Message, holder: Holder) -> NoReturn:
@@ -25,7 +26,9 @@ def give_way(message: Message, holder: Holder) -> NoReturn:
         Ignore: It does not run, or not now.
         DuplicateTask: ``on_overlap="fail"``.
     """
-    ticket, how = message.ticket, "wait" if message.ticket.trailing else message.rules.overlap
+    # A holder whose message may not have been sent is no reason to drop this one: it lapses in a moment.
+    waits = message.ticket.trailing or holder.state is SlotState.CLAIMED
+    ticket, how = message.ticket, "wait" if waits else message.rules.overlap
     if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
         _report(message, holder)
     if how == "fail":

@@ -60,7 +60,7 @@ from ..handler import locks
 from .keys import canonical
 from .pauses import LONGEST_PAUSE
 from .sightings import Seen, look, peek, write_back
-from .slots import NEXT, NOTE, Ticket, free, take_note
+from .slots import CLAIMED, NEXT, NOTE, QUEUED, Ticket, free, take_note
 
 REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
@@ -108,7 +108,7 @@ def _length(rules: Rules) -> float:
 
 
 def label_of(task: str, digest: str, number: int) -> str:
-    """Return the label of the record of a pending call; *digest* stands for its arguments."""
+    """Return the label of the record of a pending call without its state; *digest* stands for its arguments."""
     return f"{task[:NAME]} #{digest}.{number}{NEXT}"
 
 
@@ -130,7 +130,7 @@ def take_over(ticket: Ticket, ttl: float, label: str, seen: Seen) -> None:
         QuorumUnavailableError: Too few nodes answered.
     """
     # A delayed message may arrive after the one that counts, so the record lasts as long as the longest-lived message.
-    about = (max(ttl, seen.left), ticket.secret, ticket.task_id, label)
+    about = (max(ttl, seen.left), ticket.secret, ticket.task_id, label + QUEUED)
     take_note(ticket.using, ticket.following, *about, adopt=seen.secret, strict=True)
 
 
@@ -195,7 +195,8 @@ def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
     if seen.secret != ticket.secret or seen.owner is None or seen.left > ttl / 2:
         return
     with suppress(LockTakenError):
-        take_note(ticket.using, ticket.following, ttl, ticket.secret, ticket.task_id, seen.owner.label, strict=True)
+        label = seen.owner.label.removesuffix(CLAIMED).removesuffix(QUEUED) + QUEUED
+        take_note(ticket.using, ticket.following, ttl, ticket.secret, ticket.task_id, label, strict=True)
 
 
 def begin(ticket: Ticket, task: Any, seen: Seen, began: Seen) -> None:

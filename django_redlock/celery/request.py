@@ -146,7 +146,7 @@ class SingletonRequest(Request):
         if ticket.queue:
             with suppress(QuorumUnavailableError):
                 seen = peek(ticket.using, ticket.queue)
-                if seen.holder.queues_as(self.id):
+                if seen.holder.waits_as(self.id):
                     return seen.secret
         return ""
 

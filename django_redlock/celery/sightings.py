@@ -19,7 +19,8 @@ from ..inventory.release import everywhere
 from .slots import Holder
 from .state import SlotState
 
-RECORD = re.compile(r"(.*) #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))", re.ASCII | re.DOTALL)
+STATE = r" \(next\) \((?:claimed|queued)\)| \(note\)"
+RECORD = re.compile(rf"(.*) #([0-9a-f]{{10}})\.(\d{{1,9}})(?:{STATE})", re.ASCII | re.DOTALL)
 
 
 class Record(NamedTuple):

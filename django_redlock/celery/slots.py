@@ -1,10 +1,16 @@
 """
-The slot of one call: a lock in one of three states (internal).
+The slot of one call: a lock in one of four states (internal).
 
-QUEUED: a message is on its way. The lock's secret travels with the message, and nobody renews it. RUNNING: a worker
-runs the task and renews a short lease under a secret of its own. HELD: the run has ended, and ``hold_for`` has not.
-Each step takes the lock over from the previous one, if that one still has it, in one atomic round. So a slot is never
-free in between. If a queued slot expires, the worst result is one more message in the queue.
+CLAIMED: a caller is about to send a message. QUEUED: the message was sent. The lock's secret travels with the message,
+and nobody renews the lock. RUNNING: a worker runs the task and renews a short lease under a secret of its own. HELD:
+the run has ended, and ``hold_for`` has not. Each step takes the lock over from the previous one, if that one still has
+it, in one atomic round. So a slot is never free in between. If a queued slot expires, the worst result is one more
+message in the queue.
+
+A claim lapses after :data:`CLAIM` seconds, because its caller may die before it has sent the message. The caller
+confirms the claim after it has sent the message, without waiting for replies. No call is a duplicate of one whose
+message may never have been sent: callers wait a moment for the confirmation and then send a message of their own, and
+workers put their message back.
 
 A task with ``on_duplicate="rerun"`` or ``"replace"`` has a pending call as well; see :mod:`.pending`.
 
@@ -17,17 +23,20 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.outcome import Outcome
-from ..core.owner import Owner, decode
+from ..core.owner import Owner, decode, encode
+from ..core.replies import Kind
+from ..core.requests import Extend, Term
+from ..core.round import Round
 from ..core.rules import MIN_TTL
 from ..core.wanted import Wanted
 from ..engine.lease import Lease
 from ..engine.options import LockOptions
-from ..exceptions import LockTakenError, printable
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
 from .state import SlotState
@@ -37,10 +46,11 @@ RUN_HEADER = "django_redlock_run"
 RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, on the steady clock
 FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
-QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
-NEXT = " (next)" + QUEUED  # of a pending call, which later calls may take over
+CLAIMED, QUEUED, HELD, NOTE = " (claimed)", " (queued)", " (held)", " (note)"
+NEXT = " (next)"  # of a pending call, which later calls may take over; before its state
 INLINE = " (inline)"  # for a run in the process of its caller, whose result cannot be read by its id
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
+CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")
@@ -163,7 +173,14 @@ class Holder:
 
     @classmethod
     def of(cls, taken: LockTakenError) -> "Holder":
-        """Return the holder that the error names."""
+        """
+        Return the holder that the error names.
+
+        Raises:
+            QuorumUnavailableError: The nodes do not agree on one holder.
+        """
+        if not taken.agreed:
+            raise QuorumUnavailableError(taken.name, taken.waited, taken.attempts, taken.nodes) from taken
         return cls.described(Owner(**taken.holder) if taken.holder else None, taken.retry_after)
 
     @classmethod
@@ -173,9 +190,14 @@ class Holder:
             return cls(None, SlotState.HELD, left)
         return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left, owner.since)
 
-    def queues_as(self, task_id: str | None) -> bool:
+    @property
+    def waits(self) -> bool:
+        """Whether the slot is that of a message which waits, or is about to be sent."""
+        return self.state in (SlotState.CLAIMED, SlotState.QUEUED)
+
+    def waits_as(self, task_id: str | None) -> bool:
         """Return whether the slot waits for the message of the task with this id."""
-        return self.state is SlotState.QUEUED and self.task_id == task_id
+        return self.waits and self.task_id == task_id
 
     def error(self, kind: Any, name: str) -> Exception:
         """Return an error of the class *kind*, a DuplicateTask, about the lock *name* that this holder has."""
@@ -191,35 +213,60 @@ class Holder:
         return "held by something that is not a task"
 
 
-def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> None:
+class Claim(NamedTuple):
     """
-    Take the lock that a message holds while it waits, in one round trip.
+    The slot of a message that is about to be sent.
+
+    Args:
+        wanted: The lock, with the secret of the message's ticket.
+        granted: The won lock.
+    """
+
+    wanted: Wanted
+    granted: Granted
+
+    def confirm(self, using: str, ttl: float) -> None:
+        """
+        Keep the slot for *ttl* seconds, because the message was sent; does not wait for replies.
+
+        A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a later
+        holder or of a release.
+        """
+        manager, owner = locks[using], self.wanted.owner
+        owner = owner._replace(label=owner.label.removesuffix(CLAIMED) + QUEUED, ttl=ttl)
+        secret, needed = self.granted.secret, manager.rules.needed
+        value = encode(secret, owner._replace(since=manager.runtime.wall()))
+        term = Term(self.granted.slugs, secret, value, ttl, self.granted.fencing_token)
+        requests = dict.fromkeys(range(manager.rules.nodes), Extend((term,), manager.rules.fence_keep))
+        manager.ask(Round(requests, lambda replies: False, 0.0, needed, Kind.HELD, cleanup=True, by_digest=True))
+
+
+def claim(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Claim | Holder:
+    """
+    Claim the lock that a message holds while it waits, in one round trip; return the holder if the lock is taken.
+
+    Args:
+        ticket: The ticket of the message.
+        ttl: For how long the message's slot will last, in seconds.
+        label: The task's name, or what describes a pending call.
+        adopt: Secret of a holder from which the lock may be taken over.
 
     Raises:
-        LockTakenError: Another task has it.
-        QuorumUnavailableError: Too few nodes answered.
+        QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
     """
-    take_note(ticket.using, ticket.waiting, ttl, ticket.secret, ticket.task_id, label[:LABEL] + QUEUED, adopt)
-
-
-def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
-    """
-    Take the lock that a message holds while it waits, in one round trip; return the holder if the lock is taken.
-
-    Raises:
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    label = label if label.endswith(QUEUED) else label[:LABEL] + QUEUED
-    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.secret, ticket.task_id, label)
+    label = label if label.endswith(NEXT) else label[:LABEL]
+    about = (ticket.secret, ticket.task_id, label + CLAIMED, adopt)
+    wanted = _left_alone(ticket.using, ticket.waiting, min(CLAIM, ttl), *about)
     outcome = locks[ticket.using].acquirer.run(wanted)
     # Duplicates are frequent, and only receivers of the signal see the error. Without receivers, none is created.
-    if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
+    if isinstance(outcome, GaveUp) and outcome.taken and outcome.agreed and not lock_taken.receivers:
         return Holder.described(decode(outcome.holder), outcome.retry_after)
     try:
         _report(ticket.using, wanted, outcome)
     except LockTakenError as taken:
         return Holder.of(taken)
-    return None
+    assert isinstance(outcome, Granted)
+    return Claim(wanted, outcome)
 
 
 def take_note(
@@ -294,6 +341,8 @@ def free(using: str, name: str, secret: str) -> Outcome:
 
 def state_of(label: str) -> SlotState:
     """Return the state of the slot whose holder has this label."""
+    if label.endswith(CLAIMED):
+        return SlotState.CLAIMED
     if label.endswith(QUEUED):
         return SlotState.QUEUED
     return SlotState.HELD if label.endswith((HELD, NOTE)) else SlotState.RUNNING

@@ -11,6 +11,7 @@ class SlotState(StrEnum):
     """
 
     FREE = "free"
+    CLAIMED = "claimed"  # a message is about to be sent, or may have been
     QUEUED = "queued"  # a message is on its way
     RUNNING = "running"
     HELD = "held"  # the run has ended and the slot is kept, or the holder is not a task

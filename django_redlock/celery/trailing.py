@@ -10,6 +10,7 @@ from .dispatch import Call
 from .pending import NAME, digest_of, discard_seen, label_of, settle, take_over, turn
 from .result import SingletonResult
 from .sightings import FREE, Record, Seen, look
+from .state import SlotState
 
 
 @dataclass(slots=True)
@@ -37,7 +38,8 @@ class TrailingCall(Call):
                 return self.publish(self.ticket)
             free, holder = False, taken_by
         if not free and not takes_part:
-            return self.answer(holder)
+            taken_by = holder if holder.state is not SlotState.CLAIMED else self.claim()
+            return self.answer(taken_by) if taken_by else self.publish(self.ticket)
         with turn(self.ticket):
             taken_by = self.claim() if free else holder
             if taken_by and takes_part:
@@ -104,10 +106,15 @@ class TrailingCall(Call):
         return found if found and found.task == self.task.name[:NAME] else None
 
     def _has_these_arguments(self, record: Seen) -> bool:
-        """Return whether the pending call has these arguments; False with ``replace``, which also moves the time."""
+        """
+        Return whether a message with these arguments was sent for the pending call.
+
+        It counts as none with ``replace``, which also moves the time.
+        """
         found = self._pending(record)
         moved = self.rules.on_duplicate == "replace"
-        return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
+        sent = record.holder.state is SlotState.QUEUED
+        return found is not None and sent and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
 
     @property
     def label(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 from . import owner as owners
-from .attempt import NEVER, Attempt, Granted
+from .attempt import NEVER, NO_REPLIES, Attempt, Granted
 from .backoff import Backoff, Pause
 from .cleanup import cleanup
 from .names import permit_slug, slug
@@ -22,6 +22,8 @@ from .tokens import HighestToken
 from .waiter import Waiter
 from .wanted import Wanted
 
+FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; they double from time to time
+CONTEST = 2  # node timeouts for which a contender in a split vote goes on; the one that came first, twice as many
 FEW_PERMITS = 3  # with no more permits than this, each is tried without asking first which are taken
 
 
@@ -43,6 +45,7 @@ class GaveUp:
     retry_after: float | None
     holder: str
     queued: bool
+    agreed: bool
 
 
 Step = Round | Pause
@@ -101,6 +104,8 @@ class Acquisition:
                 granted = yield from self._try(self._slugs)
             else:
                 granted = yield from self._try_permits()
+            if granted is None and self._attempt.verdict.split:
+                granted = yield from self._contend()
             if granted is not None:
                 return granted
             verdict = self._attempt.verdict
@@ -122,10 +127,17 @@ class Acquisition:
         """
         return self._withdrawal(leaving=True, timeout=timeout)
 
-    def _try(self, slugs: tuple[str, ...]) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt to take *slugs*."""
+    def _try(
+        self, slugs: tuple[str, ...], skipped: Mapping[int, Reply] = NO_REPLIES
+    ) -> Generator[Step, Instant, Granted | None]:
+        """Make one attempt to take *slugs*, asking all nodes but those *skipped*."""
         if self._attempts or slugs is not self._slugs:
             self._attempt = self._new_attempt(slugs)
+        self._attempt.skipped = skipped
+        return (yield from self._ask())
+
+    def _ask(self) -> Generator[Step, Instant, Granted | None]:
+        """Carry out the steps of the present attempt."""
         self._attempts += 1
         attempt = self._attempt
         granted = yield from attempt.steps(self._at, self._since, self._enrolled)
@@ -133,6 +145,40 @@ class Acquisition:
         if attempt.enrolled:
             self._enrolled |= attempt.enrolled
         return granted
+
+    def _contend(self) -> Generator[Step, Instant, Granted | None]:
+        """
+        Decide a split vote: go on until one of the contenders has a quorum of the nodes that answer.
+
+        If all contenders gave up after a split vote, nobody would have the lock: a job that every server starts would
+        run nowhere. So the contender that came first keeps the nodes that it has and asks again for the others, soon
+        and with the same secret, while those that came later give theirs back and ask again after a random pause. The
+        one that came first goes on for longer, so at the latest it wins when the others have given up.
+
+        Silent nodes are not asked again. Each of these attempts would otherwise wait for them.
+        """
+        began, attempt, pause = self._at.now, self._attempt, FIRST_PAUSE
+        skipped = attempt.verdict.unanswering
+        while (verdict := self._attempt.verdict).split:
+            attempt = self._attempt
+            first = attempt.goes_on()
+            until = began + CONTEST * (2 if first else 1) * self._timeout
+            if first:
+                seconds = pause * (1.0 + self._chance())
+                pause = min(2 * pause, self._rules.retry_delay)
+            else:
+                self.waiter.gives_back(verdict.granted)
+                yield from self._withdraw(leaving=False)
+                seconds = self._rules.retry_delay * self._chance()
+            if self._at.now + seconds >= until:
+                return None
+            self._at = yield Pause(seconds, seconds)
+            self.waiter.attend()
+            attempt.skipped = skipped
+            granted = yield from (self._ask() if first else self._try(attempt.slugs, skipped))
+            if granted is not None:
+                return granted
+        return None
 
     def _new_attempt(self, slugs: tuple[str, ...]) -> Attempt:
         # Each attempt has a fresh secret, unless the caller chose one. A late request of a released attempt then finds
@@ -220,16 +266,8 @@ class Acquisition:
         return left is not None and left <= -self._timeout
 
     def _time_left(self) -> float | None:
-        """
-        Return for how many more seconds to try; None is for ever.
-
-        After a split vote nobody has the lock. If all contenders gave up at that point, none of them would get it. So
-        they go on trying for one more node timeout.
-        """
-        if self.wanted.wait is None:
-            return None
-        repeat = self._timeout if self._attempt.verdict.split else 0.0
-        return self._since.now + self.wanted.wait + repeat - self._at.now
+        """Return for how many more seconds to try; None is for ever."""
+        return None if self.wanted.wait is None else self._since.now + self.wanted.wait - self._at.now
 
     def _gave_up(self) -> GaveUp:
         verdict = self._attempt.verdict
@@ -242,4 +280,5 @@ class Acquisition:
             retry_after=verdict.free_in,
             holder=verdict.holder,
             queued=count(verdict.replies, Kind.QUEUED) > 0 and count(verdict.replies, Kind.BUSY) == 0,
+            agreed=verdict.agreed,
         )

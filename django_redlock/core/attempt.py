@@ -23,7 +23,7 @@ from .requests import Acquire, Instant, Raise, Request
 from .round import Round, count
 from .rules import Rules
 from .tokens import HighestToken
-from .verdict import GRANTS, Verdict, granting_time, misconfigured, most_held, silent
+from .verdict import GRANTS, Verdict, granting_time, in_the_way, misconfigured, silent
 from .wanted import Wanted
 
 PATIENCE = 0.005  # seconds for which a waiter's refused round waits for the replies still in flight
@@ -79,11 +79,12 @@ class Attempt:
 
     ``enrolled`` has the nodes that have the waiter in their queue, or may have. ``given_back`` is whether everything
     that the attempt may have been granted has been released. ``at`` is the time after the attempt's last round.
+    ``skipped`` has the last replies of silent nodes that need not be asked again while contenders decide a split vote.
     """
 
     __slots__ = (
         *("_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
-        *("at", "enrolled", "given_back", "rounds", "secret", "slugs"),
+        *("at", "enrolled", "given_back", "rounds", "secret", "skipped", "slugs", "value"),
     )
 
     def __init__(
@@ -102,6 +103,8 @@ class Attempt:
         self.rounds: list[Round] = []
         self.enrolled: Set[int] = NO_NODES
         self.given_back = False
+        self.skipped = NO_REPLIES
+        self.value = ""
         self._wanted = wanted
         self._rules = rules
         self._highest = highest
@@ -114,6 +117,9 @@ class Attempt:
         """
         Yield rounds, and return the outcome, None if the attempt failed; the driver sends the time after each round.
 
+        An attempt that :meth:`goes_on` after a split vote runs its steps again: with the same secret, it keeps what it
+        was granted, and asks for the rest.
+
         Args:
             at: The present time.
             since: When the first attempt began, which is the waiter's rank in the queues.
@@ -122,9 +128,10 @@ class Attempt:
         # Step 1 of "Distributed Locks with Redis": the time before the first byte is sent. However long the request or
         # the reply takes, the nodes' keys expire later than ``start + ttl``, never sooner.
         self.at = at
-        start, ttl = at.now, self._wanted.ttl
-        value, fencing_token = self._value(), max(at.wall, self._above_highest())
-        first = yield from self._ask_all(value, fencing_token, since.wall)
+        start, ttl, again = at.now, self._wanted.ttl, bool(self.rounds)
+        self.value = self.value or self._new_value()
+        fencing_token = max(at.wall, self._above_highest())
+        first = yield from self._ask_all(fencing_token, since.wall)
         if not first.won and first.count(Kind.ACCEPTED) < self._rules.needed:
             if first.count(*GRANTS) < self._rules.needed:
                 return None
@@ -141,13 +148,14 @@ class Attempt:
         if self.at.now + self._rules.least_validity(ttl) > deadline:
             self.enrolled = first.may_queue() if self._waiter else NO_NODES
             return None
-        # A secret that the caller chose may also belong to an earlier hold, which a node may still have.
-        untouched = NO_NODES if self._wanted.secret else frozenset(first.untouched() - self.enrolled - enrolled)
+        # A secret that the caller chose, or that was used before, may also be on nodes that did not get this round.
+        known = not (self._wanted.secret or again or self.skipped)
+        untouched = frozenset(first.untouched() - self.enrolled - enrolled) if known else NO_NODES
         rounds, waited = tuple(self.rounds), self.at.now - since.now
         return Granted(
             self.slugs,
             self.secret,
-            value,
+            self.value,
             fencing_token,
             start,
             deadline,
@@ -162,6 +170,10 @@ class Attempt:
     def verdict(self) -> Verdict:
         """The meaning of the replies to the first round."""
         return Verdict(self._replies, self._rules)
+
+    def goes_on(self) -> bool:
+        """Return whether the attempt keeps what it was granted in a split vote, because it came before all others."""
+        return bool(self.verdict.granted) and self.verdict.precedes(self.value)
 
     def may_hold(self) -> set[int]:
         """Return the nodes that may still have something of this attempt."""
@@ -185,18 +197,18 @@ class Attempt:
         highest = self._highest.of(self.slugs)
         return 0 if is_absurd(highest, self.at.wall) else highest + 1
 
-    def _value(self) -> str:
+    def _new_value(self) -> str:
         """Return the value to store; that of a shared lock describes no single holder."""
         if self._wanted.shared:
             return owners.encode(self.secret, owners.Owner(kind=owners.SHARED_KIND, ttl=self._wanted.ttl))
         return owners.encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
 
-    def _ask_all(self, value: str, number: int, stamp: int) -> Generator[Round, Instant, Round]:
+    def _ask_all(self, number: int, stamp: int) -> Generator[Round, Instant, Round]:
         wanted, rules = self._wanted, self._rules
         request = Acquire(
             self.slugs,
             self.secret,
-            value,
+            self.value,
             wanted.ttl,
             number,
             rules.fence_keep,
@@ -209,9 +221,9 @@ class Attempt:
             self._queue,
             wanted.strict,
         )
-        requests = dict.fromkeys(range(rules.nodes), request)
+        requests = {node: request for node in range(rules.nodes) if node not in self.skipped}
         round = yield from self._ask(requests, partial(first_round_decided, rules))
-        self._replies = round.replies
+        self._replies = {**self.skipped, **round.replies} if self.skipped else round.replies
         if self._waiter and not round.won:
             self.enrolled = round.may_queue()
         return round
@@ -249,8 +261,8 @@ def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     """
     Return whether the replies so far settle what happens next.
 
-    A failure is settled early only together with its reason. Either one holder and earlier waiters block more nodes
-    than the quorum can spare; or too many nodes are silent, and it is known whether waiting for them can help.
+    A failure is settled early only together with its reason. Either one holder and earlier waiters have a quorum; or
+    too many nodes are silent, and it is known whether waiting for them can help.
     """
     accepted = count(replies, Kind.ACCEPTED)
     if accepted >= rules.needed:
@@ -261,7 +273,7 @@ def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     pending = rules.nodes - len(replies)
     if granted >= rules.needed and accepted + pending < rules.needed:
         return True
-    if most_held(replies) + count(replies, Kind.QUEUED) > rules.spare:
+    if in_the_way(replies) >= rules.needed:
         return True
     hopeless = misconfigured(replies)
     explained = hopeless > rules.spare or hopeless + pending <= rules.spare

@@ -25,6 +25,9 @@ class Acquire(NamedTuple):
     """
     Set all holder keys to *value* if they are free, ours or *adopt*'s, and propose *number* as the token.
 
+    A node that grants this refuses late requests of *adopt* afterwards, whether or not it has seen earlier ones. Only
+    the new holder itself can hand the lock back.
+
     Args:
         slugs: The names, as written in the keys.
         secret: The holder's secret.
@@ -177,6 +180,9 @@ ENROLMENT = 3.0
 
 QUEUE_CAP = 1000
 """The most waiters in the queue of a name; a waiter that finds it full waits without a position."""
+
+SUPERSEDED = 30.0
+"""Seconds for which a node refuses late requests of a holder that another one has replaced."""
 
 SHOWN_WAITERS = 100
 """The most waiters that the survey for one lock's page lists."""

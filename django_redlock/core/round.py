@@ -28,6 +28,8 @@ class Plan:
             does, because it restores the lock on nodes that were away and have lost it.
         unattended: Whether the round, with a timeout of 0, stays open after it was sent. The next reader of its
             connections gives it the replies; see :mod:`django_redlock.engine.unattended`.
+        by_digest: Whether scripts are sent by their digests although nobody waits for the replies. A node that does not
+            know a script gets its text when the next round over the same connection reads that reply.
     """
 
     requests: Mapping[int, Request]
@@ -41,11 +43,12 @@ class Plan:
     remedy: Mapping[int, Request] = field(default_factory=dict)
     mending: bool = False
     unattended: bool = False
+    by_digest: bool = False
 
     @property
     def in_full(self) -> bool:
         """Whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
-        return not self.timeout and not self.unattended
+        return not (self.timeout or self.unattended or self.by_digest)
 
 
 @dataclass(eq=False, slots=True)

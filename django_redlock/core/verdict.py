@@ -34,13 +34,30 @@ class Verdict:
 
     @property
     def split(self) -> bool:
-        """Whether several contenders each hold some of the nodes that answer, so that none of them has a quorum."""
-        # A node that did not reply may have granted the lock to any of the contenders. So the vote is split only if
-        # not even all of those nodes together could give one contender a quorum.
+        """
+        Whether contenders may each hold some of the nodes that answer, so that none of them has a quorum.
+
+        A silent node may have granted the lock to any of them. So nobody can know whether one of them has won; those
+        that have not go on, see :meth:`precedes`.
+        """
         pending = self._rules.nodes - len(self.replies)
-        contended = count(self.replies, Kind.BUSY) > 0 and silent(self.replies) <= self._rules.spare
-        in_the_way = most_held(self.replies) + count(self.replies, Kind.QUEUED)
-        return contended and in_the_way + pending < self._rules.needed
+        return (
+            not self.cut_off
+            and count(self.replies, Kind.BUSY) > 0
+            and in_the_way(self.replies) + pending < self._rules.needed
+        )
+
+    def precedes(self, value: str) -> bool:
+        """
+        Return whether the contender that stores *value* comes before all others that were seen.
+
+        Of several contenders, the one that began first keeps what it was granted, and the others give theirs back. All
+        of them compare the same texts, so they agree who that is. If the lock is free, but a node serves a waiter
+        first, that waiter comes first.
+        """
+        mine = _rank(value[owners.SECRET_SIZE :])
+        rivals = [reply.detail for reply in self.replies.values() if reply.kind is Kind.BUSY]
+        return count(self.replies, Kind.QUEUED) == 0 and all(mine < _rank(rival) for rival in rivals)
 
     @property
     def queued(self) -> bool:
@@ -59,10 +76,18 @@ class Verdict:
 
     @property
     def taken(self) -> bool:
-        """Whether the lock is known to be held, or to have waiters that came first."""
-        refused = count(self.replies, *REFUSALS)
-        enough = refused > self._rules.spare or (refused > 0 and not self.cut_off)
-        return enough and not self.misconfigured
+        """
+        Whether the lock is known to be held, or to have waiters that came first.
+
+        Fewer refusals than this prove nothing: the others may be free, and a vote on a single node may be all that is
+        left of a client that died during its attempt.
+        """
+        return count(self.replies, *REFUSALS) > self._rules.spare and not self.misconfigured
+
+    @property
+    def agreed(self) -> bool:
+        """Whether a quorum of nodes names one holder."""
+        return most_held(self.replies) >= self._rules.needed
 
     @property
     def holder(self) -> str:
@@ -77,10 +102,14 @@ class Verdict:
         return {node for node, reply in self.replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
 
     @property
+    def unanswering(self) -> Mapping[int, Reply]:
+        """The replies that are no answer."""
+        return {node: reply for node, reply in self.replies.items() if reply.kind not in ANSWERS}
+
+    @property
     def silent(self) -> Mapping[int, Reply]:
         """The replies that are no answer, if they leave too few nodes for a quorum; otherwise none."""
-        silent = {node: reply for node, reply in self.replies.items() if reply.kind not in ANSWERS}
-        return silent if len(silent) > self._rules.spare else {}
+        return self.unanswering if self.cut_off else {}
 
     @property
     def last_position(self) -> int:
@@ -107,6 +136,12 @@ class Verdict:
         return None if held[enough - 1] == float("inf") else max(held[enough - 1], 0.0)
 
 
+def _rank(detail: str) -> tuple[float, str]:
+    """Return the rank of a contender: when it began, and the rest of its description for those that began together."""
+    described = owners.decode(detail)
+    return (described.since if described else 0.0, owners.uncounted(detail))
+
+
 def silent(replies: Mapping[int, Reply]) -> int:
     """Return how many replies do not report the state of the lock."""
     return sum([reply.kind not in ANSWERS for reply in replies.values()])
@@ -120,6 +155,11 @@ def misconfigured(replies: Mapping[int, Reply]) -> int:
 def granting_time(replies: Mapping[int, Reply]) -> int:
     """Return the time on the slowest clock of the nodes that granted, in microseconds; 0 if none reports one."""
     return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
+
+
+def in_the_way(replies: Mapping[int, Reply]) -> int:
+    """Return how many nodes one holder and the waiters that came first have together."""
+    return most_held(replies) + count(replies, Kind.QUEUED)
 
 
 def most_held(replies: Mapping[int, Reply]) -> int:

@@ -8,10 +8,12 @@ from django.db import connections
 
 from ..checks import TAG
 from ..models import Fence
+from ..routers import read_elsewhere
 
 FOUND_ROWS = 2  # the value of CLIENT_FOUND_ROWS in MySQL's protocol
 MYSQL = "django.db.backends.mysql"
 POSTGRESQL = "django.db.backends.postgresql"
+QUESTIONS = 20  # to routers, some of which choose a replica at random
 
 
 @register(TAG)
@@ -19,6 +21,29 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
     """Report the problems that the database settings show, without a connection."""
     entries = {alias: connections.settings[alias] for alias in connections}
     return [message for alias, entry in entries.items() for message in _check_entry(alias, entry)]
+
+
+@register(TAG)
+def check_routers(**kwargs: Any) -> list[CheckMessage]:
+    """Report routers that send reads and writes of a model to different databases, even in a fenced block."""
+    aliases = list(connections)
+    try:
+        found = next(filter(None, (read_elsewhere(aliases) for _ in range(QUESTIONS))), None)
+    except (ImportError, TypeError):
+        return []  # a router that cannot be imported, or no list: Django raises it at the first query
+    if found is None:
+        return []
+    model, written, read = found
+    return [
+        Warning(
+            f"DATABASE_ROUTERS sends writes of {model._meta.label} to {written!r}, but reads to {read!r}, which may "
+            "lag behind: fenced() and lock_for_update() refuse to begin, and views under @locked_view may read old "
+            "rows.",
+            hint="Put 'django_redlock.routers.FencedRouter' first in DATABASE_ROUTERS. It changes only where such "
+            "blocks and views read.",
+            id="redlock.W032",
+        )
+    ]
 
 
 @register(TAG, Tags.database)

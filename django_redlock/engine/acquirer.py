@@ -96,10 +96,10 @@ class Acquirer:
         A node that missed the round would keep that hold until it ends by itself. The release that is redelivered to
         the node ends the hold and leaves a tombstone, in case the request for the hold is still on its way.
         """
-        round = granted.rounds[0]
         end = Release(granted.slugs, wanted.adopt, self._rules.guard)
-        round.remedy, round.lasting = dict.fromkeys(round.requests, end), LASTING
-        self._driver.follow_up(round)
+        for round in granted.rounds:
+            round.remedy, round.lasting = dict.fromkeys(round.requests, end), LASTING
+            self._driver.follow_up(round)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""

@@ -25,10 +25,11 @@ def error_of(
     reported = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
     if not outcome.taken:
         after = votes_in(outcome.replies.values(), rules.needed) or None
-        why = (rules.needed, outcome.misconfigured, after)
-        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *why)
+        votes = (rules.needed, outcome.misconfigured, after)
+        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *votes)
     about = _about(decode(outcome.holder))
-    return LockTakenError(name, outcome.waited, outcome.attempts, reported, outcome.retry_after, about, outcome.queued)
+    why = (outcome.retry_after, about, outcome.queued, outcome.agreed)
+    return LockTakenError(name, outcome.waited, outcome.attempts, reported, *why)
 
 
 def _about(holder: Owner | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ They are for tests and experiments: a lock over them excludes only threads and t
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from threading import Lock
@@ -38,7 +39,7 @@ class MemoryNode:
         self.name = name
         self.address = f"memory:{name}"
         self.store = store or NodeState(time.time, Lock())
-        self.greeting = Greeting(run_id=f"memory {name} {id(self)}", age=float("inf"))
+        self.greeting = Greeting(run_id=f"memory {name} {secrets.token_hex(8)}", age=float("inf"))
         self.down = self.silent = self.deaf = False
 
     def connect(self, timeout: float) -> "MemoryLink":

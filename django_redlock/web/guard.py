@@ -24,6 +24,7 @@ from ..engine.lease import Lease, arelease_at_end, release_at_end
 from ..engine.lock import Lock, decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import in_transaction, lock, locks
+from ..routers import reads_pinned
 from .keys import Call, Key, ViewKey
 from .responses import OnBusy, refuse
 
@@ -98,7 +99,8 @@ def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
         except (LockTakenError, QuorumUnavailableError) as error:
             return guard.refuse(request, error)
         try:
-            with guard.transactions():
+            # The request before this one may have changed the row that the key stands for: read it where it is written.
+            with reads_pinned(connections), guard.transactions():
                 response = guard.finished(view(request, *args, **kwargs))
                 guard.ensure(lease)
         except BaseException:
@@ -128,7 +130,8 @@ def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
         except (LockTakenError, QuorumUnavailableError) as error:
             return await sync_to_async(guard.refuse)(request, error)
         try:
-            response = await view(request, *args, **kwargs)
+            with reads_pinned(connections):
+                response = await view(request, *args, **kwargs)
             guard.ensure(lease)
         except BaseException:
             await arelease_at_end(lease)

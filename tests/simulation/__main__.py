@@ -7,11 +7,13 @@ Run many schedules and print the figures.
     python -m tests.simulation --mutants
     python -m tests.simulation --assumptions
     python -m tests.simulation --exhaustive
+    python -m tests.simulation --simultaneous --schedules 10000
 """
 
 import argparse
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from math import ceil
 from pathlib import Path
 from secrets import randbelow
@@ -23,6 +25,7 @@ from .mutants import MUTANTS, hunt, score
 from .plot import draw_lost
 from .profiles import PROFILES
 from .runs import HEADS, Runs, line
+from .scenarios import simultaneous
 from .schedule import Outcome, run
 
 
@@ -40,12 +43,25 @@ def main() -> int:
     if options.exhaustive:
         print(table())
         return 0
+    if options.simultaneous:
+        return race(options)
     if options.trace:
         outcome = run(PROFILES[options.profile], options.seed, traced=True)
         print("\n".join(outcome.trace))
         print(*outcome.violations, sep="\n")
         return int(bool(outcome.failures))
     return many(options)
+
+
+def race(options: argparse.Namespace) -> int:
+    """Let callers try to take a free lock at the same moment, again and again, and print how often nobody won."""
+    seeds = range(options.seed, options.seed + options.schedules)
+    print(f"seed {options.seed}", flush=True)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        found = pool.map(simultaneous, seeds, chunksize=50)
+        wrong = [(seed, violations) for seed, violations in zip(seeds, found, strict=True) if violations]
+    print(f"{len(seeds):,} rounds of simultaneous callers, {len(wrong)} failed", *wrong[:3], sep="\n")
+    return int(bool(wrong))
 
 
 def many(options: argparse.Namespace) -> int:
@@ -88,6 +104,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mutants", action="store_true", help="run the wrong protocols and print the score")
     parser.add_argument("--assumptions", action="store_true", help="break each assumption and print what went wrong")
     parser.add_argument("--exhaustive", action="store_true", help="search all schedules of the token for three nodes")
+    parser.add_argument(
+        "--simultaneous", action="store_true", help="count the rounds of simultaneous callers that nobody won"
+    )
     options = parser.parse_args()
     if options.trace and (options.profile == "all" or options.seed is None):
         parser.error("--trace needs the --profile and the --seed of the schedule.")

@@ -182,10 +182,14 @@ class Oracles:
         """An attempt that began at *began*, in true time, won."""
         self.figures.acquisitions += 1
         self.figures.one_round += len(outcome.rounds) == 1
-        if len(outcome.rounds) > 2 or len(outcome.rounds[0].requests) != self._nodes:
+        # The rounds in which the nodes were asked for the lock. There is more than one only after split votes, in which
+        # the silent nodes are not asked again.
+        asked = [round for round in outcome.rounds if isinstance(next(iter(round.requests.values())), Acquire)]
+        split = [any(reply.kind is Kind.BUSY for reply in round.replies.values()) for round in asked[:-1]]
+        if not all(split) or len(asked[-1].requests) < self._quorum or len(outcome.rounds) > len(asked) + 1:
             self.violated("cost", f"P26: {len(outcome.rounds)} rounds")
         self._check_votes(outcome)
-        latest = self._first_bytes[outcome.rounds[0]] + TTL - DRIFT
+        latest = self._first_bytes[asked[-1]] + TTL - DRIFT
         if lease.hold.deadline > latest + ROUNDING:
             self.violated("validity", f"P17: a lease ends {lease.hold.deadline - latest:.6f} s too late")
         if not lease.believed():

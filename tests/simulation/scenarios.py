@@ -6,6 +6,7 @@ A scenario takes a seed and returns the violations that the oracles found.
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 from django_redlock.core.acquisition import GaveUp
 from django_redlock.core.requests import Survey
@@ -35,6 +36,45 @@ def same_microsecond(seed: int) -> Violations:
             return client
 
     return Still(CALM, seed).run().violations
+
+
+def simultaneous(seed: int) -> Violations:
+    """
+    L16: two to eight processes try once to take a free lock at the same moment. With a quorum answering, one wins.
+
+    Some know the nodes already, and others connect first. The ways to the nodes are of different lengths.
+    """
+    chance = Random(seed)
+    nodes, silent = chance.choice(((3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (4, 1), (2, 0)))
+    schedule = Schedule(replace(CALM, sizes=((nodes, None),)), seed)
+    world, ended, won = schedule.world, [], []
+    clients = [schedule.start_client(idle=True) for _ in range(chance.randint(2, 8))]
+
+    def once(client: Client) -> Routine:
+        yield Sleep(world.random.uniform(0.0, chance.choice((0.0, 1e-4, 1e-3))))
+        lease = yield from client.acquire(("a",), 0.0)
+        ended.append(client)
+        if isinstance(lease, Lease):
+            won.append(client)
+            client.renew(lease)
+
+    for client in clients:
+        client.wall.step(chance.uniform(-0.2, 0.2))
+        if chance.random() < 0.5:
+            client.spawn(visit(client))
+    world.run(world.now + 2.0)
+    for machine in chance.sample(schedule.machines, silent):
+        machine.stop(60.0)
+    for client in clients:
+        for machine in schedule.machines:
+            schedule.faults.block(client, machine, chance.choice((0.0, 0.0, 0.0005, 0.005)))
+        client.spawn(once(client))
+    world.run(world.now + 10.0)
+    schedule.close()
+    if len(ended) == len(clients) and len(won) == 1:
+        return schedule.oracles.violations
+    winners = f"{len(won)} of {len(clients)} callers won, with {silent} of {nodes} nodes silent"
+    return [*schedule.oracles.violations, ("winner", f"L16: {winners}")]
 
 
 def lost_replies(seed: int) -> Violations:

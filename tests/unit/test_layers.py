@@ -49,7 +49,7 @@ REAL_TIME = {"engine/runtime.py", "engine/renewal.py"}
 # The modules that Django and users expect at the top. Every other module has a room.
 PUBLIC = {
     *("__init__", "apps", "checks", "compat", "conf", "exceptions", "fenced_models", "fencing", "handler"),
-    *("middleware", "models", "operations", "querysets", "signals", "views"),
+    *("middleware", "models", "operations", "querysets", "routers", "signals", "views"),
 }
 
 # Modules that import each other, directly or through others.
@@ -300,6 +300,18 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime(imports):
 
     assert [each for each in clocks if each.where not in REAL_TIME] == []
     assert patches == {"testing/virtual_loop.py"}
+
+
+def test_seeded_generator_is_for_pauses_only(imports):
+    """
+    Users seed ``random``, so no secret, version or id comes from it: only pauses, and the virtual time of a simulation.
+    """
+    drawing = {each.where for each in imports if each.name.partition(".")[0] in ("random", "uuid")}
+
+    assert drawing == {
+        *("engine/runtime.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
+        "web/keys.py",  # imports the type UUID
+    }
 
 
 def test_top_level_is_public():

@@ -58,6 +58,7 @@ PATHS = {
     "django_redlock.models": ["Fence", "HeldLock"],
     "django_redlock.operations": ["RequireFence"],
     "django_redlock.querysets": ["LockableQuerySet", "lock_for_update"],
+    "django_redlock.routers": ["FencedRouter"],
     "django_redlock.signals": [
         *("lock_acquired", "lock_extended", "lock_forced", "lock_lost", "lock_released", "lock_taken"),
         *("node_down", "node_up"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Set
 
 from ..owner import SECRET_SIZE
 from ..replies import Kind, Reply, is_absurd
-from ..requests import SHARED, Acquire, Extend, Raise, Release, Repair, Term
+from ..requests import SHARED, SUPERSEDED, Acquire, Extend, Raise, Release, Repair, Term
 from .queues import NOBODY, Queues
 from .records import Records, Tombstone
 
@@ -47,8 +47,10 @@ class Decisions:
         ours = {request.secret, request.adopt or request.secret}
         others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours)]
         first_in, behind_in = self._turns(request, ours)
-        if records.cancelled(request.secret, now):
-            # This attempt was released before its request arrived. A grant now would have no holder until it expires.
+        cancelled = records.cancelled(request.secret, now)
+        if cancelled and not self._is_handed_back(request):
+            # This attempt was released, or another holder has replaced it, before its request arrived. A grant now
+            # would have no holder until it expires.
             return Reply(Kind.CANCELLED, high, self._time)
         if others or behind_in:
             return self._refuse(request, others, behind_in, high)
@@ -57,6 +59,10 @@ class Decisions:
                 records.share(slug, request.secret, request.value, request.ttl, now)
             else:
                 records.write(slug, request.value, request.ttl, now)
+        if cancelled:
+            del records.tombstones[request.secret]
+        if request.adopt not in ("", request.secret) and not records.cancelled(request.adopt, now):
+            records.tombstones[request.adopt] = Tombstone(now + SUPERSEDED, revoked=False, superseded=True)
         if first_in:
             self._queues.granted(request, first_in, now)
         records.trim(now)
@@ -66,6 +72,12 @@ class Decisions:
             records.write_fence(request.slugs, request.number, request.keep, now)
             return Reply(Kind.ACCEPTED, request.number, self._time)
         return Reply(Kind.GRANTED, high, self._time)
+
+    def _is_handed_back(self, request: Acquire) -> bool:
+        """Return whether the holder that has replaced this one hands the lock back to it."""
+        records, now = self._records, self._now
+        present = all(records.owner(slug, now) == request.adopt for slug in request.slugs)
+        return bool(request.adopt) and present and records.tombstones[request.secret].superseded
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str]) -> bool:
         """Return whether another owner holds a name, or whether nobody does although it must be taken over."""

@@ -47,7 +47,8 @@ def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
 def load_tombstone(records: Records, secret: str, record: Mapping[str, Any]) -> None:
     """Restore a tombstone from what :func:`dump_tombstone` returned."""
     if "until" in record:
-        records.tombstones[secret] = Tombstone(moment(record["until"]) or 0.0, bool(record.get("revoked")))
+        words = bool(record.get("revoked")), bool(record.get("superseded"))
+        records.tombstones[secret] = Tombstone(moment(record["until"]) or 0.0, *words)
 
 
 def dump_tombstone(records: Records, secret: str, now: float) -> dict[str, Any]:

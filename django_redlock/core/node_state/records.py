@@ -11,10 +11,18 @@ NO_FENCE: tuple[int, float | None] = (0, None)
 
 
 class Tombstone(NamedTuple):
-    """The record that refuses late requests with a released secret: until when, and whether an operator asked."""
+    """
+    The record that refuses late requests with a secret that was released or replaced.
+
+    Args:
+        until: When it ends.
+        revoked: Whether an operator asked the holder to stop.
+        superseded: Whether another holder has replaced this one, and may hand the lock back to it.
+    """
 
     until: float
     revoked: bool
+    superseded: bool = False
 
 
 class Records:

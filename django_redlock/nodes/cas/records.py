@@ -93,6 +93,8 @@ def names_of(requests: Iterable[Request]) -> Names:
                 names.slugs.update(request.slugs)
                 names.slugs.update({request.queue} - {""})
                 names.secrets.add(request.secret)
+                if isinstance(request, Acquire) and request.adopt:
+                    names.secrets.add(request.adopt)
             case Raise() | Survey():
                 names.slugs.update(request.slugs)
             case Repair():

@@ -255,7 +255,7 @@ def weight(request: Request) -> int:
             return 0
         case Extend(terms):
             return sum(len(term.slugs) for term in terms)
-    return len(names_of([request]).slugs) + 1  # plus a tombstone
+    return sum(map(len, names_of([request])))  # with the tombstones
 
 
 def uncounted(reply: Reply) -> Reply:

@@ -1,7 +1,7 @@
 """The rows in which a database keeps records (internal)."""
 
 import json
-import random
+import secrets
 from typing import Any, NamedTuple
 
 from ..cas.records import Change, needed_until
@@ -25,8 +25,14 @@ class Row(NamedTuple):
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """The first parameters of both the update and the insertion of a row; the version is new each time."""
-        return random.getrandbits(62), self.ends, self.kept, self.state, self.digest
+        """
+        The first parameters of both the update and the insertion of a row; the version is new each time.
+
+        It comes from the operating system. Programs seed ``random``, and two with one seed would write equal versions:
+        a late write would then find the version that it read, although the row has changed twice since. A counter would
+        do the same where a row is deleted and inserted again.
+        """
+        return secrets.randbits(62), self.ends, self.kept, self.state, self.digest
 
 
 def row(change: Change, now: int) -> Row:

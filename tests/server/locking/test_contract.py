@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError
 from django_redlock.core.names import process_of
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
@@ -321,6 +321,35 @@ async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, f
     assert held_by(manager, "{slot}", running.secret)
     assert manager.release("slot", "1" * 32) == "taken"
     assert await flavour.release(running) == "released"
+
+
+async def test_holder_that_was_replaced_does_not_come_back(make: Manager, flavour: Flavour):
+    """
+    A request to take the lock that arrives after a later holder took the lock over, and even after that one has
+    released it, is refused.
+    """
+    manager = make()
+    later = manager.claim("slot", wait=0, secret="2" * 32, adopt="1" * 32, detached=True)
+
+    await flavour.release(await flavour.acquire(later))
+
+    with pytest.raises(RedlockError):
+        await flavour.acquire(manager.claim("slot", wait=0, secret="1" * 32, detached=True))
+    assert held_by(manager, "{slot}")
+
+
+async def test_holder_that_was_replaced_gets_the_lock_back_from_the_present_one(make: Manager, flavour: Flavour):
+    """Nobody else can bring it back."""
+    manager = make()
+    first, second = "1" * 32, "2" * 32
+    await flavour.acquire(manager.claim("slot", wait=0, secret=first, detached=True))
+    await flavour.acquire(manager.claim("slot", wait=0, secret=second, adopt=first, detached=True))
+
+    await flavour.acquire(manager.claim("slot", wait=0, secret=first, adopt=second, detached=True))
+
+    assert held_by(manager, "{slot}", first)
+    assert manager.release("slot", second) == "taken"
+    assert manager.release("slot", first) == "released"
 
 
 async def test_waiter_gets_the_lock_when_it_is_free(virtual: Virtual, flavour: Flavour):

@@ -2,10 +2,13 @@
 
 import io
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -134,18 +137,24 @@ def test_operators_see_and_end_what_a_database_holds(tables: Tables):
 
 
 @pytest.fixture
-def overtaken(table: LockTable, other: LockTable, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], None]:
-    """Let another connection execute a request between the first one's read and its write."""
-    decide, between = table._decide, list[Request]()
+def between(table: LockTable, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Let something happen between the next request's read and its write."""
+    decide, events = table._decide, list[Callable[[], object]]()
 
     def decide_slowly(asked: Sequence[Request]) -> Any:
         decided = decide(asked)
-        if between:
-            other.execute([between.pop()])
+        if events:
+            events.pop()()
         return decided
 
     monkeypatch.setattr(table, "_decide", decide_slowly)
-    return between.append
+    return events.append
+
+
+@pytest.fixture
+def overtaken(other: LockTable, between: Callable[[Callable[[], object]], None]) -> Callable[[Request], None]:
+    """Let another connection execute a request between the first one's read and its write."""
+    return lambda request: between(partial(other.execute, [request]))
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -160,6 +169,68 @@ def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bo
 
     (reply,) = table.execute([acquire()])
 
+    assert reply.kind is Kind.BUSY
+
+
+SEEDED = """
+import ctypes, json, os, random, sys
+from django.conf import settings
+settings.configure(DATABASES=json.loads(sys.argv[1]))
+from tests.drivers import install_mysql
+install_mysql()
+import django
+django.setup()
+from django_redlock.core.requests import Acquire, Extend, Release, Term
+from django_redlock.nodes.database.table import LockTable
+
+def acquire(secret):
+    return Acquire(("{x}",), secret, secret + '{"host":"h"}', 60.0, int(sys.argv[3]), 3600.0, 1e9)
+
+def extend(secret):
+    return Extend((Term(("{x}",), secret, secret + '{"host":"h"}', 60.0, int(sys.argv[3])),), 3600.0)
+
+def release(secret):
+    return Release(("{x}",), secret)
+
+random.seed(0)
+for line in sys.stdin:
+    # Python's own fork gives the child a new seed, which a library may overwrite; uWSGI forks without Python's hooks.
+    child = ctypes.PyDLL(None).fork() if sys.argv[2] == "forked" else os.fork()
+    if not child:
+        if sys.argv[2] == "seeded":
+            random.seed(0)
+        table = LockTable("held", "t:", 5.0)
+        table.open()
+        secret, *steps = line.split()
+        kinds = [table.execute([globals()[step](secret)])[0].kind.value for step in steps]
+        print(*kinds, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("how", ["seeded", "forked"])
+def test_processes_with_equal_seeds_write_different_versions(tables: Tables, table: LockTable, between: Any, how: str):
+    """
+    P1: a write is refused if the row has changed twice since it was read, though all processes seeded ``random``
+    alike, or were forked from one parent.
+    """
+    entries = json.dumps({"default": {}, "held": tables.entry()})
+    command = [sys.executable, "-c", SEEDED, entries, how, str(BASE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def others(line: str) -> list[str]:
+            print(line, file=process.stdin, flush=True)
+            return process.stdout.readline().split()
+
+        told = [others(f"{'b' * 32} acquire release")]
+        between(lambda: told.append(others(f"{'c' * 32} acquire extend")))
+        (reply,) = table.execute([acquire()])
+        process.stdin.close()
+
+    assert told == [["accepted", "released"], ["granted", "held"]]
     assert reply.kind is Kind.BUSY
 
 

@@ -9,7 +9,7 @@ from kombu.exceptions import DecodeError
 from django_redlock.celery import pending, trailing
 from django_redlock.celery.request import freeing_unreadable
 from django_redlock.celery.sightings import peek
-from django_redlock.celery.slots import RUN_HEADER, take_running, take_waiting
+from django_redlock.celery.slots import RUN_HEADER, claim, take_running
 from django_redlock.engine.acquirer import fresh_secret
 from django_redlock.engine.renewal import watchdog
 
@@ -24,7 +24,7 @@ def begin(request):
 def leave_to_a_retry(request):
     """Leave the slot to a retry that is never sent, as a child that dies before it can."""
     ticket = ticket_of(request)
-    take_waiting(replace(ticket, secret=fresh_secret()), 3600, "shop.sync", adopt=ticket.secret)
+    claim(replace(ticket, secret=fresh_secret()), 3600, "shop.sync", adopt=ticket.secret)
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])

@@ -6,7 +6,7 @@ from django_redlock import lock
 from django_redlock.celery import pending
 from django_redlock.celery.pending import UNKNOWN, began_secret, is_superseded, label_of
 from django_redlock.celery.sightings import FREE, Seen, peek
-from django_redlock.celery.slots import NOTE, Ticket
+from django_redlock.celery.slots import NOTE, QUEUED, Ticket
 from django_redlock.core.owner import Owner, encode
 
 from .slots import NAME, names
@@ -78,7 +78,7 @@ def test_pending_call_is_created_in_its_turn(make, memory_nodes, monkeypatch):
 def seen(number, secret="b" * 32, task_id="call", fence=1, note=False):
     """Return a record of a pending call, or a note that it has begun, as nodes have it."""
     secret = began_secret(secret) if note else secret
-    label = f"shop.sync #{UNKNOWN}.{number}{NOTE}" if note else label_of("shop.sync", UNKNOWN, number)
+    label = f"shop.sync #{UNKNOWN}.{number}{NOTE}" if note else label_of("shop.sync", UNKNOWN, number) + QUEUED
     return Seen(encode(secret, Owner("host", 1, "task", label, task_id)), 60.0, 1, fence)
 
 

@@ -167,23 +167,31 @@ def test_votes_of_two_rounds_are_not_mixed():
         (5, [B, B, B], True),
         (5, [F, F, F], False),
         (5, [B, B, F, F, F], False),
-        (5, [B, B, F, A, A], True),
-        (5, [A, A, B, B, U], True),
+        (5, [B, B, F, A, A], False),
+        (5, [A, A, B, B, U], False),
+        (5, [B, "b", "c", A, A], True),
         (5, [A, A, U, U, U], False),
-        (4, [B, B], True),
-        (2, [B], True),
+        (4, [B, B, B], True),
+        (4, [B, B, A, F], True),
+        (2, [B, F], True),
         (1, [B], True),
         (1, [F], False),
         (3, [B, F, F], False),
         (3, [B, B], True),
+        (3, [B, A, U], False),
+        (3, ["b", "c", U], True),
     ],
 )
-def test_taken_and_cannot_tell_are_different_errors(nodes: int, replies: list[Kind], taken: bool):
-    """L3, L12, P23: taken needs a quorum of answers, or too many busy nodes; silence is never a holder."""
+def test_taken_and_cannot_tell_are_different_errors(nodes: int, replies: list[Kind | str], taken: bool):
+    """L3, L12, P23: "taken" needs so many busy nodes that the others are no quorum; a minority proves nothing."""
     attempt = Attempt(nodes)
 
     attempt.reply(*replies)
-    outcome = attempt.proceed(1.0)  # long enough for a split vote not to be repeated
+    outcome = attempt.proceed(0.1)
+    while not isinstance(outcome, GaveUp):  # a split vote is repeated
+        attempt.go_on(0.1)
+        attempt.reply(*[replies[node] for node in attempt.step.requests])
+        outcome = attempt.proceed(0.1)
 
     assert outcome.taken is taken
 
@@ -538,26 +546,81 @@ def test_waiting_ends_with_its_time():
     assert (outcome.attempts, outcome.waited) == (2, pytest.approx(1.0))
 
 
-@pytest.mark.parametrize(
-    "replies",
-    [["b", "b", "c", "c", A], [A, "b", "c", "d", "e"], ["b", "c", A, F, F], ["b", "b", "c", A, U]],
-)
-def test_split_vote_is_repeated_for_one_node_timeout(replies: list[Any]):
+SPLITS = [["b", "b", "c", "c", A], [A, "b", "c", "d", "e"], ["b", "c", A, F, F], ["b", "b", "c", A, U]]
+
+
+@pytest.mark.parametrize("replies", SPLITS)
+def test_later_contender_gives_back_what_it_has_and_asks_again(replies: list[Any]):
     """
     L16: contenders that share the nodes between them would otherwise all be refused, and nobody would hold the lock.
+    It asks only the nodes that answered, for two node timeouts.
     """
     attempt = Attempt(wait=0.0, node_timeout=0.2)
     attempt.reply(*replies)
 
-    pause = attempt.proceed(0.05)
+    undo = attempt.go_on(0.05)
+    assert {type(request) for request in undo.requests.values()} == {Release}
+    pause = attempt.go_on()
     assert isinstance(pause, Pause)
     assert pause.seconds <= 0.05
-    attempt.go_on(0.2)
-    attempt.reply(*replies)
+    again = attempt.go_on(0.3)
+    assert list(again.requests) == [node for node, reply in enumerate(replies) if reply not in (F, U)]
+    assert again.requests[0].secret != undo.requests[replies.index(A)].secret
+    attempt.reply(*[reply for reply in replies if reply not in (F, U)])
 
-    outcome = attempt.proceed()
+    outcome = attempt.proceed(0.1)
     assert isinstance(outcome, GaveUp)
     assert outcome.attempts == 2
+
+
+def contender(since: float) -> str:
+    """Return the description of another contender that began at *since*."""
+    return encode("", Owner("host", 7, since=since))
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [[A, "1", U], [A, "1", F, F, A], [A, "1", "2", "1", A], [A, "1"], [A, A, "1", "1"]],
+)
+def test_first_contender_keeps_what_it_has(replies: list[Any]):
+    """L16: it asks again under the secret that it used before, until the others have given theirs back."""
+    began = NOW / 1e6 + 100.0
+    replies = [contender(began + int(reply)) if isinstance(reply, str) else reply for reply in replies]
+    answering = [reply for reply in replies if reply not in (F, U)]
+    attempt = Attempt(nodes=len(replies), wait=0.0, node_timeout=0.2)
+    before = attempt.step.requests[0]
+    attempt.reply(*replies)
+
+    for _ in range(3):
+        pause = attempt.go_on(0.01)
+        assert isinstance(pause, Pause)
+        assert 0 < pause.seconds <= 0.05
+        again = attempt.go_on(pause.seconds)
+        assert list(again.requests) == [node for node, reply in enumerate(replies) if reply not in (F, U)]
+        assert (again.requests[0].secret, again.requests[0].value) == (before.secret, before.value)
+        attempt.reply(*answering)
+    attempt.go_on(0.01)
+    attempt.go_on(0.01)
+    attempt.reply(*[A] * len(answering))
+
+    outcome = attempt.go_on(0.01)
+    assert isinstance(outcome, Granted)
+    assert outcome.secret == before.secret
+    assert outcome.start > 100.01  # its lease counts from the round that won
+    assert outcome.untouched == set()
+
+
+def test_first_contender_gives_way_to_a_waiter():
+    """P27: a node that is free, but serves a waiter first, will not give its vote to this caller."""
+    attempt = Attempt(nodes=3, wait=0.0)
+    attempt.reply(A, contender(NOW / 1e6 + 200.0), F)
+    attempt.go_on(0.01)
+    attempt.go_on(0.01)
+    attempt.reply(A, Kind.QUEUED)
+
+    undo = attempt.go_on(0.01)
+
+    assert {type(request) for request in undo.requests.values()} == {Release}
 
 
 @pytest.mark.parametrize(

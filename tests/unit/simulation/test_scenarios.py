@@ -21,6 +21,7 @@ from tests.simulation.scenarios import (
     reset_connections,
     same_microsecond,
     sent_releases,
+    simultaneous,
     stepping_node,
 )
 from tests.simulation.schedule import Client, Schedule, run
@@ -103,6 +104,12 @@ def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
     scenario = amnesia(nodes, quorum, forgetful, skew=2.0, cut=0.05)
 
     assert [violation for seed in range(12) for violation in scenario(seed)] == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_simultaneous_callers_have_a_winner(seed: int):
+    """One of the processes that try once at the same moment gets the lock, as long as a quorum of the nodes answers."""
+    assert simultaneous(seed) == []
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -30,9 +30,10 @@ if plain then
   end
   plain = call('EXISTS', unpack(KEYS, 2, s)) == found
 end
-if not plain then cancelled = call('EXISTS', tombstone) == 1 end
+if not plain then cancelled = call('GET', tombstone) end
 local high, busy, queued, left, endless, first_in_queue, alone = '0', nil, false, 0, {}, {}, {}
 local stop -- the first name that is not free
+local handed = adopt ~= '' and cancelled == 'superseded' -- by the holder that has replaced this one
 for i = 1, names do
   local current, fence
   if plain then
@@ -44,6 +45,7 @@ for i = 1, names do
   local owner = current and sub(current, 1, 32)
   alone[i] = owner ~= SHARED
   local ours = owner and (owner == secret or (adopt ~= '' and owner == adopt))
+  handed = handed and owner == adopt
   if owner and not ours and not (shared and owner == SHARED) then
     local pttl = call('PTTL', KEYS[h + i])
     if pttl == -1 then endless[#endless + 1] = sub(KEYS[h + i], #prefix + 1, -3) end
@@ -79,7 +81,7 @@ for i = 1, names do
     end
   end
 end
-if cancelled then return 'CANCELLED ' .. high .. ' ' .. stamp .. ' 0 -1 ' end
+if cancelled and not handed then return 'CANCELLED ' .. high .. ' ' .. stamp .. ' 0 -1 ' end
 -- Another program wrote a key without expiry. It blocks the name for ever, so listings must show it.
 for _, slug in ipairs(endless) do
   call('ZADD', index, '+inf', slug)
@@ -134,6 +136,9 @@ for i = 1, names do
     call('SET', KEYS[h + i], value, 'PX', ttl)
   end
 end
+-- From now on, late requests of the holder that was replaced are refused, in whatever order they arrive.
+if cancelled then call('DEL', tombstone) end
+if adopt ~= '' and adopt ~= secret then call('SET', prefix .. 'x:' .. adopt, 'superseded', 'PX', 30000, 'NX') end
 -- The index lives for twice as long as it must, so that few grants have to write this.
 if call('PTTL', index) < latest - now_ms then call('PEXPIRE', index, 2 * (latest - now_ms)) end
 -- A waiter keeps its position until it has held the lock, because other nodes may not have granted it. Where several may

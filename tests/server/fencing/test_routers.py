@@ -1,0 +1,510 @@
+"""
+Reads in a fenced block, where a router sends reads to a replica that lags.
+
+The replica is a second real database with an older version of the rows. Nothing replicates: what counts is which of the
+two a query reaches.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import connections, router, transaction
+from django.db.models import Min
+from django.http import HttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+
+from django_redlock import fenced, lock, lock_for_update, locked_view
+from django_redlock.db.checks import check_routers
+from django_redlock.routers import FencedRouter
+from tests.fencing.sources import lease_of
+from tests.services import django_database
+from tests.shop.models import Customer, GiftOrder, Order, Parcel, Purchase, Region
+
+PIN = "django_redlock.routers.FencedRouter"
+MODELS = (Region, Customer, Parcel, Order, GiftOrder, Purchase)
+ONE_KIND = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+
+
+class Replicated:
+    """Writes to the primary and reads from the replica, as in Django's documentation."""
+
+    def db_for_read(self, model, **hints):
+        return "replica"
+
+    def db_for_write(self, model, **hints):
+        return "primary"
+
+    def allow_relation(self, one, other, **hints):
+        return True
+
+
+class Archived:
+    """Keeps regions in a database of their own, and the rest in one primary."""
+
+    def db_for_read(self, model, **hints):
+        return "archive" if model is Region else "primary"
+
+    db_for_write = db_for_read
+
+
+HERE = f"{__name__}.Replicated"
+
+
+@pytest.fixture
+def primary(engine, settings, django_db_blocker, fresh_nodes) -> Iterator[str]:
+    """A primary whose order 7 has a total of 100, and a replica where it still has 7; reads go to the replica."""
+    with ExitStack() as stack:
+        stack.enter_context(django_db_blocker.unblock())
+        for alias, total in (("primary", 100), ("replica", 7)):
+            name = stack.enter_context(engine.database())
+            stack.enter_context(django_database(alias, engine.settings(name)))
+            call_command("migrate", "redlock", database=alias, verbosity=0, skip_checks=True)
+            with connections[alias].schema_editor() as editor:
+                for model in MODELS:
+                    editor.create_model(model)
+            Order.objects.using(alias).create(pk=7, total=total)
+            region = Region.objects.using(alias).create(pk=1, name=alias)
+            customer = Customer.objects.using(alias).create(pk=1, region=region)
+            Purchase.objects.using(alias).create(pk=1, customer=customer, total=total).orders.set([7])
+        settings.DATABASE_ROUTERS = [Replicated()]
+        yield "primary"
+        # The thread of asynchronous code outlives the test, and would still know these databases in the next one.
+        asyncio.run(sync_to_async(forget_connections)())
+
+
+def forget_connections() -> None:
+    for alias in ("primary", "replica"):
+        connections[alias].close()
+        del connections[alias]
+
+
+@pytest.fixture
+def pinned(primary, settings) -> str:
+    """The same with the pin."""
+    settings.DATABASE_ROUTERS = [PIN, Replicated()]
+    return primary
+
+
+def increment() -> None:
+    """Do what the example of the documentation does: read, change, save."""
+    order = Order.objects.get(pk=7)
+    order.total += 1
+    order.save()
+
+
+def total(alias: str = "primary") -> int:
+    return Order.objects.using(alias).get(pk=7).total
+
+
+def source() -> str:
+    """Return the database that an ordinary query reaches."""
+    return Region.objects.get().name
+
+
+# Refused
+
+
+def test_block_that_would_read_from_a_replica_is_refused(primary):
+    """
+    No update is lost to an old value: the block does not begin, and the error says what to type.
+    """
+    with pytest.raises(ImproperlyConfigured, match=rf"'replica'.*'{PIN}' first.*fenced\(\.\.\., route_reads=True\)"):
+        with fenced(lease_of("order:7"), using=primary):
+            increment()
+
+    assert total() == 100
+
+
+def test_rows_are_not_locked_for_a_block_that_would_read_elsewhere(primary, leases):
+    """
+    lock_for_update() refuses before it takes a lock, in every form.
+    """
+    order = Order.objects.using(primary).get()
+
+    for target in (order, [order], Order.objects.filter(pk=7), Order.objects):
+        with pytest.raises(ImproperlyConfigured, match=r"Or write lock_for_update\(\.\.\., route_reads=True\)"):
+            with lock_for_update(target):
+                increment()
+    with pytest.raises(ImproperlyConfigured), Order.objects.all().redlock_for_update():
+        increment()
+
+    assert (total(), leases) == (100, [])
+
+
+@ONE_KIND
+async def test_asynchronous_blocks_are_refused_as_well(primary):
+    """
+    ``async with``, ``arun()`` and ``run()`` refuse the same.
+    """
+    lease = await sync_to_async(lease_of)("order:7")
+
+    with pytest.raises(ImproperlyConfigured):
+        async with fenced(lease, using=primary):
+            pytest.fail("the body ran")
+    with pytest.raises(ImproperlyConfigured):
+        await fenced(lease, using=primary).arun(increment)
+    with pytest.raises(ImproperlyConfigured):
+        async with lock_for_update(Order.objects.all()):
+            pytest.fail("the body ran")
+
+
+@ONE_KIND
+def test_pin_behind_a_router_that_answers_first_is_none(primary, settings):
+    """
+    The first router that chooses wins, so the pin must come before it; a router that chooses nothing may come first.
+    """
+    settings.DATABASE_ROUTERS = [Replicated(), PIN]
+    with pytest.raises(ImproperlyConfigured), fenced(lease_of("order:7"), using=primary):
+        increment()
+
+    settings.DATABASE_ROUTERS = [object(), PIN, Replicated()]
+    with fenced(lease_of("order:7"), using=primary):
+        increment()
+
+    assert total() == 101
+
+
+@ONE_KIND
+@pytest.mark.parametrize("routers", [[], [Archived()], [object()]])
+def test_routers_that_read_where_they_write_need_no_pin(primary, settings, routers):
+    """
+    A project that only distributes its models over databases is not refused.
+    """
+    settings.DATABASE_ROUTERS = routers
+
+    with fenced(lease_of("order:7"), using=primary):
+        Order.objects.using(primary).update(total=1)
+
+    assert total() == 1
+    assert check_routers() == []
+
+
+@ONE_KIND
+def test_router_that_does_not_answer_for_a_model_is_no_obstacle(primary, settings):
+    """
+    A router may need a hint or a tenant; the models for which it answers are still judged.
+    """
+
+    class Moody(Replicated):
+        def db_for_read(self, model, **hints):
+            if model is not Order:
+                raise LookupError("no tenant")
+            return self.reads
+
+        reads = "primary"
+
+    settings.DATABASE_ROUTERS = [Moody()]
+    with fenced(lease_of("order:7"), using=primary):
+        increment()
+    assert total() == 101
+
+    router.routers[0].reads = "replica"
+    with pytest.raises(ImproperlyConfigured, match=r"shop\.Order"), fenced(lease_of("order:7"), using=primary):
+        pytest.fail("the body ran")
+
+
+def test_refusal_can_be_switched_off(primary, settings):
+    """
+    With route_reads=True, reads follow the routers, with and without the pin; the locked rows are current anyway.
+    """
+    for routers in ([Replicated()], [PIN, Replicated()]):
+        settings.DATABASE_ROUTERS = routers
+        with fenced(lease_of("order:7"), using=primary, route_reads=True):
+            assert source() == "replica"
+        with lock_for_update(Order.objects.all(), route_reads=True) as (order,):
+            assert (source(), order.total) == ("replica", 100)
+        with Order.objects.all().redlock_for_update(route_reads=True) as (order,):
+            assert (source(), order.total) == ("replica", 100)
+
+
+@ONE_KIND
+def test_route_reads_is_a_switch(primary):
+    with pytest.raises(TypeError, match="route_reads must be True or False"):
+        fenced(lease_of("a"), route_reads="primary")
+    with pytest.raises(TypeError, match="route_reads must be True or False"):
+        lock_for_update(Order.objects.all(), route_reads=None)
+
+
+# Pinned
+
+
+def test_fenced_block_reads_where_it_claims(pinned):
+    """
+    The example of the documentation counts from 100, although a replica has 7, and only inside the block.
+    """
+    assert source() == "replica"
+
+    with fenced(lease_of("order:7"), using=pinned):
+        increment()
+    fenced(lease_of("order:7"), using=pinned).run(increment)
+
+    assert source() == "replica"
+    assert total() == 102
+
+
+def test_every_read_of_a_block_is_pinned(pinned):
+    """
+    A query, a refresh, a relation, a prefetch and a queryset that was made before the block reach the primary.
+    """
+    before, old = Purchase.objects.all(), Purchase.objects.get()
+
+    with lock_for_update(Order.objects.prefetch_related("purchase_set")) as (order,):
+        found = {
+            order.total,
+            order.purchase_set.all()[0].total,
+            Order.objects.get(pk=7).total,
+            before.get().total,
+            before.prefetch_related("orders")[0].orders.all()[0].total,
+            Order.objects.raw(f"SELECT * FROM {Order._meta.db_table}")[0].total,
+            Purchase.objects.aggregate(least=Min("total"))["least"],
+        }
+        regions = {old.customer.region.name, Customer.objects.select_related("region").get().region.name}
+        old.refresh_from_db()
+        found.add(old.total)
+        with transaction.atomic(using=pinned):
+            found.add(Order.objects.get().total)
+
+    assert found == {100}
+    assert regions == {"primary"}
+    assert source() == "replica"
+
+
+def test_queries_of_an_asynchronous_block_are_pinned(pinned):
+    """
+    The pin follows the block into the threads of its queries and into its tasks, and ends with the block.
+    """
+
+    async def main() -> list[str]:
+        lease = await sync_to_async(lease_of)("order:7")
+        going, go = asyncio.Event(), asyncio.Event()
+
+        async def outlive() -> list[str]:
+            during = (await Region.objects.aget()).name
+            going.set()
+            await go.wait()
+            return [during, router.db_for_read(Region)]  # without a query: the block's thread has ended
+
+        async with fenced(lease, using=pinned):
+            order = await Order.objects.aget(pk=7)
+            order.total += 1
+            await order.asave()
+            task = asyncio.create_task(outlive())
+            await going.wait()
+        go.set()
+        found = [*await task, (await Region.objects.aget()).name]
+        async with lock_for_update(Order.objects.all()):
+            found.append((await Region.objects.aget()).name)
+            await sync_to_async(increment)()
+        await fenced(lease, using=pinned).arun(increment)
+        return [*found, (await Region.objects.aget()).name]
+
+    assert asyncio.run(main()) == ["primary", "replica", "replica", "primary", "replica"]
+    assert total() == 103
+
+
+@ONE_KIND
+async def test_cancelled_block_leaves_no_pin(pinned):
+    """
+    The task of a cancelled block reads from the replica again.
+    """
+    lease = await sync_to_async(lease_of)("order:7")
+    inside, found = asyncio.Event(), []
+
+    async def work() -> None:
+        try:
+            async with fenced(lease, using=pinned):
+                inside.set()
+                await asyncio.Event().wait()
+        finally:
+            found.append((await Region.objects.aget()).name)
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert found == ["replica"]
+
+
+@ONE_KIND
+def test_other_threads_are_not_pinned(pinned):
+    """
+    A thread that works beside the block keeps reading from the replica.
+    """
+    found = []
+
+    def look() -> None:
+        found.append(source())
+        connections.close_all()
+
+    with fenced(lease_of("order:7"), using=pinned):
+        beside = threading.Thread(target=look)
+        beside.start()
+        beside.join()
+        found.append(source())
+
+    assert found == ["replica", "primary"]
+
+
+@ONE_KIND
+def test_block_that_fails_leaves_no_pin(pinned):
+    """
+    Neither an error in the body nor a refused claim leaves anything pinned.
+    """
+    lease, later = lease_of("order:7", fencing_token=33), lease_of("order:7", fencing_token=34)
+    with pytest.raises(ZeroDivisionError), fenced(later, using=pinned):
+        raise ZeroDivisionError
+    assert source() == "replica"
+
+    with fenced(later, using=pinned):
+        pass
+    with pytest.raises(Exception, match="overtaken"), fenced(lease, using=pinned):
+        pytest.fail("the body ran")
+    assert source() == "replica"
+
+
+@ONE_KIND
+def test_callbacks_of_the_commit_are_pinned(pinned):
+    """
+    A callback reads what has just been committed, which a replica may not have yet.
+    """
+    found = []
+
+    with fenced(lease_of("order:7"), using=pinned):
+        transaction.on_commit(lambda: found.append(source()), using=pinned)
+
+    assert found == ["primary"]
+
+
+@ONE_KIND
+def test_blocks_of_two_databases_pin_both(engine, pinned, settings):
+    """
+    Each model is read where it is written, in nested blocks and in one block over both; a third database is not pinned.
+    """
+
+    class Split(Replicated):
+        def db_for_write(self, model, **hints):
+            return "archive" if model is Region else "primary"
+
+    def sources() -> tuple[str, int]:
+        return source(), Order.objects.get().total
+
+    settings.DATABASE_ROUTERS = [PIN, Split()]
+    with engine.database() as name, django_database("archive", engine.settings(name)):
+        call_command("migrate", "redlock", database="archive", verbosity=0, skip_checks=True)
+        with connections["archive"].schema_editor() as editor:
+            editor.create_model(Region)
+        Region.objects.using("archive").create(name="archive")
+
+        with fenced(lease_of("order:7"), using="primary"):
+            outer = [sources()]
+            with fenced(lease_of("region:1"), using="archive"):
+                both = [sources()]
+            outer.append(sources())
+        with fenced(lease_of("order:7"), using=["primary", "archive"]):
+            both.append(sources())
+
+    assert both == [("archive", 100)] * 2
+    assert outer == [("replica", 100)] * 2
+
+
+# Views
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@ONE_KIND
+def test_locked_view_reads_where_it_writes(pinned, monkeypatch, atomic):
+    """
+    The next request must see what the last one wrote; a request that is not locked reads from the replica.
+    """
+    monkeypatch.setitem(connections.settings[pinned], "ATOMIC_REQUESTS", atomic)
+
+    @locked_view("order:{pk}")
+    def view(request, pk):
+        return HttpResponse(source())
+
+    assert view(RequestFactory().post("/"), pk=7).content == b"primary"
+    assert view(RequestFactory().get("/"), pk=7).content == b"replica"
+    assert source() == "replica"
+
+
+@ONE_KIND
+async def test_asynchronous_locked_view_reads_where_it_writes(pinned):
+    """
+    The same in a coroutine function.
+    """
+
+    @locked_view("order:{pk}")
+    async def view(request, pk):
+        return HttpResponse((await Region.objects.aget()).name)
+
+    assert (await view(AsyncRequestFactory().post("/"), pk=7)).content == b"primary"
+    assert (await view(AsyncRequestFactory().get("/"), pk=7)).content == b"replica"
+
+
+@ONE_KIND
+def test_plain_lock_chooses_no_database(pinned):
+    """
+    A lock alone does not change where anything is read; its page in the documentation says so.
+    """
+    with lock("order:7"):
+        assert source() == "replica"
+
+
+# The check
+
+
+@ONE_KIND
+def test_routers_without_the_pin_are_reported(primary, settings):
+    """
+    redlock.W032: the warning names a model, both databases and what to type.
+    """
+    (found,) = check_routers()
+
+    assert found.id == "redlock.W032"
+    assert "to 'primary', but reads to 'replica'" in found.msg
+    assert f"Put '{PIN}' first in DATABASE_ROUTERS" in found.hint
+    settings.DATABASE_ROUTERS = [PIN, Replicated()]
+    assert check_routers() == []
+    settings.DATABASE_ROUTERS = [FencedRouter(), HERE]
+    assert check_routers() == []
+    settings.DATABASE_ROUTERS = [HERE, PIN]
+    assert [each.id for each in check_routers()] == ["redlock.W032"]
+
+
+@ONE_KIND
+def test_router_that_chooses_now_and_then_is_reported(primary, settings):
+    """
+    redlock.W032: one question is not enough for a router that spreads reads over the primary and its replicas.
+    """
+
+    class Spread(Replicated):
+        turn = 0
+
+        def db_for_read(self, model, **hints):
+            if model is Order:
+                self.turn += 1
+            return "replica" if self.turn == 7 else "primary"
+
+    settings.DATABASE_ROUTERS = [Spread()]
+
+    assert [each.id for each in check_routers()] == ["redlock.W032"]
+
+
+@pytest.mark.parametrize("routers", [["no.such.Router"], None, "django_redlock.routers.FencedRouter"])
+def test_check_survives_routers_that_cannot_be_used(monkeypatch, routers):
+    """
+    Django reports such a setting itself.
+    """
+    monkeypatch.setattr(router, "_routers", routers)
+    monkeypatch.delitem(router.__dict__, "routers", raising=False)
+    monkeypatch.setattr("django.conf.settings.DATABASE_ROUTERS", routers)
+
+    assert check_routers() == []
