@@ -161,7 +161,6 @@ def test_lost_worker_with_late_acknowledgement(lost, stages, queue):
     assert stages(what).heard() == ["ended"]
 
 
-@pytest.mark.xfail(reason="the message is dropped, as a duplicate of the run that overtook it", strict=False)
 def test_lost_worker_with_late_acknowledgement_and_a_call_that_is_quicker(lost, stages):
     """
     A call that takes the slot before the message comes back runs first, and the message waits for it.
