@@ -136,7 +136,7 @@ class Arrival:
         nobody from running: what is left of that slot is freed. If that message still comes, it runs as well.
         """
         message = self.message
-        about = (message.rules.lease, message.task.name, self._secret, message.request.is_eager)
+        about = (message.rules.times, message.task.name, self._secret, message.request.is_eager)
         try:
             return take_running(ticket, *about)
         except QuorumUnavailableError:
@@ -280,7 +280,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     ticket = replace(task.singleton_ticket(f"direct-{fresh_secret()[:8]}", args, kwargs), scope=RUNNING)
     lease = None
     try:
-        lease = take_running(ticket, rules.lease, task.name, "", inline=True)
+        lease = take_running(ticket, rules.times, task.name, "", inline=True)
     except QuorumUnavailableError as unanswered:
         if rules.without_nodes("run") != "run":
             raise

@@ -82,8 +82,7 @@ def _import_tasks(app: Any) -> Iterator[CheckMessage]:
 
 def _check_task(app: Any, task: Any) -> Iterator[CheckMessage]:
     yield from _lease(task)
-    yield from _late_ack(app, task)
-    yield from _hold(app, task)
+    yield from _duration(app, task)
     yield from _results(task)
     yield from _reach(task)
     if not isinstance(task, _chosen(app)):
@@ -126,18 +125,32 @@ def _alias(task: Any) -> Iterator[CheckMessage]:
             )
 
 
-def _late_ack(app: Any, task: Any) -> Iterator[CheckMessage]:
-    if not task.acks_late or not any(str(url).startswith(REDELIVERING) for url in _brokers(app)):
-        return
-    visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
+def _duration(app: Any, task: Any) -> Iterator[CheckMessage]:
+    """Report a task that may run for longer than its slot lasts, or than its broker waits for the acknowledgement."""
     limit = task.time_limit or app.conf.task_time_limit
-    if not limit or limit >= visibility:
-        limited = "no time limit" if not limit else f"a time limit of {limit:g} s"
+    slot = _longest_hold(task.singleton_options)
+    too_long = bool(limit and slot and limit > slot)
+    if task.acks_late and any(str(url).startswith(REDELIVERING) for url in _brokers(app)):
+        visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
+        if too_long or not limit or limit >= visibility:
+            yield Warning(
+                f"The singleton task {task.name} is acknowledged late and has "
+                + (f"a time limit of {limit:g} s. " if limit else "no time limit. ")
+                + f"After visibility_timeout, {visibility:g} s, the broker delivers its message again while it runs. "
+                + (
+                    f"The copy waits until the slot of the run ends, after max_hold, {slot:g} s at most; then it runs."
+                    if slot
+                    else "The copy runs beside it: with scope='until_executing' a run has no slot."
+                ),
+                hint="Give the task a time_limit, and make its max_hold and the broker's visibility_timeout longer.",
+                id="redlock.W021",
+            )
+    elif too_long:
         yield Warning(
-            f"The singleton task {task.name} is acknowledged late and has {limited}; after visibility_timeout, "
-            f"{visibility:g} s, the broker delivers its message again while it runs.",
-            hint="Set a time_limit below it. Until then " + _copy(task.singleton_options),
-            id="redlock.W021",
+            f"The singleton task {task.name} may run for {limit:g} s, and its slot lasts for {slot:g} s; then a "
+            "duplicate may run beside it.",
+            hint="Make max_hold of the task longer than the time limit, or the limit shorter.",
+            id="redlock.W025",
         )
 
 
@@ -146,23 +159,13 @@ def _brokers(app: Any) -> list[Any]:
     return urls.split(";") if isinstance(urls, str) else list(urls)
 
 
-def _copy(options: Any) -> str:
+def _longest_hold(options: Any) -> float | None:
+    """Return for how long a run may keep its slot; None if it has none, or if the settings are wrong."""
     if options.scope == WAITING:
-        return "the copy runs beside it: with scope='until_executing' a run has no slot."
-    return "the copy waits for the run, and asks the nodes once per lease."
-
-
-def _hold(app: Any, task: Any) -> Iterator[CheckMessage]:
-    limit = task.time_limit or app.conf.task_time_limit
+        return None
     with suppress(InvalidRedlockError):
-        longest = locks[task.singleton_options.using].rules.max_hold
-        if limit and limit > longest and task.singleton_options.scope != WAITING:
-            yield Warning(
-                f"The singleton task {task.name} may run for {limit:g} s, and its slot lasts for {longest:g} s; then "
-                "a duplicate may run beside it.",
-                hint="Make OPTIONS['max_hold'] as long as the time limit, or the limit shorter.",
-                id="redlock.W025",
-            )
+        return float(options.max_hold or locks[options.using].rules.max_hold)
+    return None
 
 
 def _results(task: Any) -> Iterator[CheckMessage]:

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypedDict, get_args
 from celery import Task
 
 from ..conf import DEFAULT_ALIAS
-from ..core.rules import number, seconds
+from ..core.rules import number, optional_seconds, seconds
+from ..engine.options import LockOptions
 from .slots import LIFETIME, RUNNING, SCOPES, WAITING
 
 Key = str | Sequence[str] | Callable[[BoundArguments], str] | None
@@ -113,6 +114,8 @@ class SingletonOptions:
         hold_for: The least time for which the slot stays taken, in seconds from the start of the run.
         lease: How long the slot of a running task lasts without renewal, in seconds. It is renewed while the task
             runs, so after the death of its worker the slot is taken for at most this long.
+        max_hold: The longest time for which the slot of a running task is renewed, in seconds; None is
+            ``OPTIONS["max_hold"]``, an hour by default.
         queue_ttl: How long the slot of a waiting task lasts, in seconds, beyond its countdown or eta.
         using: Alias in ``REDLOCK``.
         group: Tasks of one group share slots; None is a slot of the task's own.
@@ -136,6 +139,7 @@ class SingletonOptions:
     wait_for: float | None = None
     hold_for: float = 0.0
     lease: float = 30.0
+    max_hold: float | None = None
     queue_ttl: float = 3600.0
     using: str = DEFAULT_ALIAS
     group: str | None = None
@@ -159,6 +163,7 @@ class SingletonOptions:
         _choice("on_lost", self.on_lost, ON_LOST)
         _choice("redelivery", self.redelivery, REDELIVERY)
         seconds("lease", self.lease)
+        optional_seconds("max_hold", self.max_hold)
         seconds("queue_ttl", self.queue_ttl)
         _from_zero("hold_for", self.hold_for)
         _flag("lock_direct_calls", self.lock_direct_calls)
@@ -172,6 +177,11 @@ class SingletonOptions:
     def overlap(self) -> Overlap | Return:
         """The strategy for a message whose slot is taken when a worker gets it."""
         return self.on_overlap or ("drop" if self.scope in (LIFETIME, WAITING) and not self.trails else "wait")
+
+    @property
+    def times(self) -> LockOptions:
+        """How long the slot of a run lasts without renewal, and with it."""
+        return {"ttl": self.lease, "max_hold": self.max_hold}
 
     @property
     def trails(self) -> bool:
@@ -239,6 +249,8 @@ class SingletonOptions:
             raise ValueError(f"wait_for has no meaning with on_overlap={self.overlap!r}; write on_overlap='wait'.")
         if self.on_lost == "raise" and self.scope == WAITING:
             raise ValueError("on_lost='raise' has no meaning with scope='until_executing': a run has no slot to lose.")
+        if self.max_hold is not None and self.scope == WAITING:
+            raise ValueError("max_hold has no meaning with scope='until_executing': a run has no slot to hold.")
 
 
 OPTIONS = tuple(field.name for field in fields(SingletonOptions))

@@ -33,6 +33,7 @@ from ..core.requests import Term
 from ..core.rules import MIN_TTL
 from ..engine.lease import Lease
 from ..engine.manager import LockManager
+from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
@@ -299,13 +300,13 @@ def take_note(
         acquirer.held(wanted, outcome, renew=False)
 
 
-def take_running(ticket: Ticket, lease: float, label: str, secret: str, inline: bool = False) -> Lease:
+def take_running(ticket: Ticket, times: LockOptions, label: str, secret: str, inline: bool = False) -> Lease:
     """
     Take the slot for a run: from the message's ticket, or anew if it is free.
 
     Args:
         ticket: The ticket of the message.
-        lease: How long it lasts without renewal, in seconds.
+        times: How long it lasts without renewal, and with it.
         label: The task's name.
         secret: The secret of the hold; empty draws a fresh one.
         inline: Whether the task runs in the process of its caller.
@@ -317,8 +318,8 @@ def take_running(ticket: Ticket, lease: float, label: str, secret: str, inline: 
     adopt = ticket.secret if ticket.waiting == ticket.running else ""
     label = label[:LABEL] + (INLINE if inline else "")
     about: dict[str, Any] = {"kind": "task", "label": label, "ref": ticket.task_id}
-    lock = locks[ticket.using].claim(ticket.running, ttl=lease, wait=0, renew=True, secret=secret, adopt=adopt, **about)
-    return lock.acquire()
+    about |= {"secret": secret, "adopt": adopt, "wait": 0, "renew": True}
+    return locks[ticket.using].claim(ticket.running, **times, **about).acquire()
 
 
 def free(using: str, name: str, secret: str) -> Outcome:

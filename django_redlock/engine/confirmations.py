@@ -74,10 +74,7 @@ class Confirmations:
 
     def due(self) -> float:
         """Return when to send the next confirmations, on the steady clock; infinity if there are none."""
-        try:
-            return self._open[0].due
-        except IndexError:
-            return NEVER
+        return min([one.due for one in self._open.copy()], default=NEVER)
 
     def add(self, term: Term, lapses: float) -> None:
         """
@@ -105,9 +102,11 @@ class Confirmations:
         """Send the confirmations that are due at *now*; those that no quorum answers are sent again for a while."""
         self._notice_fork()
         with self._mutex:
-            while self._open and self._open[0].due <= now:
-                some = [self._open.popleft() for _ in range(min(MOST, len(self._open)))]
-                unanswered = self._carry_out(some)
+            found = [self._open.popleft() for _ in range(len(self._open))]
+            self._open.extend(one for one in found if one.due > now)
+            due = [one for one in found if one.due <= now]
+            for first in range(0, len(due), MOST):
+                unanswered = self._carry_out(due[first : first + MOST])
                 self._open.extend(one._replace(due=now + AGAIN) for one in unanswered if one.until > now + AGAIN)
 
     def _notice_fork(self) -> None:
@@ -123,8 +122,7 @@ class Confirmations:
         def decided(replies: Mapping[int, Reply]) -> bool:
             return count(replies, Kind.HELD) >= rules.needed
 
-        round = Round(
-            dict.fromkeys(range(rules.nodes), request), decided, rules.timeout(rules.ttl), rules.needed, Kind.HELD
-        )
+        requests = dict.fromkeys(range(rules.nodes), request)
+        round = Round(requests, decided, rules.timeout(rules.ttl), rules.needed, Kind.HELD)
         self._manager.ask(round)
         return some if round.count(*ANSWERS) < rules.needed else []

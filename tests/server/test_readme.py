@@ -1,34 +1,27 @@
-"""The commands in the README and in the quickstart work as written."""
+"""The commands of the quickstart, and the code of the README and of a how-to, work as written."""
 
 from pathlib import Path
 from typing import Any
 
-import pytest
+from django.test import override_settings
 
+from django_redlock import locks
+from django_redlock.testing import Server
 from tests.typed import Reader, blocks, commands
 
 INSTALLATION = "python3 -m venv .venv && .venv/bin/pip install django-redlock"
 
 
-@pytest.mark.parametrize(
-    ("page", "heading", "count", "printed"),
-    [
-        ("README.md", "A lock in five minutes", 5, ["invoice-run"]),
-        ("docs/start/quickstart.md", "With a database", 6, ["invoice-run", "Lock 'invoice-run' is held by"]),
-    ],
-)
-def test_quick_start_without_redis_works_from_an_empty_folder(
-    page: str, heading: str, count: int, printed: list[str], tmp_path: Path
-):
+def test_quickstart_without_redis_works_from_an_empty_folder(tmp_path: Path):
     """
-    The lines of the page, typed one after the other, take a lock and list it, or report who holds it.
+    The lines of the page, typed one after the other, take a lock, list it, and report who holds it.
 
     The first command creates an environment; the environment of the tests takes its place.
     """
     typed, outputs = [], []
 
     with Reader(tmp_path) as reader:
-        for language, text in blocks(page, heading):
+        for language, text in blocks("docs/start/quickstart.md", "With a database"):
             if language == "python":
                 reader.write(text)
             for command in commands(text) if language == "console" else []:
@@ -37,9 +30,27 @@ def test_quick_start_without_redis_works_from_an_empty_folder(
                     outputs.append(reader.type(command))
 
     assert typed[0] == INSTALLATION
-    assert len(typed) == count
-    for output, expected in zip(outputs[-len(printed) :], printed, strict=True):
+    assert len(typed) == 6
+    for output, expected in zip(outputs[-2:], ["invoice-run", "Lock 'invoice-run' is held by"], strict=True):
         assert expected in output
+
+
+def test_readme_takes_a_lock_on_one_redis():
+    """
+    With the setting for one server, the first block of the README takes its lock there.
+    """
+    one, _ = (text for _, text in blocks("README.md", "Set it up") if text.startswith("REDLOCK"))
+    (block,) = (text for _, text in blocks("README.md", "django_redlock") if "with lock" in text)
+    namespace: dict[str, Any] = {}
+    taken = []
+
+    with Server() as server:
+        exec(one.replace("redis://localhost:6379", server.url), namespace)
+        with override_settings(REDLOCK=namespace["REDLOCK"]), server.client() as client:
+            exec(block, {"send_invoices": lambda: taken.extend(client.keys("mysite:*invoice-run*"))})
+            assert len(locks["default"].nodes) == 1
+
+    assert taken
 
 
 def test_page_on_testing_starts_real_servers():

@@ -106,8 +106,8 @@ def sees_nothing(right: Any) -> Any:
 def shared_token(right: Any) -> Any:
     """Run under the secret of the message, so that a copy of it looks like the run."""
 
-    def take(ticket: Any, lease: float, label: str, secret: str, inline: bool = False) -> Any:
-        return right(ticket, lease, label, ticket.secret, inline)
+    def take(ticket: Any, times: Any, label: str, secret: str, inline: bool = False) -> Any:
+        return right(ticket, times, label, ticket.secret, inline)
 
     return take
 

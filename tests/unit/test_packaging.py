@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import distribution, packages_distributions, version
+import tomllib
+from importlib.metadata import distribution, metadata, packages_distributions, version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import django_redlock
 
@@ -123,6 +125,42 @@ def test_lint_runs_the_pinned_hooks_and_nothing_else():
     assert re.findall(r"^commands =\n(.+)$", lint, re.M) == [
         "    pre-commit run --all-files --show-diff-on-failure {posargs}"
     ]
+
+
+@wheel_only
+def test_readme_and_urls_have_the_address_of_the_repository():
+    """
+    A package index shows the README outside the repository, where a path in it leads nowhere.
+    """
+    about, address = metadata("django-redlock"), repository()
+    links = re.findall(r"\]\(([^)]+)\)", about["Description"])
+
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith(f"{address}/")] == []
+    assert all(f", {address}" in url for url in about.get_all("Project-URL"))
+    assert f"]({address}/raw/v{django_redlock.__version__}/docs/images/held-locks.png)" in about["Description"]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("here", [True, False])
+def test_release_needs_the_address_of_its_repository(here):
+    """
+    A release fails as long as pyproject.toml has a placeholder, or the address of another repository.
+    """
+    jobs = yaml.safe_load((CHECKOUT / ".github/workflows/release.yml").read_text())["jobs"]
+    [step] = [each["run"] for each in jobs["build"]["steps"] if "pyproject.toml" in each.get("name", "")]
+    server, _, path = repository().partition(".com/")
+    forge = {"GITHUB_SERVER_URL": f"{server}.com", "GITHUB_REPOSITORY": path if here else "someone/else"}
+
+    done = subprocess.run(["bash", "-c", step], cwd=CHECKOUT, env=os.environ | forge, check=False)
+
+    assert (done.returncode == 0) == here
+
+
+def repository() -> str:
+    """Return the only place that has the address."""
+    settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    return str(settings["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"])
 
 
 def test_ci_runs_the_command_of_the_readme():

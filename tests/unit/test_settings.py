@@ -282,6 +282,31 @@ def test_mistake_says_what_where_and_what_to_write(
     assert SECRET not in str(caught.value) + repr(caught.value) + str(reported) + shown(caplog)
 
 
+def test_endpoints_of_the_page_on_managed_services():
+    """Each endpoint is accepted with the URL that the page shows, or refused, and the message says what to write."""
+    page = (Path(__file__).parents[2] / "docs/operate/managed-services.md").read_text(encoding="utf-8")
+    table = page.partition("## ElastiCache: which endpoint?")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if ":6379" in line]
+    refused = {"reader": "write the primary endpoint", "serverless": "create a cache"}
+
+    assert len(rows) == 7
+    for kind, shown, written in rows:
+        if kind not in refused:
+            assert written.strip("`").startswith("redis")
+            assert found_in(written.strip("`") + shown.strip("`")) == ""
+        for host in re.findall("`(.+?)`", shown):
+            scheme = "redis" if ".0001." in host else "rediss"
+            wrong = refused.get(kind, "write redis+cluster or rediss+cluster" if "clustercfg" in host else "")
+            assert wrong in found_in(f"{scheme}://{host}"), host
+            assert bool(wrong) == bool(found_in(f"{scheme}://{host}")), host
+
+
+def found_in(url: str) -> str:
+    """Return why the check of the settings refuses a node's URL."""
+    with override_settings(REDLOCK={"default": {"NODES": [url]}}):
+        return " ".join(each.msg for each in check_settings() if each.id == "redlock.E003")
+
+
 def test_missing_setting_is_reported():
     """A project without the setting gets a message that says what to write."""
     with override_settings():

@@ -33,6 +33,7 @@ from django_redlock.web.responses import response_to
 from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
 from tests.shop.models import Order
 from tests.shop.views import pay
+from tests.typed import blocks
 
 NAME = "view:order:7"
 
@@ -493,6 +494,24 @@ def test_page_is_for_all_who_do_not_ask_for_json(client, accept):
         answer = client.post("/touch/7/", headers={"accept": accept})
 
     assert answer["Content-Type"] == "text/html; charset=utf-8"
+
+
+def test_json_of_the_page_on_views(client):
+    """
+    The page shows the problem details that a script gets, and ``on_busy`` of the page returns JSON to ``fetch()`` too.
+    """
+    found = blocks("docs/howto/views.md", "JSON")
+    (body,) = (text for language, text in found if language == "json")
+    namespace = {}
+    exec(next(text for language, text in found if language == "python"), namespace)
+
+    with lock(NAME):
+        problem = client.post("/touch/7/", headers={"accept": "application/json"})
+        answer = namespace["pay_api"](requests.post("/", headers={"accept": "*/*"}), pk=7)
+
+    assert problem.json() == json.loads(body)
+    assert (answer.status_code, answer["Content-Type"], answer["Retry-After"]) == (409, "application/json", "5")
+    assert json.loads(answer.content) == {"error": "busy"}
 
 
 @pytest.mark.parametrize(("status", "title"), [(423, "Locked"), (429, "One at a time")])

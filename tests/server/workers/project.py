@@ -134,6 +134,11 @@ def hold_never(what: str) -> str:
     return perform(what)
 
 
+@singleton_task(lease=600.0, acks_late=True)
+def hold_long_late(what: str) -> str:
+    return perform(what)
+
+
 @singleton_task(lease=600.0, acks_late=True, reject_on_worker_lost=True)
 def hold_on(what: str) -> str:
     return perform(what)
@@ -239,6 +244,16 @@ def failing(number: int) -> None:
 @singleton_task(lease=600.0, on_overlap="follow")
 def hold_joined(what: str) -> str:
     return perform(what)
+
+
+@singleton_task(on_overlap="follow")
+def price(product: int) -> int:
+    return product * 100
+
+
+@shared_task
+def total(prices: list[int]) -> int:
+    return sum(prices)
 
 
 @receiver(singleton_overlap)

@@ -92,6 +92,28 @@ def test_worker_died_between_the_work_and_its_result(make, worker, memory_nodes)
     assert (runs, result.state) == ([7, 7], "SUCCESS")
 
 
+@pytest.mark.parametrize(("options", "runs"), [({}, 2), ({"max_hold": 7200}, 1)], ids=["an hour", "two hours"])
+def test_copy_of_a_run_of_90_minutes(make, worker, options, runs):
+    """
+    A slot ends after ``max_hold``, an hour by default, and a copy of the message then runs beside the run.
+    """
+    started = []
+
+    def body(self, shop_id):
+        started.append(shop_id)
+        if len(started) == 1:
+            simulation.advance(90 * 60)
+            worker.run(message, redelivered=True)
+
+    task = make(body, acks_late=True, **options)
+    with Simulation(check=False) as simulation:
+        task.delay(7)
+        message = worker.take()
+        worker.run(message)
+
+    assert len(started) == runs
+
+
 def test_id_that_was_used_before(make, worker):
     """
     A message that waited for its duplicate runs also if its id is that of a task that is long over.

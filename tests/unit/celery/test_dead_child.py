@@ -18,7 +18,7 @@ from .slots import NAME, die, names, ticket_of
 
 def begin(request):
     """Take the slot as the child does that runs the message."""
-    watchdog.forget(take_running(ticket_of(request), 30, "shop.sync", request.request_dict[RUN_HEADER]))
+    watchdog.forget(take_running(ticket_of(request), {"ttl": 30}, "shop.sync", request.request_dict[RUN_HEADER]))
 
 
 def leave_to_a_retry(request):

@@ -33,6 +33,20 @@ def test_queue_once(app, worker):
     assert not task.singleton.is_locked(7)
 
 
+def test_message_that_celery_once_has_sent(app, worker):
+    """
+    It runs, and has no slot until then; so a new call is sent beside it, and does the work of both.
+    """
+    task = app.task(name="shop.once", base=QueueOnce)(nothing)
+    app.send_task("shop.once", (7,))
+    assert worker.run_all() == ["SUCCESS"]
+
+    app.send_task("shop.once", (7,))
+
+    assert not task.delay(7).duplicate
+    assert worker.run_all() == ["IGNORED", "SUCCESS"]
+
+
 def test_graceful(app, worker):
     """
     ``graceful``, of the task or of a call, gives a duplicate the result of the first.

@@ -38,6 +38,12 @@ def each() -> Any:
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"lease": float("nan")}, ValueError, "lease must be a finite number"),
         ({"queue_ttl": -1}, ValueError, "queue_ttl must be more than 0 seconds"),
+        ({"max_hold": 0}, ValueError, "max_hold must be more than 0 seconds"),
+        (
+            {"max_hold": 9, "scope": "until_executing"},
+            ValueError,
+            "max_hold has no meaning with scope='until_executing'",
+        ),
         ({"using": None}, TypeError, "using must be the name of an alias"),
         ({"group": ""}, TypeError, "group must be None or a name"),
         ({"version": "2"}, TypeError, "version must be a whole number"),

@@ -1,0 +1,36 @@
+"""
+Fill in what depends on the address of the repository: the project's URLs, and the links of the README.
+
+In the README, a link is a path in the repository. Where the README is shown outside of it, each becomes an address.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?://|#)([^)]+)\)")
+
+
+class RepositoryHook(MetadataHookInterface):
+    """Reads ``repository`` of ``[tool.hatch.metadata.hooks.custom]``, the only place with the address."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the two fields that pyproject.toml calls dynamic."""
+        repository, root = self.config["repository"], Path(self.root)
+        source = (root / "django_redlock" / "__init__.py").read_text(encoding="utf-8")
+        (version,) = re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)
+        # The files of this release: a later one may move them. A picture is wanted itself, not the page that shows it.
+        pages, files = f"{repository}/blob/v{version}", f"{repository}/raw/v{version}"
+        text = LINK.sub(
+            lambda link: f"{link[1]}[{link[2]}]({files if link[1] else pages}/{link[3]})",
+            (root / "README.md").read_text(encoding="utf-8"),
+        )
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        metadata["urls"] = {
+            "Documentation": f"{pages}/docs/index.md",
+            "Changelog": f"{pages}/CHANGELOG.md",
+            "Issues": f"{repository}/issues",
+            "Source": repository,
+        }
