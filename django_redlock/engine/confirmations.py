@@ -54,6 +54,7 @@ class Confirmations:
 
     def __init__(self, manager: "LockManager") -> None:
         self._manager = manager
+        self._at_once = all(node.instant for node in manager.nodes)  # nodes in memory cost nothing, so why wait
         self._pid = process.pid
         self._mutex = threading.Lock()
         self._open: deque[Confirmation] = deque()
@@ -86,7 +87,10 @@ class Confirmations:
         """
         self._notice_fork()
         now = self._manager.runtime.clock()
-        self._open.append(Confirmation(term, now + GATHER, now + lapses))
+        one = Confirmation(term, now + GATHER, now + lapses)
+        if self._at_once and not self._carry_out([one]):
+            return
+        self._open.append(one)
         self._manager.runtime.watchdog.watch(self)
 
     def extend(self, leases: Any = ()) -> int:
