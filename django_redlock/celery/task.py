@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from celery import signals
 from celery.exceptions import Ignore, Retry
 from celery.result import EagerResult
 from celery.utils import uuid
@@ -187,6 +188,7 @@ class SingletonTask(BaseTask[P, R]):
                 return super().__call__(*args, **kwargs)
             with under_direct_call(self, args, kwargs):
                 return super().__call__(*args, **kwargs)
+        setattr(request, EXECUTION, None)  # from here on, the arrival frees what the message holds
         arrival = Arrival(self, request, args, kwargs)
         try:
             execution = arrival.start()
@@ -204,18 +206,27 @@ class SingletonTask(BaseTask[P, R]):
             execution.ensure()
             raise
         finally:
-            if stays_with_its_message(sys.exc_info()[1], execution, request):
+            if stays_with_its_message(sys.exc_info()[1], self, execution.ticket, request):
                 execution.give_back()
             execution.end()
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Run the project's own method, and free the slot if the method ends the task."""
+        """Run the project's own method, and free the slot if the task ends there, before the caller can see that."""
         try:
             super().before_start(task_id, args, kwargs)
-        except Exception:
-            ticket, _ = ticket_of(self, self.request, args, kwargs)
-            discard(ticket, self)
+        except BaseException as error:
+            self.singleton_not_begun(error)
             raise
+
+    def singleton_not_begun(self, error: BaseException | None) -> None:
+        """Free the slot of the present message if it ends before its body could begin, unless it comes again."""
+        request = self.request
+        if EXECUTION in vars(request):
+            return
+        setattr(request, EXECUTION, None)
+        ticket, _ = ticket_of(self, request, request.args or (), request.kwargs or {})
+        if not stays_with_its_message(error, self, ticket, request):
+            discard(ticket, self)
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let Celery check the arguments before a slot is taken; by itself, it would do so afterwards."""
@@ -234,6 +245,19 @@ class SingletonTask(BaseTask[P, R]):
         except ValueError as error:
             raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
         self._allowed_by = rules
+
+
+def _not_begun(task: Any, **about: Any) -> None:
+    """
+    Free the slot of a message that ends before its body could begin, as in a receiver of ``task_prerun``.
+
+    Celery sends this signal at every end that the process survives, also for a limit or a greenlet that is killed.
+    """
+    if isinstance(task, SingletonTask):
+        task.singleton_not_begun(sys.exc_info()[1])
+
+
+signals.task_postrun.connect(_not_begun, dispatch_uid="django_redlock.postrun")
 
 
 @cache
