@@ -309,6 +309,35 @@ def test_soft_limit_is_not_taken_for_an_answer(make, worker, monkeypatch):
     assert names() == set()
 
 
+@pytest.mark.parametrize("tracked", ["setting", "option"])
+def test_started_is_stored(app, make, worker, break_backend, monkeypatch, tracked):
+    """With ``track_started`` the state is STARTED while the body runs, and a backend that is away prevents no run."""
+    states = []
+    app.conf.task_track_started = tracked == "setting"
+    options = {"track_started": True} if tracked == "option" else {}
+    task = make(lambda self, shop_id: states.append(self.AsyncResult(self.request.id).state), **options)
+    task.delay(7)
+    worker.run()
+    task.delay(7)
+    backend = break_backend(task)
+    backend.writes = True
+    monkeypatch.setattr(task.backend, "mark_as_done", lambda *about, **more: None)
+
+    assert worker.run() == "SUCCESS"
+    assert states == ["STARTED", "PENDING"]
+
+
+@pytest.mark.parametrize("options", [{"ignore_result": True, "track_started": True}, {"ignore_result": True}])
+def test_started_is_not_stored_of_ignored_results(make, worker, runs, break_backend, options):
+    """With ``ignore_result=True`` nothing is stored at the start."""
+    task = make(lambda self, shop_id: runs.append(list(backend.asked)), **options)
+    task.delay(7)
+    backend = break_backend(task)
+    worker.run()
+
+    assert runs == [[]]
+
+
 # The lock nodes, right after the slot was taken
 
 
