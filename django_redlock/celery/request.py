@@ -71,6 +71,12 @@ class SingletonRequest(Request):
             discard(ticket, self.task)
         super().terminate(pool, signal)
 
+    def reject(self, requeue: bool = False) -> None:
+        """Free the slot of a message that Celery refuses before a child gets it, such as one with an impossible eta."""
+        if not requeue and not self.time_start and (ticket := self._ticket()):
+            discard(ticket, self.task)
+        super().reject(requeue)
+
     def maybe_expire(self) -> Literal[True] | None:
         """
         Let the message expire, unless its id belongs to another message that counts or to a run that is alive.

@@ -350,6 +350,11 @@ def slow_start(what: str) -> str:
     return perform(what)
 
 
+@singleton_task(base=Slow, lease=600.0, acks_late=True)
+def slow_late(what: str) -> str:
+    return perform(what)
+
+
 @singleton_task(lease=600.0)
 def slow_receiver(what: str) -> str:
     return perform(what)

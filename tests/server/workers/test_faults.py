@@ -223,7 +223,7 @@ def test_rejected_run_finds_its_slot_taken(worker, stage, what):
 
 
 @ON_REDIS
-@pytest.mark.parametrize("name", ["slow_start", "slow_receiver"])
+@pytest.mark.parametrize("name", ["slow_start", "slow_late", "slow_receiver"])
 @pytest.mark.parametrize("how", ["time limit", "terminate", "soft limit", "killed child"])
 def test_ended_before_the_body_begins(worker, stage, what, name, how):
     """
