@@ -324,10 +324,10 @@ def resume(what: str) -> str:
 @singleton_task(bind=True, lease=LEASE, acks_late=True, on_overlap="drop", key=("what",))
 def reject_once(self: Any, what: str) -> str:
     """Give the slot up and return the message to the broker, at its first delivery."""
-    if not self.request.delivery_info.get("redelivered") and self.request.id.startswith("rejected"):
+    if self.request.id.startswith("rejected") and stage(f"reject {what}").first():
         self.singleton.release()
-        stage(what).say("released")
-        stage(what).wait()
+        stage(f"reject {what}").say("released")
+        stage(f"reject {what}").wait()
         raise Reject("busy", requeue=True)
     return perform(what)
 
