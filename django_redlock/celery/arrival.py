@@ -212,10 +212,10 @@ class Arrival:
         message, task_id = self.message, self.message.request.id
         if not message.ticket.watch or not holder.queues_as(task_id):
             return False
-        try:
-            return bool(message.task.backend.get_state(task_id) != states.RETRY)
-        except NotImplementedError:  # without a result backend, the note decides, and it has been read already
-            return True
+        try:  # without results, the note decides, and it has been read already
+            return message.stored(task_id).get("status") != states.RETRY
+        except NoResultsError:
+            return False
 
     def _take_own(self) -> Lease | None:
         """Take the slot that waits for this message if the message has merely lost the secret."""

@@ -191,8 +191,11 @@ class Message:
         # The sender chose how logs show the arguments; Celery would derive that again from the arguments.
         shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
         message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
+        # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is away.
+        headers = {**(message.options.get("headers") or {}), "ignore_result": self.result_ignored}
+        options = {**message.options, "headers": headers, "ignore_result": True}
         try:
-            Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
+            Call(self.task, message.args, message.kwargs, options, self.rules, ticket).publish(ticket)
         except EncodeError:
             raise
         except Exception as error:

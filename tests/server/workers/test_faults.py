@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import time
+from importlib.util import find_spec
 
 import pytest
 
 from django_redlock.celery.slots import HEADER, Ticket
 from django_redlock.testing import Server
+from tests.conftest import needs
 from tests.managers import wait_until
 
 from . import project
@@ -84,20 +86,23 @@ def test_backend_is_away_while_messages_wait(start, lonely, kept, stages, what):
 
 
 @ON_REDIS
-def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what):
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what, pool):
     """
     Nobody can say whether a message that comes again is done: it is put back, and runs when the backend is there again.
     """
-    worker = start("again", concurrency=1, **lonely)
-    result = task("hold_late").apply_async((what,), queue="again")
+    needs("gevent", pool == "prefork" or find_spec("gevent"), "pip install gevent")
+    queue, options = f"again-{pool}", {"pool": pool, "concurrency": 1}
+    worker = start(queue, **options, **lonely)
+    result = task("hold_late").apply_async((what,), queue=queue)
     stage.hear("started")
     worker.kill()
     worker.wait()
     kept.kill()
     take_back(result.id)
 
-    start("again", concurrency=1, **lonely)
-    wait_until(lambda: tries(results, "again", result.id) >= 1)
+    start(queue, **options, **lonely)
+    wait_until(lambda: tries(results, queue, result.id) >= 1)
     assert stage.heard() == []
     kept.start()
 

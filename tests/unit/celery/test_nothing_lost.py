@@ -211,6 +211,55 @@ def test_slot_that_a_dead_worker_left_to_a_retry(make, worker, runs, break_backe
     assert (runs, names()) == ([0, 0], set())
 
 
+@pytest.mark.parametrize("ignored", [True, False, None])
+def test_put_back_without_the_backend(make, worker, break_backend, monkeypatch, ignored):
+    """A message is put back without a word to the backend, to which Celery subscribes under gevent; it stays itself."""
+    task = make(on_overlap="wait")
+    options = {} if ignored is None else {"ignore_result": ignored}
+    result = task.apply_async((7,), task_id="second", **options)
+    monkeypatch.setattr(task.backend, "on_task_call", lambda *about: 1 / 0)
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+        assert worker.run() == "IGNORED"
+
+    assert worker.run_all() == ["SUCCESS"]
+    assert result.state == ("PENDING" if ignored else "SUCCESS")
+
+
+@pytest.mark.parametrize("how", ["run", "retry"])
+@pytest.mark.parametrize("options", [{}, {"ignore_result": True}])
+def test_copy_whose_slot_waits_for_its_retry(make, worker, runs, break_backend, how, options):
+    """A copy whose slot waits for its own retry stays a copy while nobody says whether that retry was sent."""
+
+    def body(self, shop_id):
+        runs.append(self.request.retries)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    task = make(body, acks_late=True, on_unavailable={"run": how}, **options)
+    task.delay(7)
+    copy = worker.take()
+    worker.run(copy)
+    retry = worker.take()
+    for node in locks["default"].nodes:  # the worker dies before it leaves the note
+        for slug in [slug for slug in node.store.records.holders if "done:" in slug]:
+            node.store.records.holders.pop(slug)
+    backend = break_backend(task)
+    backend.reads = True
+
+    assert worker.run(copy, redelivered=True) == "IGNORED"
+    copy = worker.take()
+    assert worker.run(copy) == ("RETRY" if options else "IGNORED")  # without results, it takes its slot
+    backend.reads = False
+    worker.run(retry)
+    worker.run_all()
+
+    assert runs[0] == 0
+    assert 1 in runs
+    assert names() == set()
+    assert not options or not backend.asked
+
+
 @pytest.mark.parametrize("away", ["away", "writes"])
 @pytest.mark.parametrize("options", [{}, {"wait_for": 0.0, "on_overlap": "wait"}])
 def test_outcome_that_cannot_be_stored(make, worker, break_backend, away, options):
