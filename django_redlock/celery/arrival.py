@@ -249,6 +249,8 @@ class Arrival:
         how = message.rules.without_nodes("run")
         if execution and how == "run" and isinstance(error, QuorumUnavailableError):
             log.warning("%s runs without further questions: %s", printable(ticket.name), error)
+            self._leave_queue()
+            self.redelivery.stop_watching()
             return execution
         if execution:
             if how == "retry":

@@ -30,12 +30,12 @@ from .execution import EXECUTION, Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
 from .keys import Parameters, check_key, lock_name, signature_of
-from .message import Answered, Skipped, ticket_of
+from .message import Answered, Skipped
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .pending import discard
 from .result import SingletonResult, eager_result, result_of
-from .slots import Ticket
+from .slots import HEADER, Ticket
 from .trailing import TrailingCall
 
 log = logging.getLogger("django_redlock")
@@ -256,8 +256,8 @@ class SingletonTask(BaseTask[P, R]):
         if EXECUTION in vars(request):
             return
         setattr(request, EXECUTION, None)
-        ticket, _ = ticket_of(self, request, request.args or (), request.kwargs or {})
-        if not stays_with_its_message(error, self, ticket, request):
+        ticket = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+        if ticket and not stays_with_its_message(error, self, ticket, request):
             discard(ticket, self)
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

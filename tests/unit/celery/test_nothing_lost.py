@@ -455,6 +455,22 @@ def test_slot_is_given_back(make, worker, runs, monkeypatch):
     assert (runs, names()) == ([7], set())
 
 
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("watch", [False, True])
+def test_run_without_further_questions_leaves_nothing(make, worker, runs, monkeypatch, scope, watch):
+    """With ``on_unavailable={"run": "run"}`` the run leaves the queue and stops watching as any other."""
+    task = make(lambda self, shop_id: runs.append(shop_id), scope=scope, acks_late=True, on_unavailable={"run": "run"})
+    task.delay(7)
+
+    def silent(again):
+        raise QuorumUnavailableError(NAME)
+
+    monkeypatch.setattr("django_redlock.celery.redelivery.Redelivery.leave_if_begun", silent)
+
+    assert worker.run(redelivered=watch) == "SUCCESS"
+    assert (runs, names()) == ([7], set())
+
+
 def test_slot_is_lost_before_the_body_begins(make, worker, runs, monkeypatch):
     """A body does not begin without its slot because the questions before it took longer than the lease."""
     with Simulation(nodes=3, check=False) as simulation:
