@@ -43,6 +43,7 @@ def configure(broker: str, results: str) -> None:
         worker_send_task_events=bool(os.environ.get("TEST_EVENTS")),
         worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", 0)),
         result_backend_transport_options={"retry_policy": {"timeout": float(os.environ.get("TEST_PATIENCE", 5.0))}},
+        redis_socket_timeout=float(os.environ.get("TEST_SOCKET_TIMEOUT", 120.0)),
         task_track_started=bool(os.environ.get("TEST_TRACK_STARTED")),
     )
 

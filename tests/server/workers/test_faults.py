@@ -34,6 +34,7 @@ def lonely(start, kept, results):
         "TEST_STAGE": results.url,
         "TEST_PREFETCH": "8",
         "TEST_PATIENCE": "0.1",
+        "TEST_SOCKET_TIMEOUT": "0.2",
         "TEST_TRACK_STARTED": "1",
     }
 
@@ -58,22 +59,23 @@ def tries(results, queue, task_id):
 
 
 @ON_REDIS
-def test_backend_is_away_while_messages_wait(start, lonely, kept, stages, what):
+@pytest.mark.parametrize("fault", ["away", "silent"])
+def test_backend_fails_while_messages_wait(start, lonely, kept, stages, what, fault):
     """
-    Messages that have waited in a worker run while the result backend is away, acknowledged early or late.
+    Messages that have waited in a worker run while the result backend does not answer, acknowledged early or late.
     """
     names = ["hold", "hold_late", "hold_ignored", "hold"]
     calls = [f"{what} {number}" for number in range(len(names))]
     for name, call in zip(names, calls, strict=True):
-        task(name).apply_async((call,), queue="away")
-    start("away", concurrency=1, **lonely)
+        task(name).apply_async((call,), queue=fault)
+    start(fault, concurrency=1, **lonely)
     stages(calls[0]).hear("started")
     received = time.monotonic()
-    inspect = project.app.control.inspect(destination=["away@tests"], timeout=1)
-    wait_until(lambda: len((inspect.reserved() or {}).get("away@tests", ())) == len(names) - 1)
+    inspect = project.app.control.inspect(destination=[f"{fault}@tests"], timeout=1)
+    wait_until(lambda: len((inspect.reserved() or {}).get(f"{fault}@tests", ())) == len(names) - 1)
     wait_until(lambda: time.monotonic() > received + 1.5)  # longer than a message is taken for fresh
 
-    kept.kill()
+    (kept.kill if fault == "away" else kept.freeze)()
     for call in calls:
         stages(call).allow()
 
@@ -82,7 +84,7 @@ def test_backend_is_away_while_messages_wait(start, lonely, kept, stages, what):
         stages(call).hear("ended")
     for name, call in zip(names, calls, strict=True):
         wait_until(free(name, call))
-    kept.start()
+    kept.restart()
 
 
 @ON_REDIS
