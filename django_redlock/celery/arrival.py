@@ -13,13 +13,13 @@ from celery.exceptions import Ignore, Retry, WorkerShutdown, WorkerTerminate
 
 from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
-from ..exceptions import LockTakenError, QuorumUnavailableError, printable
+from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .execution import EXECUTION, Execution, leave_queue
 from .interrupt import SlotLostError
-from .message import Message
+from .message import Message, NoResultsError
 from .options import SingletonOptions
 from .overlap import give_way
-from .pauses import pause_without_nodes
+from .pauses import pause_after
 from .pending import began_name, begin, discard, has_begun, is_superseded, keep, turn
 from .redelivery import Redelivery
 from .sightings import Seen, look, peek
@@ -61,8 +61,8 @@ class Arrival:
             return self._execution(None)
         try:
             return self._start()
-        except Exception:  # if the process is being stopped, the slot stays reserved for its message
-            if not message.put_back:
+        except BaseException as error:
+            if not message.put_back and not self._stays(error):
                 if self._superseded:  # a newer message counts, so nothing is to be noted, and no turn is needed
                     free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
                 else:
@@ -79,16 +79,24 @@ class Arrival:
             return self._without_nodes(error)
         execution = self._execution(lease)
         try:
-            if not was_pending:
-                self._leave_queue()
             if self.redelivery.began_pending or not was_pending:
                 self.redelivery.leave_if_done(message.kept)  # the run may have ended since the last look
                 self.redelivery.leave_if_begun()
-        except BaseException:
+            execution.ensure()  # the questions may have taken longer than the lease
+            if not was_pending:
+                self._leave_queue()
+        except (QuorumUnavailableError, LockLostError) as error:
+            return self._without_nodes(error, execution)
+        except BaseException as error:
+            if self._stays(error):
+                execution.give_back()
             execution.end(hold=False)
             raise
         self.redelivery.stop_watching()
         return execution
+
+    def _stays(self, error: BaseException) -> bool:
+        return stays_with_its_message(error, self.message.task, self.message.ticket, self.message.request)
 
     def _execution(self, lease: Lease | None, in_queue: bool = False) -> Execution:
         message = self.message
@@ -104,8 +112,11 @@ class Arrival:
         ):  # messages with newer arguments have the same id, so this is looked up when their turn comes
             # Check before taking the slot. Otherwise two copies could wait for each other for ever.
             self.redelivery.leave_if_done()
-        if ticket.joined:
-            message.answer_with(ticket.joined)
+        if ticket.joined and not message.unfinished:
+            try:
+                message.answer_with(ticket.joined)
+            except NoResultsError as error:
+                message.without_results(error)
         came_again = message.redelivered or ticket.watch
         if message.rules.redelivery == "drop" and came_again and self.redelivery.has_begun():
             self.redelivery.drop()
@@ -114,8 +125,7 @@ class Arrival:
         """Take the slot, if runs have one; if another task has it, end the message or put it back."""
         message, ticket = self.message, self.message.ticket
         if not ticket.running:
-            retry = bool(message.request.retries)  # work that has begun continues even if another call is waiting
-            if not ticket.secret and not retry:
+            if not ticket.secret and not message.unfinished:  # else it continues even if another call is waiting
                 for waiting in look(ticket.using, *ticket.places(message.rules.trails)):
                     if waiting.value:
                         self._give_way(waiting.holder)
@@ -155,6 +165,7 @@ class Arrival:
             record, began = self._look_at_pending()
             self.redelivery.began_pending = came_before = has_begun(ticket, began)
             if came_before:
+                message.ticket = ticket = replace(ticket, redelivered=True)  # though the broker may not have marked it
                 self.redelivery.leave_if_done(kept=True)  # another worker ran it, or discarded it without a run
                 if message.rules.redelivery == "drop":
                     self.redelivery.drop()
@@ -220,10 +231,10 @@ class Arrival:
         message, task_id = self.message, self.message.request.id
         if not message.ticket.watch or not holder.waits_as(task_id):
             return False
-        try:
-            return bool(message.task.backend.get_state(task_id) != states.RETRY)
-        except NotImplementedError:  # without a result backend, the note decides, and it has been read already
-            return True
+        try:  # without results, the note decides, and it has been read already
+            return message.stored(task_id).get("status") != states.RETRY
+        except NoResultsError:
+            return False
 
     def _take_own(self) -> Lease | None:
         """Take the slot that waits for this message if the message has merely lost the secret."""
@@ -249,18 +260,30 @@ class Arrival:
             self.redelivery.watch(holder)
         give_way(self.message, holder)
 
-    def _without_nodes(self, error: QuorumUnavailableError) -> Execution:
+    def _without_nodes(
+        self, error: QuorumUnavailableError | LockLostError, execution: Execution | None = None
+    ) -> Execution:
+        """Do what ``on_unavailable`` says for a run: the nodes do not answer, or not any more since it got its slot."""
         message, ticket = self.message, self.message.ticket
         how = message.rules.without_nodes("run")
+        if execution and how == "run" and isinstance(error, QuorumUnavailableError):
+            log.warning("%s runs without further questions: %s", printable(ticket.name), error)
+            self._leave_queue()
+            self.redelivery.stop_watching()
+            return execution
+        if execution:
+            if how == "retry":
+                execution.give_back(message.lifetime)
+            execution.end(hold=False)
         if how != "retry" and ticket.trailing and message.has_result():
             raise Ignore(f"{message.request.id} has a result, and this message may be an older one.")
-        if how == "run" and not self._refused:
+        if how == "run" and not self._refused and not execution:
             log.warning("%s runs without a slot: %s", printable(ticket.name), error)
             return self._execution(None, in_queue=True)
         if how == "fail" or message.request.is_eager:
             raise error
         # This uses up no retry: without an answer from the nodes, the body must not run.
-        pause = pause_without_nodes(error, ticket.tries)
+        pause = pause_after(error, ticket.tries)
         message.send_again(ticket, pause)
         if ticket.trailing:  # the state RETRY would overwrite the result of another message of the call
             raise Ignore(f"The lock nodes do not answer: {error}") from error
@@ -299,15 +322,15 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         task.pop_request()
 
 
-def stays_with_its_message(error: BaseException | None, execution: Execution, request: Any) -> bool:
+def stays_with_its_message(error: BaseException | None, task: Any, ticket: Ticket, request: Any) -> bool:
     """
-    Return whether the run ends because its process is stopped, so that the message may return to the broker.
+    Return whether a message ends because its process is stopped, so that it may return to the broker.
 
-    The slot then returns to the message, so that no other call is served before it.
+    The slot then stays with the message, or returns to it, so that no other call is served before it.
     """
     stopped = isinstance(error, (WorkerShutdown, WorkerTerminate)) or (
         # Celery's children report a stop by a signal. The message of a body that calls sys.exit() is acknowledged.
         isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
     )
-    late = execution.task.acks_late and execution.options.redelivery != "drop" and not request.is_eager
-    return bool(stopped and late and execution.ticket.secret)
+    late = task.acks_late and task.singleton_options.redelivery != "drop" and not request.is_eager
+    return bool(stopped and late and ticket.secret)

@@ -88,16 +88,19 @@ class Execution:
         self.handed_over = self.goes_on = True
         return found
 
-    def give_back(self) -> None:
+    def give_back(self, ttl: float | None = None) -> None:
         """
-        Return the slot to its own message for one lease, because the broker will deliver the message again.
+        Return the slot to its own message, which will be delivered again.
 
-        One lease is enough, because the message may be gone: Celery stops a child in the same way for a time limit.
+        Args:
+            ttl: How long the message may take, in seconds; None is one lease. That is enough for a message that the
+                broker delivers again, and it may be gone: Celery stops a child in the same way for a time limit.
         """
         ticket = self.ticket.begun
-        if self.lease and not self.handed_over and ticket.waiting == self.lease.name and self.lease.valid():
+        mine = self.lease and ticket.secret and not self.handed_over and ticket.waiting == self.lease.name
+        if self.lease and mine and self.lease.valid():
             with suppress(LockTakenError, QuorumUnavailableError):
-                self.hand_over(ticket, self.options.lease)
+                self.hand_over(ticket, self.options.lease if ttl is None else ttl)
 
     def ensure(self) -> None:
         """

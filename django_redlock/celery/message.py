@@ -2,23 +2,34 @@
 One message that a worker is about to run, and the ways in which it can end without a run (internal).
 """
 
+import logging
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
+from kombu.exceptions import EncodeError
 
+from ..exceptions import RedlockError, printable
 from ..nodes.clock import steady
 from .dispatch import Call
 from .options import SingletonOptions
+from .pauses import pause_after
 from .slots import HEADER, RECEIVED_HEADER, Holder, Ticket
 
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
+PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
+
+log = logging.getLogger("django_redlock")
 
 
 class Answered(Exception):
     """The task ends without a run; the first argument is its result."""
+
+
+class NoResultsError(Exception):
+    """The result backend does not answer."""
 
 
 class Skipped(Ignore):
@@ -49,8 +60,14 @@ class Message:
 
     @property
     def redelivered(self) -> bool:
-        """Whether the broker marks the message as delivered again."""
-        return bool((self.request.delivery_info or {}).get("redelivered"))
+        """Whether the broker has marked the message as delivered again, now or before it was put back."""
+        return self.ticket.redelivered or bool((self.request.delivery_info or {}).get("redelivered"))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run of it may have begun and not ended; then it is never dropped because of another run."""
+        request = self.request
+        return bool(self.redelivered or self.ticket.watch or request.retries) and not request.is_eager
 
     @property
     def kept(self) -> bool:
@@ -75,18 +92,58 @@ class Message:
         """Whether the result of its run is stored."""
         return not self.result_ignored and not isinstance(self.task.backend, DisabledBackend)
 
+    def stored(self, task_id: str) -> dict[str, Any]:
+        """
+        Return what is stored about a task; ``{}`` if results are ignored, or if this backend cannot be asked.
+
+        Raises:
+            NoResultsError: The result backend does not answer.
+        """
+        if not self.stores_results:
+            return {}
+        try:
+            meta: dict[str, Any] = self.task.backend.get_task_meta(task_id)
+            return meta
+        except NotImplementedError:
+            return {}
+        except (SoftTimeLimitExceeded, RedlockError):  # raised in this thread, whatever it was doing
+            raise
+        except Exception as error:
+            raise NoResultsError(f"{type(error).__name__}: {error}") from error
+
     def has_result(self) -> bool:
         """Return whether a result is stored under its id; False if the result backend does not answer."""
         try:
-            return bool(self.task.backend.get_state(self.request.id) in states.READY_STATES)
-        except Exception:  # there is no result backend, or it does not answer
+            return self.stored(self.request.id).get("status") in states.READY_STATES
+        except NoResultsError:
             return False
+
+    def without_results(self, error: NoResultsError) -> None:
+        """
+        Put the message back, because the result backend would have to say whether it is to run.
+
+        It runs nevertheless with ``on_unavailable={"run": "run"}``, and when it has been put back often: no run needs
+        the result backend.
+
+        Raises:
+            Ignore: It was put back.
+        """
+        if self.rules.without_nodes("run") != "run" and self.ticket.tries < PATIENCE:
+            self.put_off(error)
+        log.warning("%s runs, though the result backend does not answer: %s", printable(self.request.id), error)
+
+    def put_off(self, error: Exception) -> NoReturn:
+        """Put the message back until the result backend answers again; raise Ignore."""
+        pause = pause_after(error, self.ticket.tries)
+        self.send_again(self.ticket, pause)
+        raise Ignore(f"The result backend does not answer: {error}; the message is tried again in {pause:.1f} s.")
 
     def skip(self, reason: str, holder: Holder | None = None) -> NoReturn:
         """
         End the task as revoked, without a run.
 
-        ``Ignore`` alone would leave everybody waiting who has its id: callers, the rest of a chain, a chord's body.
+        ``Ignore`` alone would leave everybody waiting who has its id: callers, the rest of a chain, a chord's body. So
+        if this cannot be stored, the message is put back, and everything is decided anew when it arrives.
 
         Raises:
             Skipped: The call is eager.
@@ -94,13 +151,15 @@ class Message:
         """
         if (request := self.request).is_eager:
             raise Skipped(reason, holder) from None
-        self.task.backend.mark_as_failure(
-            request.id,
-            TaskRevokedError(reason),
-            request=request,
-            store_result=not self.result_ignored,
-            state=states.REVOKED,
-        )
+        about = {"request": request, "store_result": not self.result_ignored, "state": states.REVOKED}
+        try:
+            self.task.backend.mark_as_failure(request.id, TaskRevokedError(reason), **about)
+        except (SoftTimeLimitExceeded, NotImplementedError):
+            raise
+        except Exception as error:  # of the backend, or of an errback, which is called after the result was stored
+            if self.stores_results and not self.has_result():
+                self.put_off(error)
+            log.exception("%s ended, but not everybody who waits for it was told", printable(request.id))
         raise Ignore(
             reason
         ) from None  # Celery's own class, because the exception is pickled on its way to the parent process
@@ -112,21 +171,38 @@ class Message:
         Raises:
             Answered: That task succeeded.
             Exception: The error with which that task failed.
+            NoResultsError: The result backend does not answer.
         """
-        result = self.task.AsyncResult(task_id)
-        state = result.state
-        if state == states.SUCCESS:
-            raise Answered(result.result)
-        if state in states.PROPAGATE_STATES:
-            raise result.result
+        meta = self.stored(task_id)
+        if meta.get("status") == states.SUCCESS:
+            raise Answered(meta["result"])
+        if meta.get("status") in states.PROPAGATE_STATES:
+            raise meta["result"]
 
     def send_again(self, ticket: Ticket, pause: float) -> None:
-        """Put the message back into the queue for *pause* seconds, with *ticket*."""
-        request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
+        """
+        Put the message back into the queue for *pause* seconds, with *ticket*.
+
+        Raises:
+            Reject: The broker did not accept it, and must deliver the message again.
+            Exception: The broker did not accept it, and the message is acknowledged already.
+        """
+        request, ticket = self.request, replace(ticket, tries=ticket.tries + 1, redelivered=self.redelivered)
         # The sender chose how logs show the arguments; Celery would derive that again from the arguments.
         shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
         message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
-        Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
+        # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is away.
+        headers = {**(message.options.get("headers") or {}), "ignore_result": self.result_ignored}
+        options = {**message.options, "headers": headers, "ignore_result": True}
+        try:
+            Call(self.task, message.args, message.kwargs, options, self.rules, ticket).publish(ticket)
+        except EncodeError:
+            raise
+        except Exception as error:
+            self.put_back = bool(self.task.acks_late) and not request.is_eager
+            if not self.put_back:
+                raise
+            raise Reject(error, requeue=True) from error
         self.put_back = True
 
 

@@ -108,9 +108,9 @@ class SingletonOptions:
         on_overlap: How a worker treats a message that finds the slot taken: ``wait`` for it, ``drop`` the message
             as revoked, ``follow`` (end with the result of the other run), ``fail`` with ``DuplicateTask``, or
             ``Return(value)``. None is ``wait`` for the scopes with *while* and for ``rerun`` and ``replace``, else
-            ``drop``.
+            ``drop``. A message whose run may have begun and not ended always waits.
         wait_for: How long a message is put back with ``wait`` or ``follow``, in seconds, before it is dropped; None is
-            for ever.
+            for ever. A message whose run may have begun and not ended waits for ever.
         hold_for: The least time for which the slot stays taken, in seconds from the start of the run.
         lease: How long the slot of a running task lasts without renewal, in seconds. It is renewed while the task
             runs, so after the death of its worker the slot is taken for at most this long.

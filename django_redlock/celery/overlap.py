@@ -2,15 +2,15 @@
 End or put back a message whose slot another task has, according to ``on_overlap`` (internal).
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore
 
 from ..exceptions import printable
-from .message import Answered, Message
-from .options import Return
+from .message import Answered, Message, NoResultsError
+from .options import Overlap, Return
 from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff
 from .signals import OVERLAP, report
 from .slots import Holder
@@ -21,16 +21,19 @@ def give_way(message: Message, holder: Holder) -> NoReturn:
     """
     End the message or put it back into the queue, because *holder* has its slot.
 
+    A message whose run may have begun and not ended waits, whatever ``on_overlap`` and ``wait_for`` say: its caller was
+    promised the run, and only the death of a process kept that from its end.
+
     Raises:
         Answered: The task has a result without running.
         Ignore: It does not run, or not now.
         DuplicateTask: ``on_overlap="fail"``.
     """
     # A holder whose message may not have been sent is no reason to drop this one: it lapses in a moment.
-    waits = message.ticket.trailing or holder.state is SlotState.CLAIMED
+    waits = message.ticket.trailing or message.unfinished or holder.state is SlotState.CLAIMED
     ticket, how = message.ticket, "wait" if waits else message.rules.overlap
     if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
-        _report(message, holder)
+        _report(message, holder, how)
     if how == "fail":
         raise holder.error(message.task.singleton_error, ticket.name) from None
     if isinstance(how, Return):
@@ -40,8 +43,8 @@ def give_way(message: Message, holder: Holder) -> NoReturn:
     message.skip(f"Skipped: {printable(ticket.name)} is {holder}.", holder)
 
 
-def _report(message: Message, holder: Holder) -> None:
-    ticket, how = message.ticket, message.rules.overlap
+def _report(message: Message, holder: Holder, how: Overlap | Return) -> None:
+    ticket = message.ticket
     report(
         message.task,
         OVERLAP,
@@ -59,11 +62,12 @@ def _report(message: Message, holder: Holder) -> None:
 def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
     """Put the message back into the queue until the holder is done; this uses up no retry."""
     ticket = message.ticket
-    if follow and holder.task_id and not isinstance(message.task.backend, DisabledBackend):
+    if follow and holder.task_id and message.stores_results:
         ticket = replace(ticket, joined=ticket.joined or holder.task_id)
-        message.answer_with(ticket.joined)
+        with suppress(NoResultsError):  # it waits anyway
+            message.answer_with(ticket.joined)
     pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
-    limit = message.rules.wait_for
+    limit = None if message.unfinished else message.rules.wait_for
     if limit is not None:
         left = limit - ticket.waited
         pause = min(pause, max(left, FIRST_WAIT))

@@ -13,9 +13,9 @@ def backoff(first: float, longest: float, tries: int) -> float:
     return min(longest, first * 2.0 ** min(tries, 32))
 
 
-def pause_without_nodes(error: QuorumUnavailableError, tries: int) -> float:
-    """Return the pause, in seconds, of a message whose slot could not be looked up."""
-    if error.retry_after is None:
-        return backoff(1.0, LONGEST_PAUSE, tries)
-    # A little longer, so that the nodes vote again when the message arrives.
-    return min(LONGEST_PAUSE, error.retry_after + 0.5)
+def pause_after(error: Exception, tries: int) -> float:
+    """Return the pause, in seconds, of a message that cannot be run because a part that it needs does not answer."""
+    if isinstance(error, QuorumUnavailableError) and error.retry_after is not None:
+        # A little longer, so that the nodes vote again when the message arrives.
+        return min(LONGEST_PAUSE, error.retry_after + 0.5)
+    return backoff(1.0, LONGEST_PAUSE, tries)

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject
 from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, printable
 from .execution import Execution, begun_name, done_name, moved_on
-from .message import Message
+from .message import Message, NoResultsError
 from .pauses import FIRST_WAIT, LONGEST_PAUSE
 from .sightings import peek
 from .slots import LABEL, NOTE, Holder, free, take_note
@@ -58,18 +58,22 @@ class Redelivery:
         if not (copy or ticket.tries or kept) or message.request.is_eager:
             return False
         owner = peek(ticket.using, done_name(ticket.task_id, message.request.retries or 0)).owner
-        if owner and (moved_on(owner) or not message.stores_results):
-            return True
+        if not message.stores_results or (owner and moved_on(owner)):
+            return bool(owner)
         # The backend knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
         if not (owner or copy or (kept and ticket.secret)):
             return False
         try:
-            done = message.task.backend.get_state(message.request.id) in DONE
-        except NotImplementedError:  # there is no result backend
-            return bool(owner)
-        if owner and not done:
+            stored = message.stored(message.request.id)
+        except NoResultsError as error:
+            if owner:
+                self._await_result()
+            if copy:  # else nothing suggests that it is done: a worker that runs a copy leaves a note
+                message.without_results(error)
+            return False
+        if owner and stored and stored["status"] not in DONE:
             self._await_result()
-        return done
+        return stored["status"] in DONE if stored else bool(owner)
 
     def _await_result(self) -> NoReturn:
         """
@@ -142,8 +146,12 @@ class Redelivery:
         """Revoke the task if no run has stored a result; raise Ignore."""
         message = self.message
         reason = f"{message.ticket.task_id} came a second time, and is dropped."
-        with suppress(NotImplementedError):  # there is no result backend
-            if message.task.backend.get_state(message.request.id) not in states.READY_STATES:
+        try:
+            stored = message.stored(message.request.id)
+        except NoResultsError as error:
+            message.put_off(error)
+        if stored.get("status") not in states.READY_STATES:
+            with suppress(NotImplementedError):  # there is no result backend
                 message.skip(reason)
         raise Ignore(reason)
 
@@ -172,11 +180,11 @@ class Redelivery:
         try:
             message.send_again(replace(ticket, watch=secret), pause)
         except Exception as error:
-            # Not a failure, which would be stored as the result of the live run.
             free(ticket.using, self._watch_name, secret)
             log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
-            if message.task.acks_late:
-                raise Reject(error, requeue=True) from error
+            if isinstance(error, Reject):
+                raise
+            # Not a failure, which would be stored as the result of the live run.
             raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
         raise Ignore(f"{ticket.task_id} was delivered a second time; it is checked again in {pause:.1f} s.") from None
 

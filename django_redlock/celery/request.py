@@ -61,6 +61,22 @@ class SingletonRequest(Request):
             self._shorten()
         super().on_timeout(soft, timeout)
 
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """
+        Free the slot of a message whose body may not have begun, before the child or greenlet is stopped.
+
+        The slot of a body that runs has another secret, and stays until the body has ended.
+        """
+        if self.time_start and (ticket := self._ticket()):
+            discard(ticket, self.task)
+        super().terminate(pool, signal)
+
+    def reject(self, requeue: bool = False) -> None:
+        """Free the slot of a message that Celery refuses before a child gets it, such as one with an impossible eta."""
+        if not requeue and not self.time_start and (ticket := self._ticket()):
+            discard(ticket, self.task)
+        super().reject(requeue)
+
     def maybe_expire(self) -> Literal[True] | None:
         """
         Let the message expire, unless its id belongs to another message that counts or to a run that is alive.
@@ -165,9 +181,12 @@ class SingletonRequest(Request):
         Let the slot end soon: Celery reports a hard limit before the child is dead, so the body may still be running.
 
         The slot of a child that dies is not freed otherwise. No child is known to outlive the kill by more than this.
+        A body that has not begun has no slot to keep, so the slot of its message is free at once.
         """
         ticket = self._ticket()
         run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
+        if ticket:
+            discard(ticket, task)
         if not ticket or not ticket.running:
             return
         with suppress(LockTakenError, QuorumUnavailableError):

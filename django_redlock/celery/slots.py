@@ -42,7 +42,7 @@ from .state import SlotState
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
 RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, on the steady clock
-FORMAT = 2
+FORMAT = 3
 LABEL = 100  # characters of a task's name that fit into a label
 CLAIMED, QUEUED, HELD, NOTE = " (claimed)", " (queued)", " (held)", " (note)"
 NEXT = " (next)"  # of a pending call, which later calls may take over; before its state
@@ -75,6 +75,8 @@ class Ticket:
         waited: Seconds for which it has been put back to wait for its slot.
         watch: Secret of the note of the only copy that watches another; empty for all other messages.
         joined: Id of the task whose result it waits for; empty if it waits for none.
+        redelivered: Whether the broker had delivered the message again when a worker put it back. A message that is put
+            back is a new one for the broker, so it loses the broker's own mark.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Ticket:
     waited: float = 0.0
     watch: str = ""
     joined: str = ""
+    redelivered: bool = False
 
     @property
     def trailing(self) -> bool:
@@ -136,18 +139,18 @@ class Ticket:
         """Return the header's value."""
         # Not dataclasses.astuple(), which copies deeply: this runs for every message.
         mine = (self.name, self.using, self.task_id, self.secret, self.tries, self.scope)
-        return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined])
+        return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined, self.redelivered])
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return the ticket in a header, or None if there is none or it belongs to another task."""
         with suppress(TypeError, ValueError):
-            version, name, using, owner, secret, tries, scope, number, waited, watch, joined = json.loads(
+            version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again = json.loads(
                 header  # type: ignore[arg-type]
             )
             secrets = is_secret(secret, or_empty=True) and is_secret(watch, or_empty=True)
             if version == FORMAT and owner == task_id and secrets and scope in SCOPES:
-                done = (int(tries), scope, int(number), float(waited), watch, str(joined))
+                done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
                 return cls(str(name), str(using), owner, secret, *done)
         return None
 

@@ -6,17 +6,21 @@ call the first. The second surrounds the body so closely that the slot is free b
 handlers and signals offer neither.
 """
 
+import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from celery.exceptions import Ignore, Retry
+from celery import signals, states
+from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
 from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
 from ..engine.acquirer import fresh_secret
+from ..exceptions import printable
 from ..handler import locks
 from ._compat import BaseTask, P, R
 from .arrival import Arrival, stays_with_its_message, under_direct_call
@@ -26,13 +30,15 @@ from .execution import EXECUTION, Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
 from .keys import Parameters, check_key, lock_name, signature_of
-from .message import Answered, Skipped, ticket_of
+from .message import Answered, Skipped
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .pending import discard
 from .result import SingletonResult, eager_result, result_of
-from .slots import Ticket
+from .slots import HEADER, Ticket
 from .trailing import TrailingCall
+
+log = logging.getLogger("django_redlock")
 
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
@@ -49,6 +55,7 @@ class SingletonTask(BaseTask[P, R]):
     abstract = True
     singleton_options: SingletonOptions = SingletonOptions()
     singleton_error: type[DuplicateTask] = DuplicateTask
+    singleton_tracks_started: bool = False
     _allowed_by: Rules | None = None  # the settings with which the lease was checked
 
     if TYPE_CHECKING:
@@ -63,6 +70,13 @@ class SingletonTask(BaseTask[P, R]):
                 f"{cls.__name__} has {name}={vars(cls)[name]!r}, which Celery ignores; write "
                 f"singleton_options=SingletonOptions({name}=...), or use @singleton_task({name}=...)."
             )
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Take ``track_started`` over from Celery, which fails the task if it cannot store STARTED."""
+        super().on_bound(app)
+        if cls.track_started:
+            cls.singleton_tracks_started, cls.track_started = True, False
 
     @property
     def singleton(self) -> Singleton:
@@ -179,14 +193,17 @@ class SingletonTask(BaseTask[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the body, in a worker under the slot; a direct call takes a lock only with ``lock_direct_calls``."""
         request = self.request
-        # In a body, self(...) finds the request of the enclosing run.
-        if self.singleton_run or switched_off():
+        if self.singleton_run:  # in a body, self(...) finds the request of the enclosing run
+            return super().__call__(*args, **kwargs)
+        if switched_off():
+            self._store_started()
             return super().__call__(*args, **kwargs)
         if request.called_directly:
             if not self.singleton_options.lock_direct_calls:
                 return super().__call__(*args, **kwargs)
             with under_direct_call(self, args, kwargs):
                 return super().__call__(*args, **kwargs)
+        setattr(request, EXECUTION, None)  # from here on, the arrival frees what the message holds
         arrival = Arrival(self, request, args, kwargs)
         try:
             execution = arrival.start()
@@ -194,6 +211,7 @@ class SingletonTask(BaseTask[P, R]):
             return cast(R, answer.args[0])
         setattr(request, EXECUTION, execution)
         try:
+            self._store_started()
             value = super().__call__(*args, **kwargs)
             arrival.redelivery.note_done(execution)
             return value
@@ -204,18 +222,43 @@ class SingletonTask(BaseTask[P, R]):
             execution.ensure()
             raise
         finally:
-            if stays_with_its_message(sys.exc_info()[1], execution, request):
+            if stays_with_its_message(sys.exc_info()[1], self, execution.ticket, request):
                 execution.give_back()
             execution.end()
 
+    def _store_started(self) -> None:
+        """Store STARTED, as Celery does with ``track_started``; the run does not need it."""
+        request: Any = self.request
+        if not self.singleton_tracks_started or request.is_eager or request.called_directly:
+            return
+        ignored = vars(request).get("ignore_result")
+        if self.ignore_result if ignored is None else ignored:
+            return
+        try:
+            about = {"pid": os.getpid(), "hostname": request.hostname}
+            self.backend.store_result(request.id, about, states.STARTED, request=request)
+        except (SoftTimeLimitExceeded, SlotLostError):
+            raise
+        except Exception as error:
+            log.warning("could not store that %s has started: %r", printable(request.id), error)
+
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Run the project's own method, and free the slot if the method ends the task."""
+        """Run the project's own method, and free the slot if the task ends there, before the caller can see that."""
         try:
             super().before_start(task_id, args, kwargs)
-        except Exception:
-            ticket, _ = ticket_of(self, self.request, args, kwargs)
-            discard(ticket, self)
+        except BaseException as error:
+            self.singleton_not_begun(error)
             raise
+
+    def singleton_not_begun(self, error: BaseException | None) -> None:
+        """Free the slot of the present message if it ends before its body could begin, unless it comes again."""
+        request = self.request
+        if EXECUTION in vars(request):
+            return
+        setattr(request, EXECUTION, None)
+        ticket = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+        if ticket and not stays_with_its_message(error, self, ticket, request):
+            discard(ticket, self)
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let Celery check the arguments before a slot is taken; by itself, it would do so afterwards."""
@@ -234,6 +277,19 @@ class SingletonTask(BaseTask[P, R]):
         except ValueError as error:
             raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
         self._allowed_by = rules
+
+
+def _not_begun(task: Any, **about: Any) -> None:
+    """
+    Free the slot of a message that ends before its body could begin, as in a receiver of ``task_prerun``.
+
+    Celery sends this signal at every end that the process survives, also for a limit or a greenlet that is killed.
+    """
+    if isinstance(task, SingletonTask):
+        task.singleton_not_begun(sys.exc_info()[1])
+
+
+signals.task_postrun.connect(_not_begun, dispatch_uid="django_redlock.postrun")
 
 
 @cache

@@ -15,11 +15,14 @@ from functools import cache
 from typing import Any
 
 import redis
-from celery import Celery, shared_task
+from celery import Celery, Task, current_task, shared_task
 from celery.concurrency.asynpool import AsynPool
+from celery.exceptions import Reject
+from celery.signals import task_prerun
 from django.dispatch import receiver
 
 from django_redlock.celery import singleton_overlap, singleton_task
+from django_redlock.signals import lock_acquired
 
 LEASE = 9.0  # seconds, of the tasks whose lease is to run out; renewed after a third
 LIMIT = 4  # seconds, the hard time limit of the tasks that exceed it
@@ -33,13 +36,15 @@ def configure(broker: str, results: str) -> None:
         broker_url=broker,
         result_backend=results,
         broker_connection_retry_on_startup=True,
-        worker_prefetch_multiplier=1,
+        worker_prefetch_multiplier=int(os.environ.get("TEST_PREFETCH", 1)),
         worker_hijack_root_logger=False,
         worker_enable_remote_control=True,
         worker_max_tasks_per_child=int(os.environ.get("TEST_MAX_TASKS", 0)) or None,
         worker_send_task_events=bool(os.environ.get("TEST_EVENTS")),
         worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", 0)),
-        result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
+        result_backend_transport_options={"retry_policy": {"timeout": float(os.environ.get("TEST_PATIENCE", 5.0))}},
+        redis_socket_timeout=float(os.environ.get("TEST_SOCKET_TIMEOUT", 120.0)),
+        task_track_started=bool(os.environ.get("TEST_TRACK_STARTED")),
     )
 
 
@@ -82,6 +87,10 @@ class Stage:
         """Wait until the test allows to go on; returns whether it did."""
         return bool(self._client.blpop([self._word], timeout=600))
 
+    def first(self) -> bool:
+        """Return whether this is asked for the first time."""
+        return bool(self._client.set(f"first:{self._word}", "yes", nx=True))
+
     def close(self) -> None:
         """Hang up."""
         self._client.close()
@@ -94,7 +103,7 @@ def stage(what: str) -> Stage:
 @cache
 def _stage(pid: int, what: str) -> Stage:
     # One per process, and for good: a signal that arrives while a client is being deleted is lost.
-    return Stage(app.conf.result_backend, what)
+    return Stage(os.environ.get("TEST_STAGE") or app.conf.result_backend, what)
 
 
 if "TEST_BROKER" in os.environ:
@@ -126,6 +135,11 @@ def hold_long(what: str) -> str:
 
 @singleton_task(lease=LEASE, acks_late=True)
 def hold_late(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(lease=LEASE, ignore_result=True)
+def hold_ignored(what: str) -> str:
     return perform(what)
 
 
@@ -259,7 +273,7 @@ def total(prices: list[int]) -> int:
 @receiver(singleton_overlap)
 def tell_overlap(sender: Any, **about: Any) -> None:
     """Tell the test, where it waits for it, that a message came while its duplicate ran."""
-    if sender.name == hold_joined.name:
+    if sender.name in (hold_joined.name, resume.name, reject_once.name):
         stage(sender.request.args[0]).say("overlapped")
 
 
@@ -313,3 +327,71 @@ def double(number: int) -> int:
 @shared_task
 def add(*numbers: int) -> int:
     return sum(numbers)
+
+
+# What began and did not end
+
+
+@singleton_task(lease=LEASE, acks_late=True, on_overlap="drop")
+def resume(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(bind=True, lease=LEASE, acks_late=True, on_overlap="drop", key=("what",))
+def reject_once(self: Any, what: str) -> str:
+    """Give the slot up and return the message to the broker, at its first delivery."""
+    if self.request.id.startswith("rejected") and stage(f"reject {what}").first():
+        self.singleton.release()
+        stage(f"reject {what}").say("released")
+        stage(f"reject {what}").wait()
+        raise Reject("busy", requeue=True)
+    return perform(what)
+
+
+# What ends before its body begins, and what ends between the slot and the body
+
+
+class Slow(Task):
+    """Tells the test before a body begins, and waits for its word."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        stage(args[0]).say("before")
+        stage(args[0]).wait()
+
+
+@singleton_task(base=Slow, lease=600.0)
+def slow_start(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(base=Slow, lease=600.0, acks_late=True)
+def slow_late(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(lease=600.0)
+def slow_receiver(what: str) -> str:
+    return perform(what)
+
+
+@task_prerun.connect
+def wait_in_a_receiver(sender: Any, args: Any, **about: Any) -> None:
+    if sender.name == slow_receiver.name:
+        stage(args[0]).say("before")
+        stage(args[0]).wait()
+
+
+@singleton_task(lease=600.0, redelivery="drop")
+def silenced(what: str) -> str:
+    return perform(what)
+
+
+@receiver(lock_acquired)
+def wait_with_the_slot(sender: Any, lease: Any, **about: Any) -> None:
+    """Let the test silence the nodes once a run has its slot, and before its body begins; the first time only."""
+    run = current_task
+    if run and run.name == silenced.name and stage(run.request.args[0]).first():
+        stage(run.request.args[0]).say("taken")
+        stage(run.request.args[0]).wait()

@@ -141,6 +141,24 @@ def test_body_that_exits(prefork, stage, what):
     assert answer(send("double", prefork, 7)) == 14
 
 
+@pytest.mark.parametrize("how", ["time limit", "terminate"])
+@pytest.mark.parametrize("name", ["slow_start", "slow_receiver"])
+def test_greenlet_ended_before_the_body_begins(started, stage, what, name, how):
+    """
+    Under gevent, a limit or ``revoke(terminate=True)`` before the body begins frees the slot.
+    """
+    needs("gevent", "gevent" in started, "pip install gevent")
+    limits = {"time_limit": 2} if how == "time limit" else {}
+    result = task(name).apply_async((what,), queue="gevent", **limits)
+    stage.hear("before")
+    if how == "terminate":
+        result.revoke(terminate=True)
+
+    wait_until(result.ready)
+    wait_until(free(name, what))
+    assert not stage.heard()
+
+
 def test_threads_of_a_child(prefork, what):
     """
     A child has a heartbeat thread of its own while it runs a task, and nothing of its parent's. C86 C87

@@ -1,9 +1,12 @@
 """The slot of a child that has died, and the worker's main process."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from celery import Task
+from celery.exceptions import TimeLimitExceeded
 from kombu.exceptions import DecodeError
 
 from django_redlock.celery import pending, trailing
@@ -12,6 +15,7 @@ from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import RUN_HEADER, claim, take_running
 from django_redlock.engine.acquirer import fresh_secret
 from django_redlock.engine.renewal import watchdog
+from django_redlock.nodes.clock import steady
 
 from .slots import NAME, die, names, ticket_of
 
@@ -330,3 +334,64 @@ def test_message_that_cannot_be_decoded(make, worker):
         freeing_unreadable(receive)(message)
 
     assert names() == set()
+
+
+def exceed(request):
+    """Tell the main process, as the pool does, that the child has exceeded its hard limit and is about to be killed."""
+    try:
+        raise TimeLimitExceeded(1)
+    except TimeLimitExceeded:
+        request.on_failure(ExceptionInfo())
+    request.on_timeout(False, 1)
+
+
+def terminate(request):
+    """Tell the main process to end the child."""
+    request.terminate(SimpleNamespace(terminate_job=lambda pid, signal: None), "TERM")
+
+
+@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+@pytest.mark.parametrize("end", [exceed, terminate, lambda request: request.reject(requeue=False)])
+def test_ended_before_its_body_began(make, worker, received, end, strategy):
+    """
+    A message that is ended before its body began has no slot any more: nobody joins a call that has failed. C65 C66
+    """
+    task = make(on_duplicate=strategy)
+    task.delay(7)
+    request = received(task, worker.take())
+    if end in (exceed, terminate):
+        request.on_accepted(1, steady())
+
+    end(request)
+
+    assert names() == set()
+    assert not task.delay(7).duplicate
+
+
+@pytest.mark.parametrize("end", [exceed, terminate])
+def test_ended_while_its_body_runs(make, worker, received, end):
+    """
+    The slot of a body that may still be running stays for as long as that may be. C65 C66
+    """
+    task = make()
+    task.delay(7)
+    request = received(task, worker.take())
+    request.on_accepted(1, steady())
+    begin(request)
+
+    end(request)
+
+    assert names() == {NAME}
+
+
+def test_message_that_is_rejected_for_later_keeps_its_slot(make, worker, received):
+    """
+    The broker delivers it again, and nobody is served before it. C71
+    """
+    task = make(acks_late=True)
+    result = task.delay(7)
+    request = received(task, worker.take())
+
+    request.reject(requeue=True)
+
+    assert task.delay(7).id == result.id

@@ -661,8 +661,8 @@ def test_equal_messages_are_not_copies(make, worker):
     task.apply_async((7,), task_id="third")
 
     assert seen == ["IGNORED"]
-    assert task.AsyncResult("second").state == "REVOKED"
-    assert worker.run(redelivered=True) == "SUCCESS"
+    assert [worker.run(), worker.run(redelivered=True)] == ["SUCCESS", "SUCCESS"]  # the first one had been put back
+    assert task.AsyncResult("second").state == "SUCCESS"
 
 
 # By the call, and all of them

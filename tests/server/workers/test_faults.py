@@ -1,0 +1,253 @@
+"""Parts that fail around a run, and the calls that run all the same; see the table in docs/howto/celery-outcomes.md."""
+
+import json
+import os
+import signal
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.testing import Server
+from tests.conftest import needs
+from tests.managers import wait_until
+
+from . import project
+from .real import ON_BOTH, ON_REDIS, answer, consume, free, take_back, task
+
+# The result backend
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """A server for the results of one worker, which tests take away."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def lonely(start, kept, results):
+    """The surroundings of workers whose results are kept on that server, with messages that wait in the worker."""
+    return {
+        "TEST_RESULTS": kept.url,
+        "TEST_STAGE": results.url,
+        "TEST_PREFETCH": "8",
+        "TEST_PATIENCE": "0.1",
+        "TEST_SOCKET_TIMEOUT": "0.2",
+        "TEST_TRACK_STARTED": "1",
+    }
+
+
+def state(server, task_id):
+    """Return the state that is stored on a server."""
+    with server.client() as client:
+        stored = client.get(f"celery-task-meta-{task_id}")
+    return stored and project.app.backend.decode_result(stored)["status"]
+
+
+def tries(results, queue, task_id):
+    """Return how often a message has been put back; it is in its queue or with a worker."""
+    with results.client() as client:
+        for text in [*client.lrange(queue, 0, -1), *client.hvals("unacked")]:
+            if task_id in text:
+                message = json.loads(text)
+                message = message[0] if isinstance(message, list) else message
+                ticket = Ticket.unpack(message["headers"].get(HEADER), task_id)
+                return ticket.tries if ticket else 0  # sent by name
+    return 0
+
+
+@ON_REDIS
+@pytest.mark.parametrize("fault", ["away", "silent"])
+def test_backend_fails_while_messages_wait(start, lonely, kept, stages, what, fault):
+    """
+    Messages that have waited in a worker run while the result backend does not answer, acknowledged early or late.
+    """
+    names = ["hold", "hold_late", "hold_ignored", "hold"]
+    calls = [f"{what} {number}" for number in range(len(names))]
+    for name, call in zip(names, calls, strict=True):
+        task(name).apply_async((call,), queue=fault)
+    start(fault, concurrency=1, **lonely)
+    stages(calls[0]).hear("started")
+    received = time.monotonic()
+    inspect = project.app.control.inspect(destination=[f"{fault}@tests"], timeout=1)
+    wait_until(lambda: len((inspect.reserved() or {}).get(f"{fault}@tests", ())) == len(names) - 1)
+    wait_until(lambda: time.monotonic() > received + 1.5)  # longer than a message is taken for fresh
+
+    (kept.kill if fault == "away" else kept.freeze)()
+    for call in calls:
+        stages(call).allow()
+
+    for call in calls[1:]:
+        stages(call).hear("started")
+        stages(call).hear("ended")
+    for name, call in zip(names, calls, strict=True):
+        wait_until(free(name, call))
+    kept.restart()
+
+
+@ON_REDIS
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what, pool):
+    """
+    Nobody can say whether a message that comes again is done: it is put back, and runs when the backend is there again.
+    """
+    needs("gevent", pool == "prefork" or find_spec("gevent"), "pip install gevent")
+    queue, options = f"again-{pool}", {"pool": pool, "concurrency": 1}
+    worker = start(queue, **options, **lonely)
+    result = task("hold_late").apply_async((what,), queue=queue)
+    stage.hear("started")
+    worker.kill()
+    worker.wait()
+    kept.kill()
+    take_back(result.id)
+
+    start(queue, **options, **lonely)
+    wait_until(lambda: tries(results, queue, result.id) >= 1)
+    assert stage.heard() == []
+    kept.start()
+
+    stage.hear("started")
+    stage.allow()
+    wait_until(lambda: state(kept, result.id) == "SUCCESS")
+    assert stage.heard() == ["ended"]
+
+
+@ON_REDIS
+def test_backend_is_full(start, lonely, kept, results, stage, what):
+    """
+    A message that is to end without a run is put back until its caller can be told.
+    """
+    start("full", concurrency=2, **lonely)
+    task("hold_long").apply_async((what,), queue="full")
+    stage.hear("started")
+    with kept.client() as client:
+        client.config_set("maxmemory", 1)
+
+        by_name = project.app.send_task("tests.server.workers.project.hold_long", (what,), queue="full")
+        wait_until(lambda: tries(results, "full", by_name.id) >= 1)
+        assert state(kept, by_name.id) is None
+        client.config_set("maxmemory", 0)
+
+    wait_until(lambda: state(kept, by_name.id) == "REVOKED")
+    stage.allow()
+    stage.hear("ended")
+    assert stage.heard() == []
+
+
+# The lock nodes
+
+
+@ON_REDIS
+def test_nodes_fall_silent_after_the_slot_was_taken(worker, servers, stage, what):
+    """
+    A run that has its slot, and whose nodes then fall silent before its body begins, is put back, and runs later.
+    """
+    result = task("silenced").delay(what)
+    stage.hear("taken")
+    for node in servers:
+        node.freeze()
+    try:
+        stage.allow()
+        wait_until(lambda: result.state == "RETRY")
+    finally:
+        for node in servers:
+            node.thaw()
+
+    stage.hear("started")
+    stage.allow()
+    assert answer(result) == f"{what} done"
+    wait_until(free("silenced", what))
+    assert stage.heard() == ["ended"]
+
+
+# What began and did not end
+
+
+@pytest.fixture(scope="module")
+def stopped(worker, start, stages, broker):
+    """Calls that ran when their workers were stopped, whose slots have ended, and which the broker delivers again."""
+    calls = {how: f"{how} over {broker[:5]}" for how in ("SIGKILL", "SIGQUIT")}
+    workers = {how: start(how, concurrency=1) for how in calls}
+    found = {how: task("resume").apply_async((call,), queue=how) for how, call in calls.items()}
+    for how, call in calls.items():
+        stages(call).hear("started")
+        workers[how].send_signal(getattr(signal, how))
+    for each in workers.values():
+        each.wait(timeout=90)
+    if broker.startswith("redis"):
+        take_back(*(result.id for result in found.values()))
+    return calls, found
+
+
+@ON_BOTH
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGQUIT"])
+def test_stopped_run_finds_its_slot_taken(stopped, stages, how):
+    """
+    A message whose worker was stopped finds another call in its slot, and waits for that one, though ``on_overlap`` is
+    "drop"; then it runs.
+    """
+    calls, found = stopped
+    call, first = calls[how], found[how]
+    wait_until(free("resume", call))
+    second = task("resume").delay(call)
+    assert not second.duplicate
+    stages(call).hear("started")
+
+    consume(how)
+    stages(call).hear("overlapped")
+    stages(call).allow()
+    assert answer(second) == f"{call} done"
+
+    stages(call).hear("started")
+    stages(call).allow()
+    assert answer(first) == f"{call} done"
+    wait_until(free("resume", call))
+
+
+@ON_BOTH
+def test_rejected_run_finds_its_slot_taken(worker, stages, stage, what):
+    """
+    So does a message that its body returned to the broker.
+    """
+    first = task("reject_once").apply_async((what,), task_id=f"rejected {what}")
+    stages(f"reject {what}").hear("released")
+    second = task("reject_once").delay(what)
+    stage.hear("started")
+
+    stages(f"reject {what}").allow()
+    stage.hear("overlapped")
+    stage.allow()
+    assert answer(second) == f"{what} done"
+
+    stage.hear("started")
+    stage.allow()
+    assert answer(first) == f"{what} done"
+    wait_until(free("reject_once", what))
+
+
+# Ended before the body begins
+
+
+@ON_REDIS
+@pytest.mark.parametrize("name", ["slow_start", "slow_late", "slow_receiver"])
+@pytest.mark.parametrize("how", ["time limit", "terminate", "soft limit", "killed child"])
+def test_ended_before_the_body_begins(worker, stage, what, name, how):
+    """
+    A task that ends before its body begins leaves no slot behind, and the next call is no duplicate.
+    """
+    limits = {"time limit": {"time_limit": 2}, "soft limit": {"soft_time_limit": 2, "time_limit": 4}}
+    result = task(name).apply_async((what,), **limits.get(how, {}))
+    child = stage.hear("before")
+    if how == "terminate":
+        result.revoke(terminate=True)
+    if how == "killed child":
+        os.kill(child, signal.SIGKILL)
+
+    if how == "soft limit" and name == "slow_receiver":  # Celery logs what a receiver raises, and runs the task
+        stage.hear("started")
+        stage.allow()
+    wait_until(result.ready)
+    wait_until(free(name, what))
+    assert "started" not in stage.heard()

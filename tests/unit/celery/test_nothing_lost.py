@@ -1,0 +1,804 @@
+"""
+What a run does not need may be away, slow or broken: the call runs all the same, or its caller sees why not.
+
+The same faults with real workers and servers are in ``tests/server/workers/test_faults.py``.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import signals
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+from django.db import DatabaseError
+from kombu.exceptions import OperationalError
+
+from django_redlock import locks
+from django_redlock.celery import (
+    Return,
+    message,
+    singleton_duplicate,
+    singleton_lost,
+    singleton_overlap,
+    singleton_stolen,
+    singleton_task,
+)
+from django_redlock.celery.dispatch import Call
+from django_redlock.celery.slots import Ticket, take_running
+from django_redlock.contrib import telemetry
+from django_redlock.contrib.history.recorder import recorder
+from django_redlock.exceptions import QuorumUnavailableError
+from django_redlock.signals import SIGNALS
+from django_redlock.testing import Simulation
+
+from .slots import NAME, names, tickets
+
+EVENTS = (singleton_duplicate, singleton_overlap, singleton_lost, singleton_stolen)
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body")
+
+OVERLAPS = ["drop", "fail", "follow", "wait", Return("other")]
+
+
+class Backend:
+    """Breaks a task's result backend; counts the questions to it."""
+
+    def __init__(self, task: Any, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.reads = self.writes = False  # whether these fail
+        backend = task.backend
+        read, write = backend.get_task_meta, backend._store_result
+
+        def get(task_id: str, *about: Any, **more: Any) -> Any:
+            self.asked.append(task_id)
+            if self.reads:
+                raise ConnectionError("away")
+            return read(task_id, *about, **more)
+
+        def store(task_id: str, *about: Any, **more: Any) -> Any:
+            self.asked.append(task_id)
+            if self.writes:
+                raise ConnectionError("full")
+            return write(task_id, *about, **more)
+
+        patch.setattr(backend, "get_task_meta", get)
+        patch.setattr(backend, "_store_result", store)
+
+    @property
+    def away(self) -> bool:
+        return self.reads
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self.reads = self.writes = away
+
+
+@pytest.fixture
+def break_backend(monkeypatch):
+    return lambda task: Backend(task, monkeypatch)
+
+
+@pytest.fixture
+def runs():
+    return []
+
+
+# The result backend
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("how", ["retry", "run", "fail"])
+def test_message_that_waited_in_the_worker(make, worker, runs, break_backend, late, how):
+    """A message that is no copy, as far as anybody knows, runs while the backend is away."""
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=late, on_unavailable={"run": how})
+    task.delay(7)
+    break_backend(task).reads = True
+
+    assert worker.run(kept=5.0) == "SUCCESS"
+    assert (runs, names()) == ([7], set())
+
+
+@pytest.mark.parametrize("how", ["retry", "fail"])
+def test_copy_whose_end_is_not_known(make, worker, runs, break_backend, how):
+    """A copy is put back while the backend does not say whether its work is done; it keeps its slot, and runs."""
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True, on_unavailable={"run": how})
+    result = task.delay(7)
+    backend = break_backend(task)
+    backend.away = True
+
+    assert worker.run(redelivered=True) == "IGNORED"
+    assert task.delay(7).id == result.id
+    backend.away = False
+    assert worker.run_all() == ["SUCCESS"]
+
+    assert (runs, result.state, names()) == ([7], "SUCCESS", set())
+
+
+def test_copy_that_is_done(make, worker, runs, break_backend, memory_nodes):
+    """A copy whose work is done is not done again because the backend was away when it came."""
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
+    result = task.delay(7)
+    copy = worker.take()
+    worker.run(copy)
+    for node in memory_nodes:
+        node.store.reset()  # the note is over
+    backend = break_backend(task)
+    backend.away = True
+
+    assert worker.run(copy, redelivered=True) == "IGNORED"
+    backend.away = False
+
+    assert worker.run_all() == ["IGNORED"]
+    assert (runs, result.state) == ([7], "SUCCESS")
+
+
+def test_copy_with_run(make, worker, runs, break_backend):
+    """With ``on_unavailable={"run": "run"}`` a copy runs at once."""
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True, on_unavailable={"run": "run"})
+    task.delay(7)
+    break_backend(task).reads = True
+
+    assert worker.run(redelivered=True) == "SUCCESS"
+    assert runs == [7]
+
+
+def test_backend_that_never_comes_back(make, worker, runs, break_backend):
+    """A copy is not put back for ever: after some tries it runs."""
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
+    task.delay(7)
+    break_backend(task).reads = True
+
+    assert worker.run(redelivered=True) == "IGNORED"
+    ended = worker.run_all()
+
+    assert ended == ["IGNORED"] * (message.PATIENCE - 1) + ["SUCCESS"]
+    assert (runs, names()) == ([7], set())
+
+
+@pytest.mark.parametrize("options", [{}, {"on_overlap": "follow"}, {"redelivery": "drop"}, {"on_overlap": "drop"}])
+def test_ignored_results_are_not_asked_for(make, worker, runs, break_backend, options):
+    """With ``ignore_result=True`` nothing on the way to a run asks the backend, whatever becomes of the message."""
+
+    def body(self, shop_id):
+        runs.append(self.request.retries)
+        worker.run(copy, redelivered=True)
+        worker.run(by_name)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    task = make(body, acks_late=True, ignore_result=True, **options)
+    backend = break_backend(task)
+    task.delay(7)
+    copy = worker.take()
+    task.apply_async((7,), task_id="by name")
+    by_name = worker.take()
+
+    worker.run(copy, kept=5.0)
+    worker.run_all()
+
+    assert (runs[:2], backend.asked) == ([0, 1], [])
+
+
+def test_slot_that_a_dead_worker_left_to_a_retry(make, worker, runs, break_backend):
+    """A copy that finds its slot waiting for a retry is put back while nobody says whether that retry was sent."""
+
+    def body(self, shop_id):
+        runs.append(self.request.retries)
+        if len(runs) == 1:
+            backend.away = True
+            with suppress(Reject), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Call, "publish", lost)
+                self.retry(countdown=0)
+            raise SystemExit(-9)
+
+    def lost(call, ticket):
+        raise OperationalError("the worker dies here")
+
+    task = make(body, acks_late=True)
+    task.delay(7)
+    backend = break_backend(task)
+    copy = worker.take()
+    with pytest.raises(SystemExit):
+        worker.run(copy)
+
+    for _ in range(3):
+        assert worker.run(copy, redelivered=True) == "IGNORED"
+        copy = worker.take() or copy
+    backend.away = False
+    worker.run(copy, redelivered=True)
+    worker.run_all()
+
+    assert (runs, names()) == ([0, 0], set())
+
+
+@pytest.mark.parametrize("ignored", [True, False, None])
+def test_put_back_without_the_backend(make, worker, break_backend, monkeypatch, ignored):
+    """A message is put back without a word to the backend, to which Celery subscribes under gevent; it stays itself."""
+    task = make(on_overlap="wait")
+    options = {} if ignored is None else {"ignore_result": ignored}
+    result = task.apply_async((7,), task_id="second", **options)
+    monkeypatch.setattr(task.backend, "on_task_call", lambda *about: 1 / 0)
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+        assert worker.run() == "IGNORED"
+
+    assert worker.run_all() == ["SUCCESS"]
+    assert result.state == ("PENDING" if ignored else "SUCCESS")
+
+
+@pytest.mark.parametrize("how", ["run", "retry"])
+@pytest.mark.parametrize("options", [{}, {"ignore_result": True}])
+def test_copy_whose_slot_waits_for_its_retry(make, worker, runs, break_backend, how, options):
+    """A copy whose slot waits for its own retry stays a copy while nobody says whether that retry was sent."""
+
+    def body(self, shop_id):
+        runs.append(self.request.retries)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    task = make(body, acks_late=True, on_unavailable={"run": how}, **options)
+    task.delay(7)
+    copy = worker.take()
+    worker.run(copy)
+    retry = worker.take()
+    for node in locks["default"].nodes:  # the worker dies before it leaves the note
+        for slug in [slug for slug in node.store.records.holders if "done:" in slug]:
+            node.store.records.holders.pop(slug)
+    backend = break_backend(task)
+    backend.reads = True
+
+    assert worker.run(copy, redelivered=True) == "IGNORED"
+    copy = worker.take()
+    assert worker.run(copy) == ("RETRY" if options else "IGNORED")  # without results, it takes its slot
+    backend.reads = False
+    worker.run(retry)
+    worker.run_all()
+
+    assert runs[0] == 0
+    assert 1 in runs
+    assert names() == set()
+    assert not options or not backend.asked
+
+
+@pytest.mark.parametrize("away", ["away", "writes"])
+@pytest.mark.parametrize("options", [{}, {"wait_for": 0.0, "on_overlap": "wait"}])
+def test_outcome_that_cannot_be_stored(make, worker, break_backend, away, options):
+    """A message that is to end without a run is put back until its caller can be told. Then it may as well run."""
+    task = make(**options)
+    backend = break_backend(task)
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        result = task.apply_async((7,), task_id="second")
+        setattr(backend, away, True)
+        assert worker.run() == "IGNORED"
+        assert len(worker.headers) == 1
+        setattr(backend, away, False)
+        assert worker.run_all() == ["IGNORED"]
+        assert result.state == "REVOKED"
+
+        other = task.apply_async((7,), task_id="third")
+        setattr(backend, away, True)
+        assert worker.run() == "IGNORED"
+    setattr(backend, away, False)
+
+    assert worker.run_all() == ["SUCCESS"]
+    assert other.state == "SUCCESS"
+
+
+def test_dropped_copy_whose_outcome_cannot_be_stored(make, worker, runs, break_backend):
+    """With ``redelivery="drop"`` a message whose run died never runs again, and its caller learns of that."""
+
+    def body(self, shop_id):
+        runs.append(shop_id)
+        raise SystemExit(-9)
+
+    task = make(body, redelivery="drop", acks_late=True)
+    result = task.delay(7)
+    copy = worker.take()
+    with pytest.raises(SystemExit):
+        worker.run(copy)
+    backend = break_backend(task)
+    backend.away = True
+
+    assert worker.run(copy, redelivered=True) == "IGNORED"
+    assert result.backend is task.backend
+    for _ in range(message.PATIENCE + 5):
+        assert worker.run() == "IGNORED"
+    backend.away = False
+    assert worker.run_all() == ["IGNORED"]
+
+    assert (runs, result.state) == ([7], "REVOKED")
+
+
+def test_errback_that_fails(make, worker, monkeypatch):
+    """An outcome that is stored is not told twice because something that comes after it fails."""
+    task = make()
+    mark = task.backend.mark_as_failure
+    monkeypatch.setattr(task.backend, "mark_as_failure", lambda *about, **more: (mark(*about, **more), 1 / 0))
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        result = task.apply_async((7,), task_id="second")
+
+        assert worker.run_all() == ["IGNORED"]
+
+    assert result.state == "REVOKED"
+
+
+def test_followed_result_cannot_be_read(make, worker, runs, break_backend):
+    """A message that follows another one ends with its result, also if the backend was away in between."""
+
+    def body(self, shop_id):
+        runs.append(self.request.id)
+        if len(runs) == 1:
+            assert worker.run() == "IGNORED"
+        return "the value"
+
+    task = make(body, on_overlap="follow")
+    task.delay(7)
+    first = worker.take()
+    follower = task.apply_async((7,), task_id="follower")
+    backend = break_backend(task)
+    backend.reads = True
+    worker.run(first)
+    assert worker.run() == "IGNORED"  # the slot is free, and nobody knows why
+
+    backend.reads = False
+    assert worker.run_all() == ["SUCCESS"]
+    assert (len(runs), follower.result) == (1, "the value")
+
+
+def test_soft_limit_is_not_taken_for_an_answer(make, worker, monkeypatch):
+    """A soft time limit that strikes while the backend is asked ends the task, and its slot."""
+    task = make(acks_late=True)
+    task.delay(7)
+
+    def slow(task_id):
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(task.backend, "get_task_meta", slow)
+
+    assert worker.run(redelivered=True) == "FAILURE"
+    assert names() == set()
+
+
+@pytest.mark.parametrize("tracked", ["setting", "option"])
+def test_started_is_stored(app, make, worker, break_backend, monkeypatch, tracked):
+    """With ``track_started`` the state is STARTED while the body runs, and a backend that is away prevents no run."""
+    states = []
+    app.conf.task_track_started = tracked == "setting"
+    options = {"track_started": True} if tracked == "option" else {}
+    task = make(lambda self, shop_id: states.append(self.AsyncResult(self.request.id).state), **options)
+    task.delay(7)
+    worker.run()
+    task.delay(7)
+    backend = break_backend(task)
+    backend.writes = True
+    monkeypatch.setattr(task.backend, "mark_as_done", lambda *about, **more: None)
+
+    assert worker.run() == "SUCCESS"
+    assert states == ["STARTED", "PENDING"]
+
+
+@pytest.mark.parametrize("options", [{"ignore_result": True, "track_started": True}, {"ignore_result": True}])
+def test_started_is_not_stored_of_ignored_results(make, worker, runs, break_backend, options):
+    """With ``ignore_result=True`` nothing is stored at the start."""
+    task = make(lambda self, shop_id: runs.append(list(backend.asked)), **options)
+    task.delay(7)
+    backend = break_backend(task)
+    worker.run()
+
+    assert runs == [[]]
+
+
+# The lock nodes, right after the slot was taken
+
+
+@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+@pytest.mark.parametrize("options", [{"redelivery": "drop"}, {}])
+@pytest.mark.parametrize("how", ["retry", "run", "fail"])
+def test_nodes_fall_silent_after_the_slot_was_taken(
+    make, worker, runs, memory_nodes, monkeypatch, strategy, options, how
+):
+    """The message is put back, runs or fails, as ``on_unavailable`` says; with "retry" nobody overtakes it."""
+    task = make(
+        lambda self, shop_id: runs.append(shop_id),
+        acks_late=True,
+        on_duplicate=strategy,
+        on_unavailable={"run": how},
+        **options,
+    )
+    result = task.delay(7)
+    with monkeypatch.context() as patch:
+        patch.setattr("django_redlock.celery.arrival.take_running", silent_after(memory_nodes))
+        first = worker.run(redelivered=True)
+
+    if how == "retry":
+        assert (first, runs) == ("IGNORED" if strategy == "replace" else "RETRY", [])
+        for node in memory_nodes:
+            node.down = False
+            node.store.reset()  # the lease of the run that never began has ended
+        worker.run_all()
+        assert (runs, result.state) == ([7], "SUCCESS")
+    elif how == "run":
+        assert (first, runs) == ("SUCCESS", [7])
+    else:
+        assert (first, runs) == ("FAILURE", [])
+        assert isinstance(task.backend.get_result(result.id), QuorumUnavailableError)
+
+
+def silent_after(nodes):
+    """Return what takes a slot, after which the nodes fall silent."""
+
+    def take(*about, **more):
+        lease = take_running(*about, **more)
+        for node in nodes:
+            node.down = True
+        return lease
+
+    return take
+
+
+def test_slot_is_given_back(make, worker, runs, monkeypatch):
+    """If the nodes answer again at once, the slot waits for the message that was put back."""
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
+    result = task.delay(7)
+
+    def silent(again, kept=False):
+        if again.message.task.singleton.holder(7).state == "running":
+            raise QuorumUnavailableError(NAME)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("django_redlock.celery.redelivery.Redelivery.leave_if_done", silent)
+        assert worker.run() == "RETRY"
+
+    duplicate = task.delay(7)
+    assert (duplicate.id, duplicate.reason) == (result.id, "queued")
+    assert worker.run_all() == ["SUCCESS"]
+    assert (runs, names()) == ([7], set())
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("watch", [False, True])
+def test_run_without_further_questions_leaves_nothing(make, worker, runs, monkeypatch, scope, watch):
+    """With ``on_unavailable={"run": "run"}`` the run leaves the queue and stops watching as any other."""
+    task = make(lambda self, shop_id: runs.append(shop_id), scope=scope, acks_late=True, on_unavailable={"run": "run"})
+    task.delay(7)
+
+    def silent(again):
+        raise QuorumUnavailableError(NAME)
+
+    monkeypatch.setattr("django_redlock.celery.redelivery.Redelivery.leave_if_begun", silent)
+
+    assert worker.run(redelivered=watch) == "SUCCESS"
+    assert (runs, names()) == ([7], set())
+
+
+def test_slot_is_lost_before_the_body_begins(make, worker, runs, monkeypatch):
+    """A body does not begin without its slot because the questions before it took longer than the lease."""
+    with Simulation(nodes=3, check=False) as simulation:
+        task = make(lambda self, shop_id: runs.append(shop_id), on_lost="raise")
+        result = task.delay(7)
+
+        def slow(again, kept=False):
+            holder = task.singleton.holder(7)
+            if holder and holder.state == "running":
+                simulation.pause(holder.ttl + 1)
+                task.apply_async((7,), task_id="second")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("django_redlock.celery.redelivery.Redelivery.leave_if_done", slow)
+            assert worker.run() == "RETRY"
+        assert runs == []
+        worker.run_all()
+
+    assert (len(runs), result.state) == (2, "SUCCESS")
+
+
+# What began and did not end
+
+
+def begin_and_die(make, worker, runs, **options):
+    """Return a task and the message of a run of it that was killed, whose slot has ended."""
+
+    def body(self, shop_id):
+        runs.append(self.request.id)
+        if len(runs) == 1:
+            raise SystemExit(-9)
+
+    task = make(body, acks_late=True, **options)
+    result = task.delay(7)
+    message = worker.take()
+    with pytest.raises(SystemExit):
+        worker.run(message)
+    task.singleton.release(7)  # where the child gave it back; a dead worker's lease ends
+    return task, result, message
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_killed_run_finds_its_slot_taken(make, worker, runs, overlap):
+    """A message whose run began and did not end waits for the slot that another call has, and runs."""
+    task, result, message = begin_and_die(make, worker, runs, on_overlap=overlap)
+    other = task.delay(7)
+    assert not other.duplicate
+
+    assert worker.run(message, redelivered=True) == "IGNORED"
+    assert result.state == "PENDING"
+    worker.run_all()
+
+    assert runs == [result.id, other.id, result.id]
+    assert (result.state, other.state, names()) == ("SUCCESS", "SUCCESS", set())
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_message_that_is_put_back_has_begun_still(make, worker, runs, overlap):
+    """A message that was put back is a new one for the broker; it has begun all the same. ``wait_for`` is no limit."""
+    limit = {"wait_for": 0.0} if overlap in ("wait", "follow") else {}
+    _task, result, message = begin_and_die(make, worker, runs, on_overlap=overlap, **limit)
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run(message, redelivered=True) == "IGNORED"
+        for _ in range(20):
+            assert worker.run() == "IGNORED"
+            assert result.state == "PENDING"
+        assert [ticket.redelivered for ticket in tickets(worker)] == [True]
+
+    assert worker.run_all() == ["SUCCESS"]
+    assert runs == [result.id] * 2
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_retry_finds_its_slot_taken(make, worker, runs, overlap):
+    """A retry whose slot was lost during its countdown waits for the one who has it."""
+
+    def body(self, shop_id):
+        runs.append(self.request.retries)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    task = make(body, on_overlap=overlap)
+    result = task.delay(7)
+    worker.run()
+    task.singleton.release(7)
+
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+        assert result.state == "RETRY"
+    assert worker.run_all() == ["SUCCESS"]
+
+    assert runs == [0, 1]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_rejected_message_finds_its_slot_taken(make, worker, runs, overlap):
+    """So does a message that the body rejected, for the broker to deliver it again."""
+
+    def body(self, shop_id):
+        runs.append(shop_id)
+        if len(runs) == 1:
+            raise Reject("busy", requeue=True)
+
+    task = make(body, acks_late=True, on_overlap=overlap)
+    result = task.delay(7)
+    message = worker.take()
+    assert worker.run(message) == "REJECTED"
+
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run(message, redelivered=True) == "IGNORED"
+    assert worker.run_all() == ["SUCCESS"]
+
+    assert (runs, result.state) == ([7, 7], "SUCCESS")
+
+
+def test_run_beside_a_call_that_waits(make, worker, runs):
+    """With ``scope="until_executing"`` runs exclude nobody, so what began runs beside a call that waits."""
+    task = make(lambda self, shop_id: runs.append(self.request.id), scope="until_executing", acks_late=True)
+    task.apply_async((7,), task_id="by name")
+    by_name = worker.take()
+    waiting = task.delay(7)
+
+    assert worker.run(by_name, redelivered=True) == "SUCCESS"
+    assert (runs, task.delay(7).id) == (["by name"], waiting.id)
+
+
+def test_trailing_run_that_was_killed_waits_without_limit(make, worker, runs):
+    """A pending call whose run died waits for the slot, also for longer than ``wait_for``."""
+
+    def body(self, shop_id):
+        runs.append(self.request.id)
+        if len(runs) == 1:
+            raise SystemExit(-9)
+
+    task = make(body, on_duplicate="replace", acks_late=True, wait_for=0.0)
+    result = task.delay(7)
+    message = worker.take()
+    with pytest.raises(SystemExit):
+        worker.run(message)
+    task.singleton.release(7)
+
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run(message, redelivered=True) == "IGNORED"
+        assert worker.run() == "IGNORED"
+    assert worker.run_all() == ["SUCCESS"]
+
+    assert (runs, result.state) == ([result.id] * 2, "SUCCESS")
+
+
+@pytest.mark.parametrize(("late", "first"), [(True, "REJECTED"), (False, "FAILURE")])
+def test_broker_refuses_a_message_that_is_put_back(make, worker, runs, monkeypatch, late, first):
+    """A message that cannot be put back returns to the broker if it can; else its caller sees the failure."""
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=late, on_overlap="wait")
+    result = task.apply_async((7,), task_id="second")
+    message = worker.take()
+    refused = lambda *about: (_ for _ in ()).throw(OperationalError("full"))  # noqa: E731
+    with monkeypatch.context() as patch, locks["default"].lock(NAME, ttl=30, wait=0):
+        patch.setattr(Call, "publish", refused)
+        assert worker.run(message) == first
+
+    assert result.state == ("PENDING" if late else "FAILURE")
+    if late:
+        assert worker.run(message, redelivered=True) == "SUCCESS"
+    assert names() == set()
+
+
+def test_ticket_of_a_message_that_came_again():
+    ticket = Ticket("name", "default", "id", redelivered=True)
+
+    assert Ticket.unpack(ticket.pack(), "id") == ticket
+    assert Ticket.unpack(replace(ticket, redelivered=False).pack(), "id") != ticket
+
+
+# Ended before the body begins
+
+
+class Limit(BaseException):
+    """A limit or a kill that arrives as gevent's do."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), SystemExit(-15), SoftTimeLimitExceeded(), Limit(), ValueError()])
+@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+@pytest.mark.parametrize("where", ["prerun", "init", "before_start", "arrival"])
+def test_ended_before_the_body_begins(app, worker, monkeypatch, where, strategy, error):
+    """What ends a task before its body begins ends its slot as well."""
+
+    class Mine(app.Task):
+        def before_start(self, *about):
+            if where == "before_start":
+                raise error
+
+    @singleton_task(name="shop.sync", base=Mine, on_duplicate=strategy)
+    def sync(shop_id): ...
+
+    def fail(*about, **more):
+        raise error
+
+    sync.delay(7)
+    if where == "init":
+        monkeypatch.setattr(app.loader, "on_task_init", fail)
+    if where == "arrival":
+        monkeypatch.setattr("django_redlock.celery.arrival.take_running", fail)
+    if where == "prerun":
+        signals.task_prerun.connect(fail)
+    try:
+        with suppress(SystemExit, Limit):
+            worker.run()
+    finally:
+        signals.task_prerun.disconnect(fail)
+
+    if where != "prerun" or not isinstance(error, Exception):  # Celery logs those, and runs the task
+        assert names() == set()
+    assert not sync.delay(7).duplicate
+
+
+@pytest.mark.parametrize("where", ["prerun", "before_start", "arrival"])
+def test_stopped_before_the_body_begins(app, worker, monkeypatch, where):
+    """With late acknowledgement, the slot of a message whose process is stopped stays with the message."""
+
+    class Mine(app.Task):
+        def before_start(self, *about):
+            if where == "before_start":
+                raise SystemExit(-15)
+
+    @singleton_task(name="shop.sync", base=Mine, acks_late=True)
+    def sync(shop_id): ...
+
+    def fail(*about, **more):
+        raise SystemExit(-15)
+
+    result = sync.delay(7)
+    if where == "arrival":
+        monkeypatch.setattr("django_redlock.celery.arrival.take_running", fail)
+    if where == "prerun":
+        signals.task_prerun.connect(fail)
+    try:
+        with pytest.raises(SystemExit):
+            worker.run()
+    finally:
+        signals.task_prerun.disconnect(fail)
+
+    assert sync.delay(7).id == result.id
+
+
+# Receivers, history, metrics, events
+
+
+@pytest.fixture
+def all_fail():
+    """Receivers of all signals, of the locks and of the tasks, and a listener of the metrics; all raise."""
+    called: list[str] = []
+
+    def fail(*about, **more):
+        called.append("called")
+        raise RuntimeError("broken")
+
+    theirs = [*SIGNALS.values(), *EVENTS]
+    ours = [signals.task_prerun, signals.task_postrun, signals.before_task_publish, signals.after_task_publish]
+    for signal in [*theirs, *ours, signals.task_success, signals.task_received]:
+        signal.connect(fail, weak=False, dispatch_uid="broken")
+    telemetry.listen(telemetry.Listener(fail, fail, fail, fail, fail), "broken")
+    yield called
+    telemetry.unlisten("broken")
+    for signal in [*theirs, *ours, signals.task_success, signals.task_received]:
+        signal.disconnect(dispatch_uid="broken")
+
+
+@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+def test_receivers_that_fail(make, worker, runs, all_fail, strategy):
+    """Whatever the receivers of signals do, calls are sent, messages are put back, and bodies run."""
+
+    def body(self, shop_id):
+        runs.append(self.request.id)
+        if len(runs) == 1:
+            self.apply_async((7,), task_id="second")
+            worker.run()
+
+    task = make(body, on_duplicate=strategy, on_overlap="wait")
+    first = task.delay(7)
+    assert task.delay(7).id
+    worker.run_all()
+
+    assert runs[0] == first.id
+    assert "second" in runs
+    assert (all_fail[:1], names()) == (["called"], set())
+
+
+@pytest.mark.parametrize("error", [DatabaseError("away"), RuntimeError("broken")])
+def test_history_that_cannot_be_written(make, worker, runs, monkeypatch, error):
+    """The history of locks keeps no task from running when its database is away."""
+
+    def fail(*about, **more):
+        raise error
+
+    monkeypatch.setattr("django_redlock.contrib.history.models.Hold.objects.bulk_create", fail)
+    monkeypatch.setattr(recorder, "_begin", fail)
+    recorder.listen()
+    try:
+        task = make(lambda self, shop_id: runs.append(shop_id))
+        task.delay(7)
+        assert worker.run() == "SUCCESS"
+        with suppress(RuntimeError):
+            recorder.flush()
+    finally:
+        recorder.stop()
+        recorder._rows.clear()
+
+    assert runs == [7]
+
+
+def test_metrics_that_fail(make, worker, runs, monkeypatch):
+    """A metrics library or a tracer that fails keeps no task from running."""
+    task = make(lambda self, shop_id: runs.append(shop_id))
+    monkeypatch.setattr(telemetry, "template", lambda name: 1 / 0)
+    task.delay(7)
+
+    assert worker.run() == "SUCCESS"
+    assert runs == [7]
+
+
+def test_events_that_cannot_be_sent(app, make, worker, runs, monkeypatch):
+    """Celery events are reports; while the broker does not take them, messages are put back and run as usual."""
+    app.conf.worker_send_task_events = app.conf.task_send_sent_event = True
+    monkeypatch.setattr(type(app.events), "default_dispatcher", lambda *about, **more: 1 / 0)
+    task = make(lambda self, shop_id: runs.append(shop_id), on_overlap="wait")
+    task.apply_async((7,), task_id="second")
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+
+    assert worker.run_all() == ["SUCCESS"]
+    assert runs == [7]
