@@ -67,7 +67,7 @@ def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
         with suppress(NoResultsError):  # it waits anyway
             message.answer_with(ticket.joined)
     pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
-    limit = None if message.unfinished else message.rules.wait_for
+    limit = None if message.unfinished or holder.state is SlotState.CLAIMED else message.rules.wait_for
     if limit is not None:
         left = limit - ticket.waited
         pause = min(pause, max(left, FIRST_WAIT))
