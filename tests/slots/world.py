@@ -34,6 +34,7 @@ from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Request
 from django_redlock.engine.connections import Connection, ConnectionSet
 from django_redlock.engine.idle import IdleConnections
+from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError
 from django_redlock.testing.simulated_node import EPOCH
 from django_redlock.testing.simulation import RETRY, Process, Simulation, VirtualNotifications
@@ -310,6 +311,8 @@ class World:
         with ExitStack() as stack:
             for patched in (
                 patch.object(os, "urandom", draw),
+                patch.multiple(process, pid=1, name="process"),  # they are part of what nodes store
+                patch("django_redlock.engine.manager._managers", set()),  # those that are closed when Python ends
                 patch.object(logging.getLogger("django_redlock"), "disabled", True),
                 patch.object(logging.getLogger("celery.worker.request"), "disabled", True),
                 patch("celery.app.trace.ExceptionInfo", PlainInfo),
