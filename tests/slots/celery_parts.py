@@ -64,6 +64,7 @@ class Broker:
         sent: Ids of the messages that have reached the broker.
         dying: Names of the machines that are killed when they publish, before the broker has the message or after.
         lost: Ids of messages that nobody will ever get.
+        ends: How workers ended the messages that did not run, for each id.
         discarded: Ids and numbers of the messages that workers discarded because they were revoked, and when.
         unacked: Messages with workers that acknowledge late.
     """
@@ -80,6 +81,7 @@ class Broker:
         self.by_sender: dict[str, int] = {}
         self.sent: set[str] = set()
         self.dying: set[str] = set()
+        self.ends: dict[str, str] = {}
 
     def publish(self, message: Message) -> None:
         """Take a message."""
@@ -256,7 +258,7 @@ app = Celery("slots", broker="memory://", set_as_current=False)
 results = Results(app)
 
 
-def make(name: str, options: SingletonOptions, *, acks_late: bool) -> Any:
+def make(name: str, options: SingletonOptions, *, acks_late: bool, ignore_result: bool) -> Any:
     """Return the task of a profile, with the options that its schedule has drawn."""
     task = app.tasks.get(f"slots.{name}")
     if task is None:
@@ -264,7 +266,7 @@ def make(name: str, options: SingletonOptions, *, acks_late: bool) -> Any:
         task = app.register_task(type("Sync", (SingletonTask, RecordingTask), body)())
         task.backend = results
         task.trace = build_tracer(task.name, task, app=app)
-    task.singleton_options, task.acks_late = options, acks_late
+    task.singleton_options, task.acks_late, task.ignore_result = options, acks_late, ignore_result
     return task
 
 
@@ -353,14 +355,16 @@ def work(
         machine.busy = True
         try:
             back = deal_with(machine, task, broker, profile, message)
-        except Dead:
+        except (Dead, SystemExit):
             broker.unacked.remove(message)
             if profile.late:
                 message.redelivered, message.due = True, world.now + chance.choice(profile.unseen)
                 broker.queue.append(message)
             else:
                 broker.lost.add(message.id)
-            raise
+            if not machine.dead:
+                employ()
+            machine.kill()
         broker.unacked.remove(message)
         machine.busy = False
         if back:
@@ -382,9 +386,13 @@ def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", m
         assert ticket
         broker.discarded.append((message.id, ticket.number, next(RecordingTask.recorder.steps)))
     elif chance.random() < profile.cut:
-        world.note(f"{message.id[:4]} exceeds its time limit before its body begins")
-        received.on_timeout(False, 1.0)
-        fail(received, TimeLimitExceeded(1.0))
+        if chance.random() < 0.5:
+            world.note(f"{message.id[:4]} exceeds its time limit before its body begins")
+            received.on_timeout(False, 1.0)
+            fail(received, TimeLimitExceeded(1.0))
+        else:  # as revoke(terminate=True) does under gevent, which then kills the greenlet
+            world.note(f"{message.id[:4]} is terminated before its body begins")
+            received._announce_revoked("terminated", True, "15", False)
     else:
         try:
             ended = task.trace(message.id, message.args, message.kwargs, received.request_dict)
@@ -397,6 +405,7 @@ def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", m
             if run.id == message.id and run.end is not None and not run.over:
                 run.over = next(RecordingTask.recorder.steps)
         error = getattr(ended.retval, "exception", None)
+        broker.ends[message.id] = repr(error)
         return isinstance(error, Reject) and error.requeue
     return False
 

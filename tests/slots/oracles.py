@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .celery_parts import Answer
     from .schedule import History
 
+RETURN = 5.0  # seconds within which nodes come back
 NOTES = ("done:", "began:", "begun:", "watch:")
 
 
@@ -39,7 +40,7 @@ def nothing_overlaps(history: "History") -> list[str]:
 def answers_are_true(history: "History") -> list[str]:
     """The answer says that a call was accepted if it sent a message, and whose duplicate it was."""
     found = []
-    ids = {answer.id for answer in history.answers}
+    ids = {answer.id for answer in history.answers} | history.broker.sent  # the caller may have died after it had sent
     for answer in history.answers:
         if answer.error:
             continue
@@ -187,7 +188,11 @@ def _uncovered(history: "History", answer: "Answer", task_id: str | None, how: s
         return "" if ended else f"{told}, and nothing ran after it"
     if any(run.id == task_id for run in ended) or task_id in broker.lost | history.revoked:
         return ""
-    if any(run.start + options.hold_for > answer.began for run in mine):
+    # The end of a run that no quorum of nodes has heard of is redelivered; until then, its slot is taken.
+    unheard = options.lease + RETURN if history.profile.outage == "quorum" else 0.0
+    held = [(run.start, run.start + options.hold_for) for run in mine]
+    held += [(run.start, run.end + unheard) for run in mine if run.end is not None]
+    if any(start <= answer.began < end for start, end in held):
         return ""
     if task_id not in broker.sent:
         return f"{told}, which was never sent"
@@ -195,13 +200,17 @@ def _uncovered(history: "History", answer: "Answer", task_id: str | None, how: s
     state, result = history.state(task_id), results.kept.get(task_id, {}).get("result")
     if step < answer.start and (step >= 0 or any(run.end is not None for run in mine)):
         return f"{told}, which had ended"
-    if state not in states.READY_STATES:
+    unseen = history.profile.ignored and broker.ends.get(task_id, "").startswith(("Ignore('Skipped", "DuplicateTask"))
+    if state not in states.READY_STATES and not unseen:
         return f"{told}, which never ends"
     error = result.get("exc_type", "") if isinstance(result, dict) else type(result).__name__
-    if error == "TimeLimitExceeded":
+    if error == "TimeLimitExceeded" or "terminated" in str(result):
         return ""
-    if state != states.REVOKED and error != "DuplicateTask":
+    followed = state == states.SUCCESS and options.on_overlap == "follow"
+    if state in (states.SUCCESS, states.FAILURE) and not followed and error != "DuplicateTask":
         return f"{told}, which ended without a run: {result!r}"
-    if mine and options.redelivery != "drop":
+    if mine and options.redelivery == "drop":
+        return ""
+    if mine:
         return f"{told}, whose run was cut short, and which was dropped"
     return "" if ended else f"{told}, which was dropped, and nothing ran after the call"

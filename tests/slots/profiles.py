@@ -57,12 +57,20 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
         for strategy in ON_DUPLICATE
         for scope in ("until_executed", "until_executing", "until_and_while_executing")
     ),
-    {"scope": "while_executing"},
+    *({"scope": "while_executing", "on_overlap": overlap} for overlap in ("wait", "drop", "follow", "fail")),
+    {"redelivery": "drop"},
+    *({"scope": "until_executed", "on_overlap": overlap} for overlap in ("wait", "follow", "fail")),
 )
 COVERED = (every_call_is_covered, nothing_overlaps, answers_are_true)
 CROWDS = (2, 3, 4, 5, 8)
 CLOSE, FAR, LATE = (0.0, 0.001, 0.02), (0.0, 0.01, 0.1), (0.0, 0.01, 0.1, 0.4)  # seconds to a node
 LONG: dict[str, Any] = {"spread": 8.0, "calls": 5}
+BACKEND: dict[str, Any] = {**LONG, "prefetched": 0.5, "owned": 1, "draws": {"ignored": (False, True)}}
+# The lease of a dead worker's run ends before the message is delivered again, and another call may run by then.
+WORKERS: dict[str, Any] = {
+    **{"spread": 24.0, "calls": 10, "length": 5.0, "unseen": (0.0, 8.0, 8.0, 15.0)},
+    "draws": {"late": (True, True, True, False)},
+}
 FAULTS: dict[str, dict[str, Any]] = {
     "at once": {"spread": 0.0, "calls": 1, "workers": 3, "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))}},
     "at once, one silent": {
@@ -83,7 +91,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "one silent": {"outage": "one"},
     "one after another": {**LONG, "outage": "another", "recycled": 0.7},
     "flapping": {**LONG, "outage": "flapping", "recycled": 0.3},
-    "quorum away": {**LONG, "outage": "quorum", "length": 0.5},
+    "quorum away": {**LONG, "outage": "quorum", "length": 0.5, "prefetched": 0.5},
     # Nothing times out; but a claim may reach a node after the release of the run that it led to.
     "far nodes": {**LONG, "ways": FAR, "node_timeout": 1.0, "length": 0.1},
     "far nodes, one silent": {**LONG, "ways": FAR, "node_timeout": 1.0, "length": 0.1, "outage": "one"},
@@ -91,17 +99,12 @@ FAULTS: dict[str, dict[str, Any]] = {
     "callers die": {"dying": 2, "callers": 5, "spread": 8.0},
     "callers die, one silent": {"dying": 2, "callers": 5, "spread": 8.0, "outage": "one"},
     "broker refuses": {"broken": 3, "callers": 5, "spread": 0.5, "outage": "one"},
-    "backend away": {**LONG, "backend": "away", "prefetched": 0.5, "owned": 1},
-    "backend slow": {**LONG, "backend": "slow", "prefetched": 0.5, "owned": 1},
-    "backend full": {**LONG, "backend": "full", "prefetched": 0.5, "owned": 1},
-    "workers die": {
-        **LONG,
-        "kills": 3,
-        "spread": 40.0,
-        "length": 5.0,
-        "unseen": (0.0, 5.0, 20.0),
-        "draws": {"late": (True, True, False)},
-    },
+    "backend away": {**BACKEND, "backend": "away"},
+    "backend slow": {**BACKEND, "backend": "slow"},
+    "backend full": {**BACKEND, "backend": "full"},
+    "workers die": {**WORKERS, "kills": 3},
+    "workers stop": {**WORKERS, "stops": 3},
+    "delivered again": {**WORKERS, "kills": 1, "stops": 1, "redeliver": 0.7},
     "cut short": {**LONG, "cut": 0.3},
 }
 
@@ -109,7 +112,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 def under(fault: str) -> Profile:
     """Return the profile of all strategies and scopes under a fault."""
     about = FAULTS[fault]
-    lease = 6.0 if about.get("kills") else 30.0
+    lease = 6.0 if "unseen" in about else 30.0
     options = tuple(SingletonOptions(key=KEY, lease=lease, **strategy) for strategy in STRATEGIES)
     draws = {"options": options, "late": (False, True), **about.get("draws", {})}
     return Profile(fault, options[0], COVERED, **{**about, "draws": draws})

@@ -67,7 +67,9 @@ class Profile:
         prefetched: How often a message waits in its worker for up to four seconds.
         unseen: The seconds from which those are drawn after which the broker notices that a worker is dead.
         recycled: How often a worker's process is replaced after a message, so that nobody redelivers its releases.
-        cut: How often a run exceeds its time limit before its body begins.
+        cut: How often a run exceeds its time limit, or is terminated, before its body begins.
+        stops: How many runs are ended by a signal that stops their workers.
+        ignored: Whether results are ignored.
         draws: Values for some of the other fields; each seed takes one of each, so that many seeds see all pairs.
         oracles: What must hold.
     """
@@ -107,6 +109,8 @@ class Profile:
     unseen: tuple[float, ...] = (0.0,)
     recycled: float = 0.0
     cut: float = 0.0
+    stops: int = 0
+    ignored: bool = False
     draws: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def drawn(self, seed: int) -> "Profile":
@@ -158,7 +162,7 @@ def run(profile: Profile, seed: int, *, traced: bool = False) -> Outcome:
     broker = Broker(world, reorder=profile.reorder)
     history = History(profile, world, broker)
     results.begin(world)
-    task = make(profile.name, options, acks_late=profile.late)
+    task = make(profile.name, options, acks_late=profile.late, ignore_result=profile.ignored)
     here = RecordingTask.recorder
     here.world, here.broker, here.runs = world, broker, history.runs
     here.length, here.fail, here.steps = profile.length, profile.fail, itertools.count()
@@ -265,6 +269,12 @@ def make_trouble(
             employ()
             victim.kill()
 
+    def stop() -> None:
+        if busy := [worker for worker in workers if worker.busy and not worker.over]:
+            victim = chance.choice(busy)
+            world.note(f"{victim.name} is stopped")
+            victim.stop()
+
     def redeliver() -> None:
         for message in list(broker.unacked):
             if chance.random() < profile.redeliver:
@@ -293,7 +303,7 @@ def make_trouble(
             if profile.newcomers:
                 employ()
 
-    troubles += [revoke] * profile.revoked
+    troubles += [revoke] * profile.revoked + [stop] * profile.stops
     troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed
     troubles += [redeliver] * (3 if profile.redeliver else 0) + [broker.purge] * profile.purge
     broker.fails = {f"caller {chance.randrange(profile.callers)}": 1 for _ in range(profile.broken)}
@@ -337,13 +347,17 @@ def nodes_flap(machine: Machine, profile: Profile, quiet: list[float]) -> None:
 
 
 def quorum_is_away(machine: Machine, profile: Profile, quiet: list[float]) -> None:
-    """Take two or all nodes away for a moment, now and then."""
+    """Take two or all nodes away for a moment, now and then: between any two requests."""
     world, chance = machine.world, machine.world.random
     while not quiet or world.now < quiet[0] + AFTER:
-        world.sleep(chance.uniform(0.0, profile.spread / 2 + 1.0))
         gone, how = chance.sample(range(3), chance.choice([2, 3])), chance.choice(get_args(Away))
-        for number in gone:
-            world.take_away(number, how)
+
+        def fall(gone: list[int] = gone, how: Away = how) -> None:
+            for number in gone:
+                world.take_away(number, how)
+
+        world.sleep(chance.uniform(0.0, 1.0))
+        world.until_request(chance.randrange(1, 30), fall, 1.0)
         world.sleep(chance.uniform(0.1, 3.0))
         for number in gone:
             world.bring_back(number)

@@ -100,6 +100,10 @@ class Machine:
             raise Dead
         self.greenlet.throw(Dead)
 
+    def stop(self) -> None:
+        """End the run of its message as a signal does, whose handler raises: ``finally`` blocks still do their work."""
+        self.greenlet.throw(SystemExit(-15))
+
 
 class TurnLink:
     """
@@ -130,6 +134,7 @@ class TurnLink:
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._world.reach()
+        self._world.count_request()
         if self._broken:
             raise LinkError(Failure.RESET)
         self._requests.append(request)
@@ -300,6 +305,8 @@ class World:
         self.machines: list[Machine] = []
         self._ways = ways
         self._drawn: dict[tuple[str, int], float] = {}
+        self._countdown = 0  # of requests, until *_then* is called
+        self._then: Callable[[], object] = bool
         self._held_up: dict[int, list[Callable[[], None]]] = {}  # what has arrived at nodes that are paused
         self._traced = traced
 
@@ -381,8 +388,10 @@ class World:
             self.sim.advance(max(0.0, until - self.now))
             return
         machine.wakes, machine.called = until, called
-        self.hub.switch()
-        machine.wakes, machine.called = 0.0, None
+        try:
+            self.hub.switch()
+        finally:  # a signal may end the wait
+            machine.wakes, machine.called = 0.0, None
         if machine.dead:
             raise Dead
 
@@ -408,6 +417,20 @@ class World:
         if way is None:
             way = self._drawn[machine.name, number] = self.random.choice(self._ways)
         return way and way * self.random.uniform(0.5, 1.5)
+
+    def until_request(self, number: int, then: Callable[[], None], seconds: float) -> None:
+        """Have the machine wait until that many requests were sent; *then* is called before the last of them arrives."""
+        called = threading.Event()
+        self._countdown, self._then = number, lambda: (then(), called.set())
+        self.block(self.now + seconds, called)
+        self._countdown = 0
+
+    def count_request(self) -> None:
+        """Note that a request is being sent."""
+        if self._countdown:
+            self._countdown -= 1
+            if not self._countdown:
+                self._then()
 
     def take_away(self, number: int, how: Away) -> None:
         """Make a node unreachable."""
