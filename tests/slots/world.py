@@ -419,7 +419,7 @@ class World:
         return way and way * self.random.uniform(0.5, 1.5)
 
     def until_request(self, number: int, then: Callable[[], None], seconds: float) -> None:
-        """Have the machine wait until that many requests were sent; *then* is called before the last of them arrives."""
+        """Have the machine wait until that many requests were sent; *then* is called before the last one arrives."""
         called = threading.Event()
         self._countdown, self._then = number, lambda: (then(), called.set())
         self.block(self.now + seconds, called)
