@@ -5,26 +5,32 @@ The task class, the tracer and the messages' headers are those of Celery and of 
 """
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import patch
 
 import celery.worker.request
 from celery import Celery, Task, states
 from celery.app.trace import build_tracer
 from celery.backends.base import BaseBackend
+from celery.exceptions import Reject, TimeLimitExceeded
 
 from django_redlock.celery import SingletonOptions, SingletonTask, request
 from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, Ticket
 
-from .world import Dead, Machine, World
+from .world import Dead, Machine, PlainInfo, World
+
+if TYPE_CHECKING:
+    from .schedule import Profile
 
 IDLE = 0.3  # seconds after which a worker looks into an empty queue again
 LONG_IDLE = 20.0  # the same when nobody calls any more
 DEADLINE = "deadline"  # the header with the moment at which a message expires
+REFUSAL = 1.0  # seconds after which a publish fails, at most
+SLOW = 2.0  # seconds for which a slow result backend makes everybody wait, on average
 PAST, FUTURE = "2000-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 
 
@@ -55,7 +61,10 @@ class Broker:
 
     Attributes:
         by_sender: How many messages each machine has published.
+        sent: Ids of the messages that have reached the broker.
+        dying: Names of the machines that are killed when they publish, before the broker has the message or after.
         lost: Ids of messages that nobody will ever get.
+        ends: How workers ended the messages that did not run, for each id.
         discarded: Ids and numbers of the messages that workers discarded because they were revoked, and when.
         unacked: Messages with workers that acknowledge late.
     """
@@ -70,18 +79,30 @@ class Broker:
         self.fails: dict[str, int] = {}  # for a machine's name: how many messages it cannot send
         self.busy = True  # whether anybody calls
         self.by_sender: dict[str, int] = {}
+        self.sent: set[str] = set()
+        self.dying: set[str] = set()
+        self.ends: dict[str, str] = {}
 
     def publish(self, message: Message) -> None:
         """Take a message."""
         self._world.reach()
         machine = self._world.machine
         name = machine.name if machine else ""
+        dies = name in self.dying and self._world.random.choice(["before", "after"])
+        if machine and dies == "before":
+            self._world.note(f"is killed, and {message} was never sent")
+            machine.kill()
         if self.fails.get(name, 0):
             self.fails[name] -= 1
+            self._world.sleep(self._world.random.choice([0.0, self._world.random.uniform(0.0, REFUSAL)]))
             raise OSError("the broker is away")
         self.queue.append(message)
+        self.sent.add(message.id)
         self.by_sender[name] = self.by_sender.get(name, 0) + 1
         self._world.note(f"publishes {message}")
+        if machine and dies:
+            self._world.note("is killed")
+            machine.kill()
         self._world.reach()
 
     def take(self) -> Message | None:
@@ -107,27 +128,52 @@ class Broker:
 
 
 class Results(BaseBackend):  # type: ignore[type-arg]
-    """A result backend in memory; losing a turn before it answers."""
+    """
+    A result backend in memory; losing a turn before it answers.
+
+    Attributes:
+        trouble: What is wrong with it: it is ``away``, ``slow``, or ``full`` and stores nothing; empty is nothing.
+        stored: For an id, the step in which its last outcome was stored, and the name of the machine that stored it.
+    """
 
     def __init__(self, app: Celery) -> None:
         super().__init__(app)
         self.world: World | None = None
+        self.begin()
+
+    def begin(self, world: World | None = None) -> None:
+        """Forget everything, for the next schedule."""
+        self.world = world
+        self._cache.clear()
         self.kept: dict[str, dict[str, Any]] = {}
         self.revoked: dict[str, int] = {}  # for an id: the step in which it was stored as revoked
+        self.stored: dict[str, tuple[int, str]] = {}
+        self.trouble: Literal["", "away", "slow", "full"] = ""
 
     def _store_result(self, task_id: str, result: Any, state: str, traceback: Any = None, **about: Any) -> Any:
-        assert self.world
-        self.world.reach()
+        world = self._reach(("away", "full"))
+        machine, step = world.machine, next(RecordingTask.recorder.steps)
         self.kept[task_id] = {"status": state, "result": result, "traceback": None, "children": []}
-        self.world.note(f"result of {task_id[:4]}: {state}")
+        world.note(f"result of {task_id[:4]}: {state} {result!r:.80}")
         if state == states.REVOKED:
-            self.revoked.setdefault(task_id, next(RecordingTask.recorder.steps))
+            self.revoked.setdefault(task_id, step)
+        if state in states.READY_STATES:
+            self.stored[task_id] = step, machine.name if machine else ""
         return result
 
     def _get_task_meta_for(self, task_id: str) -> Any:
+        self._reach(("away",))
+        return self.kept.get(task_id, {"status": states.PENDING, "result": None})
+
+    def _reach(self, refuses: tuple[str, ...]) -> World:
         assert self.world
         self.world.reach()
-        return self.kept.get(task_id, {"status": states.PENDING, "result": None})
+        if self.trouble == "slow":
+            self.world.sleep(self.world.random.uniform(0.0, 2 * SLOW))
+        if self.trouble in refuses:
+            self.world.note(f"the result backend is {self.trouble}")
+            raise OSError(f"the result backend is {self.trouble}")
+        return self.world
 
     def _forget(self, task_id: str) -> None:
         self.kept.pop(task_id, None)
@@ -139,7 +185,11 @@ class Results(BaseBackend):  # type: ignore[type-arg]
 
 @dataclass(slots=True)
 class Run:
-    """One run of the body; *end* is None if its worker died. *message* is the number of a pending call's message."""
+    """
+    One run of the body; *end* is None if its worker died. *message* is the number of a pending call's message.
+
+    *ended* is the step in which the body ended, *over* that in which its slot was free and its result stored.
+    """
 
     id: str
     value: Any
@@ -149,6 +199,7 @@ class Run:
     failed: bool = False
     ended: int = 0
     message: int = 0
+    over: int = 0
 
 
 class Recorder:
@@ -207,14 +258,15 @@ app = Celery("slots", broker="memory://", set_as_current=False)
 results = Results(app)
 
 
-def make(name: str, options: SingletonOptions, *, acks_late: bool) -> Any:
-    """Return the task of a profile."""
-    if f"slots.{name}" in app.tasks:
-        return app.tasks[f"slots.{name}"]
-    body = {"name": f"slots.{name}", "singleton_options": options, "acks_late": acks_late, "run": RecordingTask.run}
-    task = app.register_task(type("Sync", (SingletonTask, RecordingTask), body | {"__module__": __name__})())
-    task.backend = results
-    task.trace = build_tracer(task.name, task, app=app)
+def make(name: str, options: SingletonOptions, *, acks_late: bool, ignore_result: bool) -> Any:
+    """Return the task of a profile, with the options that its schedule has drawn."""
+    task = app.tasks.get(f"slots.{name}")
+    if task is None:
+        body = {"name": f"slots.{name}", "run": RecordingTask.run, "__module__": __name__}
+        task = app.register_task(type("Sync", (SingletonTask, RecordingTask), body)())
+        task.backend = results
+        task.trace = build_tracer(task.name, task, app=app)
+    task.singleton_options, task.acks_late, task.ignore_result = options, acks_late, ignore_result
     return task
 
 
@@ -283,9 +335,16 @@ def receive(task: Any, message: Message, now: float) -> Any:
     return received
 
 
-def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[bool]) -> None:
+def work(
+    machine: Machine,
+    task: Any,
+    broker: Broker,
+    profile: "Profile",
+    over: list[bool],
+    employ: Callable[[], Machine],
+) -> None:
     """Do what a worker does, one message at a time, until the schedule is over."""
-    world = machine.world
+    world, chance = machine.world, machine.world.random
     while not over:
         message = broker.take()
         if message is None:
@@ -293,23 +352,70 @@ def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[boo
             continue
         world.note(f"gets {message}{' again' if message.redelivered else ''}")
         broker.unacked.append(message)
-        received = receive(task, message, world.now)
+        machine.busy = True
         try:
-            if received.revoked():
-                ticket = Ticket.unpack(message.headers.get(HEADER), message.id)
-                assert ticket
-                broker.discarded.append((message.id, ticket.number, next(RecordingTask.recorder.steps)))
-            else:
-                task.trace(message.id, message.args, message.kwargs, received.request_dict)
-        except Dead:
+            back = deal_with(machine, task, broker, profile, message)
+        except (Dead, SystemExit):
             broker.unacked.remove(message)
-            if late:
-                message.redelivered = True
+            if profile.late:
+                message.redelivered, message.due = True, world.now + chance.choice(profile.unseen)
                 broker.queue.append(message)
             else:
                 broker.lost.add(message.id)
-            raise
+            if not machine.dead:
+                employ()
+            machine.kill()
         broker.unacked.remove(message)
+        machine.busy = False
+        if back:
+            broker.queue.append(message.again())
+        if not over and chance.random() < profile.recycled:
+            world.note("is recycled")
+            employ()
+            machine.kill()
+
+
+def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", message: Message) -> bool:
+    """Run a message, or let it end otherwise; return whether it goes back to the broker."""
+    world, chance = machine.world, machine.world.random
+    received = receive(task, message, world.now)
+    if chance.random() < profile.prefetched:
+        world.sleep(chance.uniform(0.0, 4.0))  # the child still has another message
+    if received.revoked():
+        ticket = Ticket.unpack(message.headers.get(HEADER), message.id)
+        assert ticket
+        broker.discarded.append((message.id, ticket.number, next(RecordingTask.recorder.steps)))
+    elif chance.random() < profile.cut:
+        if chance.random() < 0.5:
+            world.note(f"{message.id[:4]} exceeds its time limit before its body begins")
+            received.on_timeout(False, 1.0)
+            fail(received, TimeLimitExceeded(1.0))
+        else:  # as revoke(terminate=True) does under gevent, which then kills the greenlet
+            world.note(f"{message.id[:4]} is terminated before its body begins")
+            received._announce_revoked("terminated", True, "15", False)
+    else:
+        try:
+            ended = task.trace(message.id, message.args, message.kwargs, received.request_dict)
+        except Exception as error:  # the backend does not store the result, nor that it did not
+            world.note(f"{message.id[:4]} ends with {error!r}")
+            with suppress(OSError):
+                fail(received, error)
+            return False
+        for run in RecordingTask.recorder.runs:
+            if run.id == message.id and run.end is not None and not run.over:
+                run.over = next(RecordingTask.recorder.steps)
+        error = getattr(ended.retval, "exception", None)
+        broker.ends[message.id] = repr(error)
+        return isinstance(error, Reject) and error.requeue
+    return False
+
+
+def fail(received: Any, error: Exception) -> None:
+    """Let the main process of a worker learn of the failure of its child."""
+    try:
+        raise error
+    except type(error):
+        received.on_failure(PlainInfo())
 
 
 @dataclass(slots=True)
@@ -327,5 +433,5 @@ class Answer:
     reason: str = ""
     holder_id: str | None = None
     sent: int = 0
-    error: str = ""
+    error: str = ""  # the name of its class
     extra: dict[str, Any] = field(default_factory=dict)

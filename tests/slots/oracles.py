@@ -8,8 +8,10 @@ from celery import states
 from .celery_parts import results
 
 if TYPE_CHECKING:
+    from .celery_parts import Answer
     from .schedule import History
 
+RETURN = 5.0  # seconds within which nodes come back
 NOTES = ("done:", "began:", "begun:", "watch:")
 
 
@@ -24,7 +26,9 @@ def every_call_ends(history: "History") -> list[str]:
 
 
 def nothing_overlaps(history: "History") -> list[str]:
-    """No two runs of one key overlap."""
+    """No two runs of one key overlap, unless the scope allows that."""
+    if history.profile.options.scope == "until_executing":
+        return []
     found = []
     runs = sorted(history.runs, key=lambda run: run.number)
     for before, after in pairwise(runs):
@@ -36,7 +40,7 @@ def nothing_overlaps(history: "History") -> list[str]:
 def answers_are_true(history: "History") -> list[str]:
     """The answer says that a call was accepted if it sent a message, and whose duplicate it was."""
     found = []
-    ids = {answer.id for answer in history.answers}
+    ids = {answer.id for answer in history.answers} | history.broker.sent  # the caller may have died after it had sent
     for answer in history.answers:
         if answer.error:
             continue
@@ -150,3 +154,63 @@ def one_waits(history: "History") -> list[str]:
     most = 2 if history.profile.options.on_duplicate == "rerun" else 1
     runs = len(history.runs)
     return [f"{runs} runs of calls that all waited at once"] if runs > most else []
+
+
+def every_call_is_covered(history: "History") -> list[str]:
+    """
+    Every accepted call runs, or ends in a way that is documented; a duplicate's other call was sent, and ended later.
+
+    This holds whatever fails, and however often: nodes, the backend, the broker, callers and workers.
+    """
+    found = []
+    for answer in history.answers:
+        if answer.error == "DuplicateTask":
+            wrong = _uncovered(history, answer, answer.holder_id, "is refused because of")
+        elif answer.error:
+            wrong = "" if answer.error == "OSError" else f"gets {answer.error}"
+        elif answer.accepted:
+            wrong = _uncovered(history, answer, answer.id, "is sent as")
+        else:
+            skipped = results.stored.get(answer.id, (0, ""))[1] == answer.caller
+            skipped = skipped or history.profile.options.on_duplicate == "skip"
+            wrong = _uncovered(history, answer, answer.holder_id if skipped else answer.id, "is a duplicate of")
+        if wrong:
+            found.append(f"{answer.caller}'s call with {answer.value} {wrong}")
+    return found
+
+
+def _uncovered(history: "History", answer: "Answer", task_id: str | None, how: str) -> str:
+    """Return what is wrong with the end of the task of which a call was given the id, or heard; empty if nothing is."""
+    broker, options, told = history.broker, history.profile.options, f"{how} {(task_id or 'nobody')[:4]}"
+    mine = [run for run in history.runs if run.id == task_id]
+    ended = [run for run in history.runs if run.end is not None and max(run.ended, run.over) > answer.start]
+    if task_id is None:
+        return "" if ended else f"{told}, and nothing ran after it"
+    if any(run.id == task_id for run in ended) or task_id in broker.lost | history.revoked:
+        return ""
+    # The end of a run that no quorum of nodes has heard of is redelivered; until then, its slot is taken.
+    unheard = options.lease + RETURN if history.profile.outage == "quorum" else 0.0
+    held = [(run.start, run.start + options.hold_for) for run in mine]
+    held += [(run.start, run.end + unheard) for run in mine if run.end is not None]
+    if any(start <= answer.began < end for start, end in held):
+        return ""
+    if task_id not in broker.sent:
+        return f"{told}, which was never sent"
+    step, _ = results.stored.get(task_id, (-1, ""))
+    state, result = history.state(task_id), results.kept.get(task_id, {}).get("result")
+    if step < answer.start and (step >= 0 or any(run.end is not None for run in mine)):
+        return f"{told}, which had ended"
+    unseen = history.profile.ignored and broker.ends.get(task_id, "").startswith(("Ignore('Skipped", "DuplicateTask"))
+    if state not in states.READY_STATES and not unseen:
+        return f"{told}, which never ends"
+    error = result.get("exc_type", "") if isinstance(result, dict) else type(result).__name__
+    if error == "TimeLimitExceeded" or "terminated" in str(result):
+        return ""
+    followed = state == states.SUCCESS and options.on_overlap == "follow"
+    if state in (states.SUCCESS, states.FAILURE) and not followed and error != "DuplicateTask":
+        return f"{told}, which ended without a run: {result!r}"
+    if mine and options.redelivery == "drop":
+        return ""
+    if mine:
+        return f"{told}, whose run was cut short, and which was dropped"
+    return "" if ended else f"{told}, which was dropped, and nothing ran after the call"

@@ -1,12 +1,16 @@
 """The profiles that schedules are drawn from."""
 
+from typing import Any
+
 from django_redlock.celery import SingletonOptions
+from django_redlock.celery.options import ON_DUPLICATE
 
 from .oracles import (
     answers_are_true,
     discarded_calls_run_no_older_arguments,
     each_id_runs_once,
     every_call_ends,
+    every_call_is_covered,
     newest_arguments_run,
     no_call_joins_a_revoked_one,
     nothing_is_left,
@@ -46,9 +50,78 @@ APART = (
 BURST = {"spread": 0.0, "callers": 5, "calls": 1, "held": True, "length": 5.0}
 CROWD = {"callers": 6, "spread": 1.0, "length": 0.5, "workers": 3}
 
+# Each seed takes another strategy and scope, and acknowledges early or late, so that a profile has all of them.
+STRATEGIES: tuple[dict[str, Any], ...] = (
+    *(
+        {"on_duplicate": strategy, "scope": scope}
+        for strategy in ON_DUPLICATE
+        for scope in ("until_executed", "until_executing", "until_and_while_executing")
+    ),
+    *({"scope": "while_executing", "on_overlap": overlap} for overlap in ("wait", "drop", "follow", "fail")),
+    {"redelivery": "drop"},
+    *({"scope": "until_executed", "on_overlap": overlap} for overlap in ("wait", "follow", "fail")),
+)
+COVERED = (every_call_is_covered, nothing_overlaps, answers_are_true)
+CROWDS = (2, 3, 4, 5, 8)
+CLOSE, FAR, LATE = (0.0, 0.001, 0.02), (0.0, 0.01, 0.1), (0.0, 0.01, 0.1, 0.4)  # seconds to a node
+LONG: dict[str, Any] = {"spread": 8.0, "calls": 5}
+BACKEND: dict[str, Any] = {**LONG, "prefetched": 0.5, "owned": 1, "draws": {"ignored": (False, True)}}
+# The lease of a dead worker's run ends before the message is delivered again, and another call may run by then.
+WORKERS: dict[str, Any] = {
+    **{"spread": 24.0, "calls": 10, "length": 5.0, "unseen": (0.0, 8.0, 8.0, 15.0)},
+    "draws": {"late": (True, True, True, False)},
+}
+FAULTS: dict[str, dict[str, Any]] = {
+    "at once": {"spread": 0.0, "calls": 1, "workers": 3, "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))}},
+    "at once, one silent": {
+        "spread": 0.0,
+        "calls": 1,
+        "workers": 3,
+        "outage": "one",
+        "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))},
+    },
+    "by name, one silent": {
+        "spread": 0.0,
+        "calls": 1,
+        "owned": 1,
+        "workers": 4,
+        "outage": "one",
+        "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))},
+    },
+    "one silent": {"outage": "one"},
+    "one after another": {**LONG, "outage": "another", "recycled": 0.7},
+    "flapping": {**LONG, "outage": "flapping", "recycled": 0.3},
+    "quorum away": {**LONG, "outage": "quorum", "length": 0.5, "prefetched": 0.5},
+    # Nothing times out; but a claim may reach a node after the release of the run that it led to.
+    "far nodes": {**LONG, "ways": FAR, "node_timeout": 1.0, "length": 0.1},
+    "far nodes, one silent": {**LONG, "ways": FAR, "node_timeout": 1.0, "length": 0.1, "outage": "one"},
+    "late nodes": {**LONG, "ways": LATE, "length": 0.3, "recycled": 0.3},
+    "callers die": {"dying": 2, "callers": 5, "spread": 8.0},
+    "callers die, one silent": {"dying": 2, "callers": 5, "spread": 8.0, "outage": "one"},
+    "broker refuses": {"broken": 3, "callers": 5, "spread": 0.5, "outage": "one"},
+    "backend away": {**BACKEND, "backend": "away"},
+    "backend slow": {**BACKEND, "backend": "slow"},
+    "backend full": {**BACKEND, "backend": "full"},
+    "workers die": {**WORKERS, "kills": 3},
+    "workers stop": {**WORKERS, "stops": 3},
+    "delivered again": {**WORKERS, "kills": 1, "stops": 1, "redeliver": 0.7},
+    "cut short": {**LONG, "cut": 0.3},
+}
+
+
+def under(fault: str) -> Profile:
+    """Return the profile of all strategies and scopes under a fault."""
+    about = FAULTS[fault]
+    lease = 6.0 if "unseen" in about else 30.0
+    options = tuple(SingletonOptions(key=KEY, lease=lease, **strategy) for strategy in STRATEGIES)
+    draws = {"options": options, "late": (False, True), **about.get("draws", {})}
+    return Profile(fault, options[0], COVERED, **{**about, "draws": draws})
+
+
 PROFILES = {
     profile.name: profile
     for profile in (
+        *map(under, FAULTS),
         Profile("once", ONCE, (*ALWAYS, each_id_runs_once)),
         Profile("serial", SERIAL, (*ALWAYS, newest_arguments_run, each_id_runs_once)),
         Profile("rerun", RERUN, TRAILING),

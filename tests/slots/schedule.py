@@ -1,10 +1,10 @@
 """One schedule: callers and workers over one key, and what the oracles say of it."""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 from celery import states
 
@@ -15,10 +15,17 @@ from django_redlock.exceptions import RedlockError
 
 from . import oracles
 from .celery_parts import Answer, Broker, RecordingTask, Revoked, make, results, work
-from .world import Machine, World
+from .world import Away, Machine, World
 
 NEXT = "next:task:slots.{}:key=7"  # the record of the pending call
 LONGEST = 20_000.0  # seconds of virtual time
+AFTER = 30.0  # seconds for which nodes come and go after the last call
+
+Outage = Literal["", "one", "another", "flapping", "quorum"]
+"""
+Which lock nodes are away, apart from ``downs``: none; one from some moment on; one, and then another instead of it; one
+at a time, again and again; or, now and then for a moment, two or all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Profile:
 
     Args:
         name: What to call it.
-        options: The task's.
+        options: The task's, unless they are drawn.
         callers: How many call at the same time.
         calls: How many calls each of them makes.
         countdowns: The countdowns from which a call's is drawn.
@@ -52,6 +59,18 @@ class Profile:
         longest: After how many seconds the schedule is over, whatever is left.
         same: How often a call has the arguments of others.
         held: Whether the first call is made, and begins, before all others.
+        outage: Which lock nodes are away, besides the *downs*.
+        ways: The seconds that a request to a lock node may travel; each machine and node draws its own.
+        node_timeout: Seconds for which a round waits for its slowest node.
+        dying: How many callers are killed between their claim and their publish, or right after it.
+        backend: What is wrong with the result backend again and again: ``away``, ``slow`` or ``full``.
+        prefetched: How often a message waits in its worker for up to four seconds.
+        unseen: The seconds from which those are drawn after which the broker notices that a worker is dead.
+        recycled: How often a worker's process is replaced after a message, so that nobody redelivers its releases.
+        cut: How often a run exceeds its time limit, or is terminated, before its body begins.
+        stops: How many runs are ended by a signal that stops their workers.
+        ignored: Whether results are ignored.
+        draws: Values for some of the other fields; each seed takes one of each, so that many seeds see all pairs.
         oracles: What must hold.
     """
 
@@ -81,6 +100,26 @@ class Profile:
     longest: float = LONGEST
     same: float = 0.2
     held: bool = False
+    outage: Outage = ""
+    ways: tuple[float, ...] = (0.0,)
+    node_timeout: float = 0.25
+    dying: int = 0
+    backend: Literal["", "away", "slow", "full"] = ""
+    prefetched: float = 0.0
+    unseen: tuple[float, ...] = (0.0,)
+    recycled: float = 0.0
+    cut: float = 0.0
+    stops: int = 0
+    ignored: bool = False
+    draws: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def drawn(self, seed: int) -> "Profile":
+        """Return the profile with the values that a seed draws."""
+        chosen = {}
+        for name, values in self.draws.items():
+            seed, number = divmod(seed, len(values))
+            chosen[name] = values[number]
+        return replace(self, **chosen, draws={})
 
 
 @dataclass(slots=True)
@@ -116,28 +155,36 @@ class Outcome:
 
 def run(profile: Profile, seed: int, *, traced: bool = False) -> Outcome:
     """Run one schedule; returns what the oracles object to."""
-    world = World(seed, traced=traced)
+    name, profile = profile.name, profile.drawn(seed)
+    options = profile.options
+    world = World(seed, ways=profile.ways, node_timeout=profile.node_timeout, traced=traced)
+    world.note(f"{options.scope}, {options.on_duplicate}, acks_late={profile.late}")
     broker = Broker(world, reorder=profile.reorder)
     history = History(profile, world, broker)
-    results.world, results.kept, results.revoked = world, {}, {}
-    task = make(profile.name, profile.options, acks_late=profile.late)
+    results.begin(world)
+    task = make(profile.name, options, acks_late=profile.late, ignore_result=profile.ignored)
     here = RecordingTask.recorder
     here.world, here.broker, here.runs = world, broker, history.runs
     here.length, here.fail, here.steps = profile.length, profile.fail, itertools.count()
     with world.running(), Revoked(world).known() as revoked:
         play(history, task, revoked)
     found = [violation for oracle in profile.oracles for violation in oracle(history)]
-    return Outcome(profile.name, seed, found, world.trace)
+    return Outcome(name, seed, found, world.trace)
 
 
 def play(history: History, task: Any, revoked: Revoked) -> None:
     """Let the machines do their work until there is none."""
     profile, world, broker = history.profile, history.world, history.broker
     over: list[bool] = []
-    employ = lambda number: world.add(  # noqa: E731
-        f"worker {number}", partial(work, task=task, broker=broker, late=profile.late, over=over)
-    )
-    workers = [] if profile.idle else [employ(number) for number in range(profile.workers)]
+    workers: list[Machine] = []
+
+    def employ() -> Machine:
+        about = {"task": task, "broker": broker, "profile": profile, "over": over, "employ": employ}
+        workers.append(world.add(f"worker {len(workers)}", partial(work, **about)))
+        return workers[-1]
+
+    for _ in range(0 if profile.idle else profile.workers):
+        employ()
     if profile.held:
         first = world.add("first", partial(call_often, history=history, task=task, calls=1))
         world.run(world.now + profile.longest, lambda: first.over and bool(history.runs))
@@ -145,13 +192,19 @@ def play(history: History, task: Any, revoked: Revoked) -> None:
         world.add(f"caller {number}", partial(call_often, history=history, task=task, calls=profile.calls))
         for number in range(profile.callers)
     ]
+    quiet: list[float] = []  # when the last call was made
+    if profile.outage:
+        world.add("weather", partial(OUTAGES[profile.outage], profile=profile, quiet=quiet))
+    if profile.backend:
+        world.add("backend", partial(trouble_backend, profile=profile, quiet=quiet))
     about = {"history": history, "workers": workers, "employ": employ, "revoked": revoked}
     trouble = world.add("trouble", partial(make_trouble, **about))
     world.run(world.now + profile.longest, lambda: all(caller.over for caller in callers))
-    if profile.idle:
-        workers += [employ(number) for number in range(profile.workers)]
+    for _ in range(profile.workers if profile.idle else 0):
+        employ()
     world.run(world.now + profile.longest, lambda: trouble.over)
     broker.busy = False
+    quiet.append(world.now)
     world.run(world.now + profile.longest, lambda: not broker.queue and not broker.unacked)
     over.append(True)
     world.run(world.now + 3600.0, lambda: all(machine.over for machine in world.machines))
@@ -186,6 +239,7 @@ def make_call(history: History, task: Any, machine: Machine, value: str, options
         result = task.apply_async((7, value), **options)
     except (OSError, RedlockError) as error:
         answer.error = type(error).__name__
+        answer.holder_id = getattr(error, "holder_id", None)
     else:
         answer.id, answer.accepted, answer.duplicate = result.id, result.accepted, result.duplicate
         answer.reason, answer.holder_id = result.reason, result.holder_id
@@ -200,7 +254,7 @@ def machine_sent(history: History, machine: Machine) -> int:
 
 
 def make_trouble(
-    machine: Machine, history: History, workers: list[Machine], employ: Callable[[int], Machine], revoked: Revoked
+    machine: Machine, history: History, workers: list[Machine], employ: Callable[[], Machine], revoked: Revoked
 ) -> None:
     """Kill workers, redeliver and purge messages, and take lock nodes away, as the profile says."""
     profile, world, broker, chance = history.profile, machine.world, history.broker, machine.world.random
@@ -209,11 +263,17 @@ def make_trouble(
     def kill() -> None:
         alive = [worker for worker in workers if not worker.over]
         if alive:
-            victim = chance.choice(alive)
+            victim = chance.choice([worker for worker in alive if worker.busy] or alive)
             world.note(f"{victim.name} is killed")
             history.killed += 1
+            employ()
             victim.kill()
-            workers.append(employ(len(workers)))
+
+    def stop() -> None:
+        if busy := [worker for worker in workers if worker.busy and not worker.over]:
+            victim = chance.choice(busy)
+            world.note(f"{victim.name} is stopped")
+            victim.stop()
 
     def redeliver() -> None:
         for message in list(broker.unacked):
@@ -241,15 +301,84 @@ def make_trouble(
             revoked.tell(workers, victim)
             results.mark_as_revoked(victim, "revoked", store_result=True)
             if profile.newcomers:
-                workers.append(employ(len(workers)))
+                employ()
 
-    troubles += [revoke] * profile.revoked
+    troubles += [revoke] * profile.revoked + [stop] * profile.stops
     troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed
     troubles += [redeliver] * (3 if profile.redeliver else 0) + [broker.purge] * profile.purge
     broker.fails = {f"caller {chance.randrange(profile.callers)}": 1 for _ in range(profile.broken)}
+    broker.dying = {f"caller {chance.randrange(profile.callers)}" for _ in range(profile.dying)}
     for trouble in chance.sample(troubles, len(troubles)):
         world.sleep(chance.uniform(0.0, profile.spread))
         trouble()
+
+
+# Lock nodes that are away
+
+
+def one_is_away(machine: Machine, profile: Profile, quiet: list[float]) -> None:
+    """Take one node away for good, at once or some time later."""
+    world, chance = machine.world, machine.world.random
+    world.sleep(chance.choice([0.0, chance.uniform(0.0, profile.spread)]))
+    world.take_away(chance.randrange(3), chance.choice(get_args(Away)))
+
+
+def another_is_away(machine: Machine, profile: Profile, quiet: list[float]) -> None:
+    """Take one node away at first, and another one when that is back; so the first one has missed what ended."""
+    world, chance = machine.world, machine.world.random
+    first, second = chance.sample(range(3), 2)
+    world.sleep(chance.choice([0.0, chance.uniform(0.0, profile.spread / 4)]))
+    world.take_away(first, chance.choice(get_args(Away)))
+    world.sleep(chance.uniform(0.3, 0.7) * profile.spread)
+    world.bring_back(first)
+    world.sleep(chance.uniform(0.0, 0.2))
+    world.take_away(second, chance.choice(get_args(Away)))
+
+
+def nodes_flap(machine: Machine, profile: Profile, quiet: list[float]) -> None:
+    """Take one node away at a time, again and again."""
+    world, chance = machine.world, machine.world.random
+    while not quiet or world.now < quiet[0] + AFTER:
+        number = chance.randrange(3)
+        world.take_away(number, chance.choice(get_args(Away)))
+        world.sleep(chance.uniform(0.1, 2.0))
+        world.bring_back(number)
+        world.sleep(chance.choice([0.0, chance.uniform(0.0, 1.0)]))
+
+
+def quorum_is_away(machine: Machine, profile: Profile, quiet: list[float]) -> None:
+    """Take two or all nodes away for a moment, now and then: between any two requests."""
+    world, chance = machine.world, machine.world.random
+    while not quiet or world.now < quiet[0] + AFTER:
+        gone, how = chance.sample(range(3), chance.choice([2, 3])), chance.choice(get_args(Away))
+
+        def fall(gone: list[int] = gone, how: Away = how) -> None:
+            for number in gone:
+                world.take_away(number, how)
+
+        world.sleep(chance.uniform(0.0, 1.0))
+        world.until_request(chance.randrange(1, 30), fall, 1.0)
+        world.sleep(chance.uniform(0.1, 3.0))
+        for number in gone:
+            world.bring_back(number)
+
+
+OUTAGES: dict[str, Callable[..., None]] = {
+    "one": one_is_away,
+    "another": another_is_away,
+    "flapping": nodes_flap,
+    "quorum": quorum_is_away,
+}
+
+
+def trouble_backend(machine: Machine, profile: Profile, quiet: list[float]) -> None:
+    """Let the result backend fail for a while, again and again."""
+    world, chance = machine.world, machine.world.random
+    while not quiet or world.now < quiet[0] + AFTER:
+        world.sleep(chance.uniform(0.0, 1.0))
+        results.trouble = profile.backend
+        world.sleep(chance.uniform(1.0, 9.0))
+        results.trouble = ""
 
 
 def held_names(world: World) -> set[str]:
