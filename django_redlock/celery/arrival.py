@@ -271,9 +271,9 @@ class Arrival:
             self._leave_queue()
             self.redelivery.stop_watching()
             return execution
+        claimed = None
         if execution:
-            if how == "retry":
-                execution.give_back(message.lifetime)
+            claimed = execution.give_back() if how == "retry" else None
             execution.end(hold=False)
         if how != "retry" and ticket.trailing and message.has_result():
             raise Ignore(f"{message.request.id} has a result, and this message may be an older one.")
@@ -284,7 +284,7 @@ class Arrival:
             raise error
         # This uses up no retry: without an answer from the nodes, the body must not run.
         pause = pause_after(error, ticket.tries)
-        message.send_again(ticket, pause)
+        message.send_again(ticket, pause, claimed)
         if ticket.trailing:  # the state RETRY would overwrite the result of another message of the call
             raise Ignore(f"The lock nodes do not answer: {error}") from error
         raise Retry(f"The lock nodes do not answer: {error}", exc=error, when=pause) from error  # type: ignore[arg-type]

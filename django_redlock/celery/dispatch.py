@@ -4,11 +4,11 @@ Send a call: take the slot and publish the message, or answer the caller accordi
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import signals
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -27,6 +27,8 @@ UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sen
 FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
+
+T = TypeVar("T")
 
 log = logging.getLogger("django_redlock")
 
@@ -179,18 +181,33 @@ class Call:
         Raises:
             QuorumUnavailableError: Too few nodes answered, or none of this is known in time.
         """
+
+        def look() -> tuple[Claim | Holder, Holder | None]:
+            found = claim(self.ticket, self.ttl, self.label)
+            return found, found if isinstance(found, Holder) else None
+
+        found = self.once_confirmed(look)
+        if isinstance(found, Holder):
+            return found
+        self.claimed = found
+        _unanswered.discard(self.ticket.using)
+        return None
+
+    def once_confirmed(self, look: Callable[[], tuple[T, Holder | None]]) -> T:
+        """
+        Return what *look* finds, once the holder that it reports as well has sent its message, or is gone.
+
+        Raises:
+            QuorumUnavailableError: That does not become known in a second.
+        """
         runtime, pause = locks[self.ticket.using].runtime, FIRST_LOOK
         until = runtime.clock() + UNCONFIRMED
         while True:
-            found = claim(self.ticket, self.ttl, self.label)
-            if not isinstance(found, Holder):
-                self.claimed = found
-                _unanswered.discard(self.ticket.using)
-                return None
-            if found.state is not SlotState.CLAIMED:
+            found, holder = look()
+            if holder is None or holder.state is not SlotState.CLAIMED:
                 return found
             if runtime.clock() + pause > until:
-                raise QuorumUnavailableError(self.ticket.waiting, nodes={str(found): "has not confirmed its claim"})
+                raise QuorumUnavailableError(self.ticket.waiting, nodes={str(holder): "may not have been sent"})
             runtime.sleep(pause * (0.5 + runtime.random()))
             pause = min(2 * pause, LONGEST_LOOK)
 

@@ -13,7 +13,7 @@ from ..handler import locks
 from .interrupt import Interrupt
 from .options import SingletonOptions
 from .signals import LOST, STOLEN, report
-from .slots import HELD, LABEL, NOTE, Claim, Holder, Ticket, claim, free, take_note
+from .slots import CLAIM, HELD, LABEL, NOTE, Claim, Holder, Ticket, claim, free, take_note
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
@@ -88,19 +88,18 @@ class Execution:
         self.handed_over = self.goes_on = True
         return found
 
-    def give_back(self, ttl: float | None = None) -> None:
+    def give_back(self) -> Claim | None:
         """
-        Return the slot to its own message, which will be delivered again.
+        Return the slot to its own message, which will be delivered again; return the claim, if there was a slot.
 
-        Args:
-            ttl: How long the message may take, in seconds; None is one lease. That is enough for a message that the
-                broker delivers again, and it may be gone: Celery stops a child in the same way for a time limit.
+        It is only a claim, because the message may be gone: Celery stops a child in the same way for a time limit.
         """
         ticket = self.ticket.begun
         mine = self.lease and ticket.secret and not self.handed_over and ticket.waiting == self.lease.name
         if self.lease and mine and self.lease.valid():
             with suppress(LockTakenError, QuorumUnavailableError):
-                self.hand_over(ticket, self.options.lease if ttl is None else ttl)
+                return self.hand_over(ticket, CLAIM)
+        return None
 
     def ensure(self) -> None:
         """

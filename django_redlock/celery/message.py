@@ -16,7 +16,7 @@ from ..nodes.clock import steady
 from .dispatch import Call
 from .options import SingletonOptions
 from .pauses import pause_after
-from .slots import HEADER, RECEIVED_HEADER, Holder, Ticket
+from .slots import HEADER, RECEIVED_HEADER, Claim, Holder, Ticket
 
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
@@ -175,13 +175,35 @@ class Message:
         """
         meta = self.stored(task_id)
         if meta.get("status") == states.SUCCESS:
+            self.store(meta["result"], states.SUCCESS)
             raise Answered(meta["result"])
         if meta.get("status") in states.PROPAGATE_STATES:
+            self.store(meta["result"], states.FAILURE)
             raise meta["result"]
 
-    def send_again(self, ticket: Ticket, pause: float) -> None:
+    def store(self, result: Any, state: str) -> None:
         """
-        Put the message back into the queue for *pause* seconds, with *ticket*.
+        Store the result with which the task is about to end without a run; Celery stores it again.
+
+        If Celery could not store it, nobody would learn that the task has ended, and nothing would have run.
+
+        Raises:
+            Ignore: The result backend does not store it, so the message was put back.
+        """
+        if not self.stores_results or self.request.is_eager:
+            return
+        try:
+            self.task.backend.store_result(self.request.id, result, state, request=self.request)
+        except NotImplementedError:
+            return
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            self.put_off(error)
+
+    def send_again(self, ticket: Ticket, pause: float, claimed: Claim | None = None) -> None:
+        """
+        Put the message back into the queue for *pause* seconds, with *ticket*, and confirm its claim if it has one.
 
         Raises:
             Reject: The broker did not accept it, and must deliver the message again.
@@ -195,7 +217,7 @@ class Message:
         headers = {**(message.options.get("headers") or {}), "ignore_result": self.result_ignored}
         options = {**message.options, "headers": headers, "ignore_result": True}
         try:
-            Call(self.task, message.args, message.kwargs, options, self.rules, ticket).publish(ticket)
+            Call(self.task, message.args, message.kwargs, options, self.rules, ticket, claimed).publish(ticket)
         except EncodeError:
             raise
         except Exception as error:

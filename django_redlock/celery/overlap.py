@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
+from celery import states
 from celery.exceptions import Ignore
 
 from ..exceptions import printable
@@ -35,8 +36,11 @@ def give_way(message: Message, holder: Holder) -> NoReturn:
     if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
         _report(message, holder, how)
     if how == "fail":
-        raise holder.error(message.task.singleton_error, ticket.name) from None
+        error = holder.error(message.task.singleton_error, ticket.name)
+        message.store(error, states.FAILURE)
+        raise error from None
     if isinstance(how, Return):
+        message.store(how.value, states.SUCCESS)
         raise Answered(how.value)
     if how in ("wait", "follow") and not message.request.is_eager:
         _wait(message, holder, follow=how == "follow")

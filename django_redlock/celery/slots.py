@@ -29,7 +29,7 @@ from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.outcome import Outcome
 from ..core.owner import Owner, decode, encode_since
-from ..core.requests import Term
+from ..core.requests import SUPERSEDED, Term
 from ..core.rules import MIN_TTL
 from ..engine.lease import Lease
 from ..engine.manager import LockManager
@@ -335,7 +335,8 @@ def free(using: str, name: str, secret: str) -> Outcome:
     if not secret or not name:
         return Outcome.UNKNOWN
     try:
-        return Outcome(locks[using].release(name, secret))
+        # The claim of the lock, or its confirmation, may still be on its way to a node.
+        return Outcome(locks[using].release(name, secret, SUPERSEDED))
     except Exception:
         log.exception("the slot %s could not be freed; it ends with its time", printable(name))
         return Outcome.UNKNOWN

@@ -10,6 +10,7 @@ from .dispatch import Call
 from .pending import NAME, digest_of, discard_seen, label_of, settle, take_over, turn
 from .result import SingletonResult
 from .sightings import FREE, Record, Seen, look
+from .slots import Holder
 from .state import SlotState
 
 
@@ -38,8 +39,7 @@ class TrailingCall(Call):
                 return self.publish(self.ticket)
             free, holder = False, taken_by
         if not free and not takes_part:
-            taken_by = holder if holder.state is not SlotState.CLAIMED else self.claim()
-            return self.answer(taken_by) if taken_by else self.publish(self.ticket)
+            return self.answer(holder)
         with turn(self.ticket):
             taken_by = self.claim() if free else holder
             if taken_by and takes_part:
@@ -88,10 +88,18 @@ class TrailingCall(Call):
         Return the holder of the slot that the pending call comes after, and the pending call.
 
         A call that was revoked before its time is out of the way: its callers know that, and no longer wait for it.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered, or the message of the holder may not have been sent.
         """
-        using, names = self.ticket.using, self.ticket.places(trails=True)
-        found = [self._unless_over(name, seen) for name, seen in zip(names, look(using, *names), strict=True)]
-        return next((seen for seen in found[:-1] if seen.value), FREE), found[-1]
+
+        def found() -> tuple[tuple[Seen, Seen], Holder]:
+            using, names = self.ticket.using, self.ticket.places(trails=True)
+            slots = [self._unless_over(name, seen) for name, seen in zip(names, look(using, *names), strict=True)]
+            run = next((seen for seen in slots[:-1] if seen.value), FREE)
+            return (run, slots[-1]), run.holder
+
+        return self.once_confirmed(found)
 
     def _unless_over(self, name: str, seen: Seen) -> Seen:
         """Return what was seen under a name; if that was revoked before its time, free it."""

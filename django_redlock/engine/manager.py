@@ -157,18 +157,24 @@ class LockManager:
         described = Description(self, wanted, renew, once=wait is UNSET)
         return Lock(names, lambda: described, chosen)
 
-    def release(self, name: str | Iterable[str], secret: str) -> Outcome:
+    def release(self, name: str | Iterable[str], secret: str, tombstone: float = 0.0) -> Outcome:
         """
         Release a lock by its secret, in any process; return what :meth:`Lease.release` returns.
 
         Only the holder with this secret loses the lock. That holder must be dead or must not renew: the next renewal of
         a living holder restores the lock. If a node misses the release, the release is redelivered in the background
         for a day, because a lock that is not renewed may last for long.
+
+        Args:
+            name: The lock's name, or several names.
+            secret: The holder's secret.
+            tombstone: Seconds for which the nodes refuse late requests with this secret.
         """
         process.notice_fork()
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        round = cleanup(Release(slugs, secret), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
+        release = Release(slugs, secret, tombstone)
+        round = cleanup(release, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
         round.lasting = LASTING
         self.ask(round)
         return release_outcome(round, self.rules)

@@ -392,7 +392,8 @@ def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", m
             fail(received, TimeLimitExceeded(1.0))
         else:  # as revoke(terminate=True) does under gevent, which then kills the greenlet
             world.note(f"{message.id[:4]} is terminated before its body begins")
-            received._announce_revoked("terminated", True, "15", False)
+            received.time_start = 1.0
+            received.terminate(SimpleNamespace(terminate_job=lambda *about: None), "TERM")
     else:
         try:
             ended = task.trace(message.id, message.args, message.kwargs, received.request_dict)
