@@ -5,7 +5,7 @@ A mutant replaces one function of production, for as long as its context lasts.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +14,11 @@ from celery.exceptions import Ignore
 
 from django_redlock.celery import arrival, overlap, redelivery, request, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
+from django_redlock.celery.message import Message
 from django_redlock.celery.state import SlotState
+from django_redlock.core.acquisition import Acquisition
+from django_redlock.core.node_state import decisions
+from django_redlock.core.replies import Kind
 from django_redlock.engine.acquirer import fresh_secret
 
 from .profiles import PROFILES
@@ -34,12 +38,14 @@ class Mutant:
         haunts: The profiles in which it must show.
         target: What is replaced, as an object and the name of its attribute.
         wrong: Makes the wrong function of the right one.
+        also: More of it: what else is replaced, and by what.
     """
 
     name: str
     haunts: tuple[str, ...]
     target: tuple[Any, str]
     wrong: Callable[[Any], Any]
+    also: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,85 @@ def runs_as_well(right: Any) -> Any:
     return take_over
 
 
+def anybodys_word(right: Any) -> Any:
+    """Take a lock for taken, and a call for a duplicate, on the word of a single node."""
+
+    def gave_up(acquisition: Any) -> Any:
+        found = right(acquisition)
+        refused = any(reply.kind is Kind.BUSY for reply in found.replies.values())
+        return replace(found, taken=found.taken or refused, agreed=True)
+
+    return gave_up
+
+
+def gives_up(right: Any) -> Any:
+    """Leave a split vote as it is."""
+
+    def contend(acquisition: Any) -> Iterator[None]:
+        yield from ()
+
+    return contend
+
+
+def lets_it_fail(right: Any) -> Any:
+    """Fail the task if the nodes fall silent when its slot has been taken."""
+
+    def without_nodes(arrived: Any, error: Exception, execution: Any = None) -> Any:
+        if execution:
+            execution.end(hold=False)
+            raise error
+        return right(arrived, error)
+
+    return without_nodes
+
+
+def asks_plainly(right: Any) -> Any:
+    """Ask the result backend, and let its exceptions through."""
+    return lambda message, task_id: message.task.backend.get_task_meta(task_id)
+
+
+def counts_as_queued(right: Any) -> Any:
+    """Take a message that may not have been sent for one that was."""
+    return lambda label: right(label.replace(slots.CLAIMED, slots.QUEUED))
+
+
 MUTANTS = (
+    Mutant(
+        "split votes are joined",
+        ("at once, one silent", "by name, one silent"),
+        (Acquisition, "_gave_up"),
+        anybodys_word,
+        also=((Acquisition, "_contend", gives_up),),
+    ),
+    Mutant("a minority is believed", ("one after another", "flapping"), (Acquisition, "_gave_up"), anybodys_word),
+    Mutant("the backend decides", ("backend away",), (Message, "stored"), asks_plainly),
+    Mutant("silence after the take fails", ("quorum away",), (arrival.Arrival, "_without_nodes"), lets_it_fail),
+    Mutant(
+        "what has begun is dropped",
+        ("workers die", "workers stop"),
+        (Message, "unfinished"),
+        lambda right: property(lambda message: False),
+    ),
+    Mutant(
+        "claims last as long as slots",
+        ("callers die",),
+        (slots, "CLAIM"),
+        lambda right: 3600.0,
+        also=((slots, "state_of", counts_as_queued),),
+    ),
+    Mutant(
+        "what ends before its body keeps its slot",
+        ("cut short",),
+        (request, "discard"),
+        lambda right: lambda *about, **more: None,
+    ),
+    Mutant(
+        "late claims are granted",
+        ("far nodes", "far nodes, one silent"),
+        (decisions, "SUPERSEDED"),
+        lambda right: 0.0,
+        also=((slots, "SUPERSEDED", lambda right: 0.0),),
+    ),
     Mutant("no turn for callers", ("rerun burst", "replace burst"), (trailing, "turn"), lambda right: no_turn),
     Mutant("an id for each caller", ("rerun burst",), (trailing.TrailingCall, "_take_over_pending"), fresh_id),
     Mutant("no numbers", ("rerun freed", "node away"), (trailing.TrailingCall, "_take_over_pending"), without_number),
@@ -234,8 +318,9 @@ MUTANTS = (
 def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:
     """Run schedules with a wrong protocol until an oracle objects."""
     done = 0
-    owner, name = mutant.target
-    with patch.object(owner, name, mutant.wrong(getattr(owner, name))):
+    with ExitStack() as stack:
+        for owner, name, wrong in ((*mutant.target, mutant.wrong), *mutant.also):
+            stack.enter_context(patch.object(owner, name, wrong(getattr(owner, name))))
         for seed in range(enough):
             for haunt in mutant.haunts:
                 done += 1
