@@ -13,8 +13,10 @@ from pathlib import Path
 
 from django_redlock.testing import Servers
 from django_redlock.testing.processes import spawn
+from django_redlock.testing.proxy import FaultProxy
 
 NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
+BACKEND_AWAY = (2.0, 12.0)  # seconds
 DOWN, FROZEN = 3.0, (0.3, 3.0)  # seconds for which a node is away
 PEACE = 6.0  # seconds after a freeze without another fault, so that clients that missed the node continue
 
@@ -88,16 +90,20 @@ def children(pid: int) -> list[int]:
 class Nemesis:
     """
     Kills children, workers and one node at a time, which comes back empty; from time to time a node only stops for a
-    while.
+    while, or the result backend is away.
 
     Args:
         fleet: The workers.
         nodes: The lock nodes.
+        backend: The way to the result backend.
     """
 
-    def __init__(self, fleet: Fleet, nodes: Servers) -> None:
+    def __init__(self, fleet: Fleet, nodes: Servers, backend: FaultProxy) -> None:
         self._fleet = fleet
         self._nodes = nodes
+        self._backend = backend
+        self._backend_until = 0.0  # until when the backend is away
+        self._next_backend = time.monotonic() + 25
         self._random = random.Random()
         self._next = time.monotonic() + 15
         self._next_node = time.monotonic() + 20
@@ -107,6 +113,13 @@ class Nemesis:
     def act(self) -> None:
         """Run the actions that are due."""
         now = time.monotonic()
+        if self._backend_until and now > self._backend_until:
+            self._backend.start()
+            self._backend_until, self._next_backend = 0.0, now + self._random.uniform(15, 60)
+        if now > self._next_backend and not self._backend_until:
+            self._backend.stop()
+            self._backend_until = now + self._random.uniform(*BACKEND_AWAY)
+            self.killed["result backends for a while"] += 1
         if self._away and now > self._away[1]:
             self.bring_back()
         if self._away or now < self._next:

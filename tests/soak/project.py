@@ -17,7 +17,7 @@ from .records import Records
 
 LEASE = 5.0  # seconds
 QUEUE_TTL = 7200.0  # seconds: an orphaned slot still exists at the end
-KEYS = 200
+KEYS = 60
 VISIBILITY = 10  # seconds after which the broker redelivers unacknowledged messages
 
 REDIS_OPTIONS = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}

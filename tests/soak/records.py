@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS run (
 );
 CREATE TABLE IF NOT EXISTS sent (task TEXT, attempt INTEGER);
 CREATE TABLE IF NOT EXISTS broker (id INTEGER PRIMARY KEY, tag TEXT, task TEXT, attempt INTEGER, event TEXT);
-CREATE TABLE IF NOT EXISTS call (task TEXT PRIMARY KEY, key INTEGER, at REAL, accepted INTEGER);
+CREATE TABLE IF NOT EXISTS call (task TEXT, key INTEGER, at REAL, accepted INTEGER);
 """
 
 
@@ -73,11 +73,9 @@ class Records:
         ).fetchone()
         return max(0, int(sent) - int(noted))
 
-    def called(self, key: int, task: str, accepted: bool) -> None:
-        """Record the caller's result."""
-        self._database.execute(
-            "INSERT OR IGNORE INTO call VALUES (?, ?, ?, ?)", (task, key, time.monotonic(), accepted)
-        )
+    def called(self, key: int, task: str, accepted: bool, at: float) -> None:
+        """Record the caller's result, and when the call was made."""
+        self._database.execute("INSERT INTO call VALUES (?, ?, ?, ?)", (task, key, at, accepted))
 
     def unfinished(self) -> list[str]:
         """Return the ids of the accepted calls that no body has finished."""
@@ -85,6 +83,24 @@ class Records:
             "SELECT task FROM call WHERE accepted AND task NOT IN (SELECT task FROM run WHERE ended) ORDER BY at"
         )
         return [task for (task,) in rows]
+
+    def uncovered(self, over: set[str]) -> list[str]:
+        """
+        Return, in words, the calls that were answered as duplicates although no run answers for them.
+
+        The run of the call that they were told of must have ended after they were made. If that call is *over* without
+        a run, because a worker dropped it in favour of another one or the broker lost it, another run of the key must.
+        """
+        rows = self._database.execute(
+            "SELECT task, key, at, EXISTS (SELECT 1 FROM run WHERE run.key = call.key AND ended AND seen >= at) "
+            "FROM call WHERE NOT accepted AND NOT EXISTS "
+            "(SELECT 1 FROM run WHERE run.task = call.task AND ended AND seen >= at)"
+        )
+        return [
+            f"not covered: the call of key {key} at {at:.2f}, a duplicate of {task}"
+            for task, key, at, covered in rows
+            if not (covered and task in over)
+        ]
 
     def last_seen(self) -> float:
         """Return when a body was last at work, on the machine's monotonic clock."""
