@@ -213,4 +213,8 @@ def _uncovered(history: "History", answer: "Answer", task_id: str | None, how: s
         return ""
     if mine:
         return f"{told}, whose run was cut short, and which was dropped"
-    return "" if ended else f"{told}, which was dropped, and nothing ran after the call"
+    # It was dropped because of a run that then died with its worker; that one's message had been acknowledged.
+    died = any(run.end is None and run.id in broker.lost and run.number < step for run in history.runs)
+    # Or because of one whose end no quorum of nodes has heard of yet.
+    heard = not unheard or not any(run.end and answer.began < run.end + unheard for run in history.runs)
+    return "" if ended or died or not heard else f"{told}, which was dropped, and nothing ran after the call"
