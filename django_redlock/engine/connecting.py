@@ -106,7 +106,7 @@ class Connector:
             log.exception("connecting to %s failed", self._nodes[node].name)
             link = LinkError(Failure.UNREACHABLE)
         self._breakers[node].was_tried(until)
-        if isinstance(link, LinkError):
+        if isinstance(link, LinkError) and link.failure is not Failure.LATE:
             # Noted now, because the connection set may not be used again for a long time.
             self._breakers[node].failed(self._clock(), link.detail)
         connections.deliver(node, link)

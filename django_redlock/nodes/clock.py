@@ -20,13 +20,8 @@ FOREVER = float("inf")
 
 
 def is_late(asked: float, took: float) -> bool:
-    """
-    Return whether a wait of *asked* seconds that *took* so many says nothing about a node.
-
-    Either it ended late, because this process had no processor, or no turn of its interpreter or event loop. Or threads
-    of this machine wait for a processor at its end, and one of them may be the node's.
-    """
-    return took > asked + max(asked, LATE) or crowded()
+    """Return whether a wait ended late, because this process had no processor, or no turn of its interpreter."""
+    return took > asked + max(asked, LATE)
 
 
 def crowded() -> bool:
@@ -42,17 +37,19 @@ class Patience:
     """
     How much longer to wait for a node.
 
-    A timeout measures the node. So a wait that was late (see :func:`is_late`) is not charged to the node, but counted
-    apart, as far as a bound of its own.
+    A timeout measures the node. So it is not charged for a wait that ended late, nor for one at whose end threads of
+    this machine wait for a processor, because one of them may be the node's. Such waits have a bound of their own.
 
     Args:
         seconds: The timeout.
         lifetime: Seconds after which no answer is of use.
+        real: Whether the time is that of the machine.
     """
 
-    __slots__ = ("_lifetime", "_owed", "_part", "left")
+    __slots__ = ("_lifetime", "_owed", "_part", "_real", "left")
 
-    def __init__(self, seconds: float, lifetime: float = FOREVER) -> None:
+    def __init__(self, seconds: float, lifetime: float = FOREVER, *, real: bool = True) -> None:
+        self._real = real
         self.left = seconds
         self._owed = max(seconds, OWED)
         self._part = seconds / SLICES
@@ -76,7 +73,7 @@ class Patience:
             The seconds to wait next; 0.0 when there is nothing to wait for any more.
         """
         self._lifetime -= took
-        if not is_late(asked, took):
+        if not (is_late(asked, took) or (self._real and crowded())):
             self.left -= took
         elif not free:
             self._owed -= asked

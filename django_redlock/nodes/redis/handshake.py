@@ -98,7 +98,7 @@ def _carry_out(under_way: Exchange, sock: socket.socket, data: bytes, timeout: f
             under_way.replies.feed(some(sock.recv(READ_SIZE)))
         except (TimeoutError, *BLOCKED):
             if not asked:
-                raise TimeoutError from None
+                raise LinkError(Failure.LATE if patience and patience.late else Failure.TIMEOUT) from None
         if patience and asked:  # for the whole exchange, even if a server sends byte by byte
             asked = patience.count(asked, steady() - began)
 
