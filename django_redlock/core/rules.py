@@ -172,9 +172,11 @@ class Rules:
         """Return the seconds for which one round about a lock with *names* names waits for its slowest node."""
         if self.node_timeout is not None:
             return self.node_timeout
-        timeout = min(0.25, ttl / 20)
+        timeout = 0.25 if ttl > 5 else ttl / 20
         if self.nodes == 1:  # two rounds and the drift must fit in half of the ttl, whatever drift_factor is
-            timeout = max(timeout, min(1.0, ttl / 5, (ttl / 2 - self.drift(ttl)) / 2.1))
+            room = (ttl * (0.5 - self.drift_factor) - EXPIRY_ROUNDING) / 2.1
+            if room > timeout:
+                timeout = min(1.0, ttl / 5, room)
         return min(timeout * (1 + (names - 1) // PART / 10), ttl / 5)
 
     def drift(self, ttl: float) -> float:
