@@ -277,7 +277,7 @@ class AsyncGather:
                 if error.failure is not Failure.TIMEOUT or not (late or (self._real and crowded())):
                     raise
                 began = self._clock()
-                link = await self._nodes[node].aconnect(max(4 * seconds if late else 0.0, seconds, OWED))
+                link = await self._nodes[node].aconnect(max(seconds, OWED))
             self._admission.greet(node, link.greeting)
             self._lines[node] = Line(link, silent_since=self._clock())
             return None

@@ -13,7 +13,7 @@ steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time
 
 SLICES = 8  # waits that a timeout is divided into, so that it shows when this process was late
 LATE = 0.02  # seconds by which the end of a wait may be late in any case
-OWED = 1.0  # least seconds to wait on for a node while this process or its machine is late
+OWED = 5.0  # least seconds to wait on for a node while this process or its machine is late
 LOAD = "/proc/loadavg"  # Linux: the fourth column is how many threads run or wait for a processor, of how many
 PROCESSORS = os.cpu_count() or 1
 FOREVER = float("inf")

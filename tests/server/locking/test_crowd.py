@@ -8,10 +8,12 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,6 +27,15 @@ from tests.managers import Flavour, Manager
 from . import crowd
 
 PATIENCE = 300.0  # seconds
+
+
+@pytest.fixture
+def patient() -> Iterator[Server]:
+    """A server that can be told to stand still."""
+    with Server(args=("--enable-debug-command", "local")) as server:
+        yield server
+
+
 TIMES = [1, pytest.param(10, marks=pytest.mark.endurance)]
 
 
@@ -115,16 +126,14 @@ def test_process_that_was_stopped_between_request_and_reply_gets_its_lock(nodes:
         process.communicate()
 
 
-async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(nodes: Servers, flavour: Flavour):
+async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(patient: Server, flavour: Flavour):
     """With one node, patience costs nothing: a fork for a snapshot, or a slow command, refuses nobody."""
-    manager = LockManager([open_node(NodeSpec(nodes.urls[0]), "t:")], Rules(1, restart_guard=False))
+    manager = LockManager([open_node(NodeSpec(patient.url), "t:")], Rules(1, restart_guard=False))
     await flavour.release(await flavour.acquire(manager.lock("warm up", wait=0)))
-    with nodes[0].client() as client, nodes[0].client() as other:
-        other.ping()
-        pause = threading.Thread(target=client.execute_command, args=("DEBUG", "SLEEP", "0.8"))
-        pause.start()
+    with socket.create_connection(("127.0.0.1", patient.port)) as pause:
+        pause.sendall(b"DEBUG SLEEP 0.8\r\n")
         lease = await flavour.acquire(manager.lock("a", wait=0))
-        pause.join()
+        assert pause.recv(100) == b"+OK\r\n"
 
     assert await flavour.release(lease) == "released"
     await flavour.close(manager)
@@ -198,7 +207,3 @@ def test_threads_wait_for_the_one_that_tries_a_node_that_failed(patient: Server)
     manager.close()
 
 
-@pytest.fixture
-def patient():
-    with Server() as server:
-        yield server

@@ -208,8 +208,8 @@ class TimerHandle:
 
 async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.MonkeyPatch):
     """
-    A limit counts the time for which the event loop was served. When the loop has been late for as long again, or for a
-    second, the limit has passed, and says so.
+    A limit counts the time for which the event loop was served. When the loop was late for too many of the times at
+    which it was to be served, the limit has passed, and says so.
     """
     looped, over = Looped(monkeypatch), []
     limits: TimeLimits[str] = TimeLimits(lambda what, late: not over.append((looped.now, what, late)), real=False)
@@ -233,7 +233,7 @@ async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.
         turns += 1
         limits._look()
     assert over[1][1:] == ("b", True)
-    assert turns == OWED / 0.05
+    assert turns == pytest.approx(OWED / 0.05, abs=1)
 
 
 @pytest.mark.parametrize(("late", "charged"), [(0.01, True), (0.2, False), (30.0, False)])
@@ -253,10 +253,10 @@ def test_wait_that_ends_late_is_not_charged_to_the_node(late: float, charged: bo
 
 def test_wait_ends_with_the_lease_that_it_is_for():
     """A process that is always late does not wait for a reply that is of no use any more."""
-    patience = Patience(0.8, 5.0, real=False)
+    patience = Patience(0.8, 30.0, real=False)
 
-    assert patience.count(0.1, 4.0)
-    assert not patience.count(0.1, 4.0)
+    assert patience.count(0.1, 20.0)
+    assert not patience.count(0.1, 20.0)
     assert patience.late
 
 
