@@ -15,7 +15,7 @@ SLICES = 8  # waits that a timeout is divided into, so that it shows when this p
 LATE = 0.02  # seconds by which the end of a wait may be late in any case
 OWED = 5.0  # least seconds to wait on for a node while this process or its machine is late
 LOAD = "/proc/loadavg"  # Linux: the fourth column is how many threads run or wait for a processor, of how many
-PROCESSORS = os.cpu_count() or 1
+CROWD = 1.5 * (os.cpu_count() or 1)  # threads; from here on some wait for long
 FOREVER = float("inf")
 
 
@@ -25,10 +25,10 @@ def is_late(asked: float, took: float) -> bool:
 
 
 def crowded() -> bool:
-    """Return whether more threads of this machine want to run than it has processors, as far as is known."""
+    """Return whether far more threads of this machine want to run than it has processors, as far as is known."""
     try:
         with open(LOAD, "rb", buffering=0) as file:
-            return int(file.read(100).split()[3].split(b"/")[0]) > PROCESSORS
+            return int(file.read(100).split()[3].split(b"/")[0]) > CROWD
     except (OSError, ValueError, IndexError):
         return False
 

@@ -264,9 +264,9 @@ def test_wait_on_a_crowded_machine_is_not_charged_to_the_node(monkeypatch: pytes
     """Where threads wait for a processor, one of them may be the node's."""
     load = tmp_path / "loadavg"
     monkeypatch.setattr(clock, "LOAD", str(load))
-    monkeypatch.setattr(clock, "PROCESSORS", 2)
+    monkeypatch.setattr(clock, "CROWD", 3.0)
     patience = Patience(0.8)
-    for running, left in ((2, 0.7), (3, 0.7), (1, 0.6)):
+    for running, left in ((3, 0.7), (4, 0.7), (1, 0.6)):
         load.write_text(f"0.10 0.20 0.30 {running}/300 1234\n")
         patience.count(0.1, 0.1)
         assert patience.left == pytest.approx(left)
