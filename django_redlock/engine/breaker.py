@@ -72,8 +72,6 @@ class Breakers(list[Breaker]):
         If too few nodes would remain for a quorum, all are asked at once, because some may have recovered.
         """
         resting = {
-            node
-            for node in round.requests
-            if self[node].rest and (self[node].until > now or self[node].tried > now)
+            node for node in round.requests if self[node].rest and (self[node].until > now or self[node].tried > now)
         }
         return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()

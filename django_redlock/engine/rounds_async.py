@@ -172,7 +172,9 @@ class AsyncGather:
         if now - poll.began < poll.round.lifetime:
             if late and missing and missing <= self._connecting.keys():
                 return False  # no node has been asked yet
-            if poll.looks < LOOKS and any(node in self._lines and self._lines[node].link.readable() for node in missing):
+            if poll.looks < LOOKS and any(
+                node in self._lines and self._lines[node].link.readable() for node in missing
+            ):
                 poll.looks += 1
                 return False  # the event loop delivers what has arrived
         failure = Failure.LATE if late else Failure.TIMEOUT

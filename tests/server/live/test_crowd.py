@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from subprocess import DEVNULL
 
@@ -35,10 +34,10 @@ async def statuses(port: int, paths: list[str]) -> "Counter[str]":
 
 
 @pytest.fixture(params=[1, 3], ids=["one node", "three nodes"])
-def crowded(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Iterator[Live]:
+def crowded(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Live:
     """The processes of a test, with the default options."""
     live.env |= {"LIVE_NODES": ",".join(nodes.urls[: request.param]), "LIVE_DEFAULTS": "1", "LIVE_TTL": "30"}
-    yield live
+    return live
 
 
 @pytest.mark.parametrize("bursts", [1, pytest.param(5, marks=pytest.mark.endurance)])
