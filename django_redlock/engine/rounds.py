@@ -15,7 +15,7 @@ from ..core.failure import Failure
 from ..core.replies import Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
-from ..nodes.clock import SLICES, Clock, Patience, steady
+from ..nodes.clock import SLICES, Clock, Patience
 from .breaker import Breakers
 from .connecting import Connector
 from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
@@ -120,7 +120,7 @@ class Gather:
             ended = self._clock()
             slow = patience is not None or ended - began >= part
             if slow:  # only now, because nearly all rounds end before
-                patience = patience or Patience(round.timeout, round.lifetime, real=self._clock is steady)
+                patience = patience or Patience(round.timeout, round.lifetime, self._clock)
                 asked = patience.count(asked, ended - began, free=self._awaits_links(connections, round))
                 began = ended
             if spared and round.needed and (slow or not expects):

@@ -16,7 +16,7 @@ from ..core.failure import Failure
 from ..core.replies import Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
-from ..nodes.clock import OWED, SLICES, Clock, crowded, steady
+from ..nodes.clock import OWED, SLICES, Clock, crowded
 from .breaker import Breakers
 from .connections import CONNECT_TIMEOUT
 from .idle import MAX_IDLE
@@ -57,8 +57,7 @@ class AsyncGather:
         self._lines: dict[int, Line] = {}
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
         self._unattended: set[asyncio.Future[None]] = set()
-        self._real = clock is steady
-        self._limits: TimeLimits[Poll] = TimeLimits(self._time_out, real=self._real)
+        self._limits: TimeLimits[Poll] = TimeLimits(self._time_out, clock)
 
     async def ask(self, round: Round) -> None:
         """Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out."""
@@ -276,7 +275,7 @@ class AsyncGather:
                 link = await self._nodes[node].aconnect(seconds)
             except LinkError as error:
                 late = self._limits.late_within(self._clock() - began)
-                if error.failure is not Failure.TIMEOUT or not (late or (self._real and crowded())):
+                if error.failure is not Failure.TIMEOUT or not (late or crowded(self._clock)):
                     raise
                 began = self._clock()
                 link = await self._nodes[node].aconnect(max(seconds, OWED))

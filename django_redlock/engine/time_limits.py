@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..nodes.clock import LATE, OWED, SLICES, crowded, is_late
+from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
 
 T = TypeVar("T")
 
@@ -28,12 +28,12 @@ class TimeLimits(Generic[T]):
     Args:
         passed: The function to call with a thing, and with whether this event loop was late; returns whether the thing
             is over. Otherwise, or if an exception ended the call, it is called again.
-        real: Whether the time is that of the machine.
+        clock: The clock that measures the leases.
     """
 
-    def __init__(self, passed: Callable[[T, bool], bool], *, real: bool = True) -> None:
+    def __init__(self, passed: Callable[[T, bool], bool], clock: Clock) -> None:
         self._passed = passed
-        self._real = real
+        self._clock = clock
         self._limits: dict[T, tuple[float, float]] = {}  # what ``_served`` and ``_owed`` are then
         self._timers: tuple[asyncio.TimerHandle, ...] = ()
         self._looked = 0.0
@@ -89,7 +89,7 @@ class TimeLimits(Generic[T]):
         late = is_late(asked, took)
         if late:
             self._late_at = now
-        if late or (self._real and crowded()):
+        if late or crowded(self._clock):
             self._owed += asked
         else:
             self._served += took

@@ -24,8 +24,14 @@ def is_late(asked: float, took: float) -> bool:
     return took > asked + max(asked, LATE)
 
 
-def crowded() -> bool:
-    """Return whether far more threads of this machine want to run than it has processors, as far as is known."""
+def crowded(clock: Clock = steady) -> bool:
+    """
+    Return whether far more threads of this machine want to run than it has processors, as far as is known.
+
+    Where *clock* shows a time of its own, as in a simulation, the machine does not matter.
+    """
+    if clock is not steady:
+        return False
     try:
         with open(LOAD, "rb", buffering=0) as file:
             return int(file.read(100).split()[3].split(b"/")[0]) > CROWD
@@ -43,13 +49,13 @@ class Patience:
     Args:
         seconds: The timeout.
         lifetime: Seconds after which no answer is of use.
-        real: Whether the time is that of the machine.
+        clock: The clock that measures the waits.
     """
 
-    __slots__ = ("_lifetime", "_owed", "_part", "_real", "left")
+    __slots__ = ("_clock", "_lifetime", "_owed", "_part", "left")
 
-    def __init__(self, seconds: float, lifetime: float = FOREVER, *, real: bool = True) -> None:
-        self._real = real
+    def __init__(self, seconds: float, lifetime: float = FOREVER, clock: Clock = steady) -> None:
+        self._clock = clock
         self.left = seconds
         self._owed = max(seconds, OWED)
         self._part = seconds / SLICES
@@ -73,7 +79,7 @@ class Patience:
             The seconds to wait next; 0.0 when there is nothing to wait for any more.
         """
         self._lifetime -= took
-        if not (is_late(asked, took) or (self._real and crowded())):
+        if not (is_late(asked, took) or crowded(self._clock)):
             self.left -= took
         elif not free:
             self._owed -= asked

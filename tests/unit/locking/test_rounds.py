@@ -150,7 +150,7 @@ async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch)
 async def test_rounds_that_end_in_time_set_no_timers(monkeypatch: pytest.MonkeyPatch):
     """Two timers serve all rounds of an event loop; when no round is left, none stays."""
     loop, timers = asyncio.get_running_loop(), []
-    limits = TimeLimits(pytest.fail)
+    limits = TimeLimits(pytest.fail, steady)
     call_at = loop.call_at
 
     def counted(when, callback, *args, **options):
@@ -178,7 +178,7 @@ async def test_shorter_limit_is_noticed_before_a_longer_one():
         over.append(what)
         return True
 
-    limits = TimeLimits(passed)
+    limits = TimeLimits(passed, steady)
     limits.add("long", 600.0)
     limits.add("short", 0.001)
     limits.add("as short", 0.001)
@@ -212,7 +212,9 @@ async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.
     which it was to be served, the limit has passed, and says so.
     """
     looped, over = Looped(monkeypatch), []
-    limits: TimeLimits[str] = TimeLimits(lambda what, late: not over.append((looped.now, what, late)), real=False)
+    limits: TimeLimits[str] = TimeLimits(
+        lambda what, late: not over.append((looped.now, what, late)), lambda: looped.now
+    )
     limits.add("a", 0.4)
 
     for _ in range(3):  # on time, with a stall of ten seconds in between
@@ -239,7 +241,7 @@ async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.
 @pytest.mark.parametrize(("late", "charged"), [(0.01, True), (0.2, False), (30.0, False)])
 def test_wait_that_ends_late_is_not_charged_to_the_node(late: float, charged: bool):
     """A wait says something about a node only if this process had its turn when the wait was to end."""
-    patience = Patience(0.5, real=False)
+    patience = Patience(0.5)
     waits = 0
     asked = 0.5 / SLICES
 
@@ -253,7 +255,7 @@ def test_wait_that_ends_late_is_not_charged_to_the_node(late: float, charged: bo
 
 def test_wait_ends_with_the_lease_that_it_is_for():
     """A process that is always late does not wait for a reply that is of no use any more."""
-    patience = Patience(0.8, 30.0, real=False)
+    patience = Patience(0.8, 30.0)
 
     assert patience.count(0.1, 20.0)
     assert not patience.count(0.1, 20.0)
