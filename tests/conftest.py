@@ -22,6 +22,7 @@ from django_redlock.engine.lease import Lease
 from django_redlock.engine.renewal import watchdog
 from django_redlock.engine.surroundings import Surroundings
 from django_redlock.handler import DjangoSurroundings
+from django_redlock.nodes import clock
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 from tests.etcd import Member
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
@@ -65,6 +66,12 @@ def nodes(servers: Servers) -> Iterator[Servers]:
     renewed = [hold for hold in holds if hold.renewed and not hold.ended]
     left = [hold.names for hold in renewed if theirs & {node.name for node in hold.keeper.nodes}]
     assert not left, f"still renewed: {left}"
+
+
+@pytest.fixture(autouse=True)
+def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no outcome depend on how busy the machine is; tests of that use processes of their own."""
+    monkeypatch.setattr(clock, "LOAD", "/nowhere")
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ class Failure(Enum):
     UNKNOWN_TO_SENTINEL = "is unknown to the sentinel"
 
     # What this process did not do
+    LATE = "this process was late"
     NOT_CONNECTED = "not connected"
     FAILED_LATELY = "failed lately"
     BACKLOG = "backlog"

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .replies import LEAVING_TRACES, MISSES, POSITIVE, Kind, Reply, no_vote
-from .requests import Extend, Request, Term, in_parts
+from .requests import Acquire, Extend, Request, Term, in_parts
+
+LIFETIME = 10.0  # seconds for which the reply to a round that takes or extends no lease is of use
 
 
 @dataclass(eq=False, slots=True)
@@ -120,6 +122,12 @@ class Round(Plan):
             node: no_vote(reply, doubted[node]) if node in doubted and reply.kind in POSITIVE else reply
             for node, reply in self.replies.items()
         }
+
+    @property
+    def lifetime(self) -> float:
+        """Seconds after which no reply is of use, because the lease that the round takes or extends has ended."""
+        leases = self.terms or [request for request in self.requests.values() if isinstance(request, Acquire)]
+        return max([lease.ttl for lease in leases], default=LIFETIME)
 
     @property
     def terms(self) -> tuple[Term, ...]:

@@ -49,8 +49,9 @@ class Rules:
         wait: How long to try for a lock, unless the lock sets it; 0 is one attempt, None is for ever.
         max_ttl: Longest lease that a lock may ask for.
         min_validity: An acquisition with less validity left than this has failed; None is a quarter of the ttl.
-        node_timeout: How long one round waits for its slowest node. None is a twentieth of the ttl, at most 0.25; each
-            further 200 names of a lock add a tenth of that, up to a fifth of the ttl.
+        node_timeout: How long one round waits for its slowest node. None is a twentieth of the ttl, at most 0.25, with
+            several nodes; with one, for which patience costs nothing, a fifth of the ttl, at most 1. Each further 200
+            names of a lock add a tenth of that, up to a fifth of the ttl.
         drift_factor: Share of the ttl by which clocks may disagree.
         renew: Whether leases are extended while they are held.
         max_hold: Longest time that renewal keeps a lock.
@@ -171,7 +172,12 @@ class Rules:
         """Return the seconds for which one round about a lock with *names* names waits for its slowest node."""
         if self.node_timeout is not None:
             return self.node_timeout
-        return min(min(0.25, ttl / 20) * (1 + (names - 1) // PART / 10), ttl / 5)
+        timeout = 0.25 if ttl > 5 else ttl / 20
+        if self.nodes == 1:  # two rounds and the drift must fit in half of the ttl, whatever drift_factor is
+            room = (ttl * (0.5 - self.drift_factor) - EXPIRY_ROUNDING) / 2.1
+            if room > timeout:
+                timeout = min(1.0, ttl / 5, room)
+        return min(timeout * (1 + (names - 1) // PART / 10), ttl / 5)
 
     def drift(self, ttl: float) -> float:
         """Return the seconds by which the clocks of nodes and holder may disagree during a lease."""

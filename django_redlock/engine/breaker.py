@@ -15,8 +15,8 @@ class Breaker:
     """
     Leaves a node alone for a while after it failed, twice as long each time it fails again.
 
-    If too few other nodes are left, the node is tried all the same, by one thread of a process at a time. Connections
-    from all threads at once would keep an overloaded server down.
+    If the other nodes do not make a quorum, the node is tried all the same, by one thread of a process at a time, whose
+    result the other threads wait for. Connections from all threads at once would keep an overloaded server down.
     """
 
     rest: float = 0.0
@@ -67,9 +67,11 @@ class Breakers(list[Breaker]):
 
     def resting(self, round: Round, now: float) -> set[int]:
         """
-        Return the nodes to leave out of a round: those that failed lately.
+        Return the nodes to ask only if the others do not decide the round: those that failed lately.
 
-        If too few nodes would remain for a quorum, all are asked, because some may have recovered.
+        If too few nodes would remain for a quorum, all are asked at once, because some may have recovered.
         """
-        resting = {node for node in round.requests if self[node].until > now}
+        resting = {
+            node for node in round.requests if self[node].rest and (self[node].until > now or self[node].tried > now)
+        }
         return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()

@@ -3,7 +3,8 @@ Connect to the nodes that a connection set has no link to, each in a thread of i
 """
 
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ..core.failure import Failure
@@ -11,6 +12,7 @@ from ..core.replies import failed
 from ..core.round import Round
 from ..nodes.base import Link, LinkError, Node
 from ..nodes.clock import Clock
+from ..nodes.gevent import uses_gevent
 from ..nodes.threads import start
 from .breaker import Breakers
 from .connections import CONNECT_TIMEOUT, ConnectionSet
@@ -32,22 +34,55 @@ class Connector:
         self._nodes = nodes
         self._breakers = breakers
         self._clock = clock
+        # For each node, the connection sets that wait for the result of another thread's attempt to connect.
+        self._followers: list[deque[ConnectionSet]] = [deque() for _ in nodes]
 
-    def see_to(self, connections: ConnectionSet, round: Round, nodes: list[int], now: float) -> None:
-        """Connect to nodes that have no link, or note why that is not tried."""
-        resting = self._breakers.resting(round, now)
+    def see_to(
+        self, connections: ConnectionSet, round: Round, nodes: Iterable[int], now: float, *, spare: bool = True
+    ) -> list[int]:
+        """
+        Connect to nodes that have no link, or note why that is not tried.
+
+        With *spare*, return the nodes that failed lately and are not tried yet, because the others may be enough.
+        """
+        resting = self._breakers.resting(round, now) if spare else set()
         timeout = max(round.timeout, CONNECT_TIMEOUT)
+        spared = []
         for node in nodes:
-            if node in resting:
-                round.receive(node, failed(Failure.FAILED_LATELY))
-            elif not round.timeout:
-                round.receive(node, failed(Failure.NOT_CONNECTED))
+            if not round.timeout:
+                round.receive(node, failed(Failure.FAILED_LATELY if node in resting else Failure.NOT_CONNECTED))
             elif node in connections.connecting:
                 continue
+            elif node in resting:
+                spared.append(node)
             elif until := self._breakers[node].admits(now, timeout):
                 self._connect(connections, node, timeout, until)
             else:
-                round.receive(node, failed(Failure.FAILED_LATELY))
+                self._follow(connections, node, timeout)
+        return spared
+
+    def _follow(self, connections: ConnectionSet, node: int, timeout: float) -> None:
+        """Wait for the thread that tries to connect to *node*, and share its failure or connect after it."""
+        if uses_gevent():  # a link belongs to the event loop of the thread that made it
+            self._connect(connections, node, timeout, 0.0)
+            return
+        connections.expect(node)
+        self._followers[node].append(connections)
+        if not self._breakers[node].tried:  # it has just ended, perhaps before it saw this follower
+            self._lead(node, None, timeout)
+
+    def _lead(self, node: int, error: LinkError | None, timeout: float) -> None:
+        """Give the followers of an attempt its error, or have them connect."""
+        followers = self._followers[node]
+        while followers:
+            try:
+                follower = followers.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if error:
+                follower.deliver(node, error)
+            else:
+                self._connect(follower, node, timeout, 0.0)
 
     def _connect(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
         arguments = (connections, node, timeout, until)
@@ -71,7 +106,9 @@ class Connector:
             log.exception("connecting to %s failed", self._nodes[node].name)
             link = LinkError(Failure.UNREACHABLE)
         self._breakers[node].was_tried(until)
-        if isinstance(link, LinkError):
+        if isinstance(link, LinkError) and link.failure is not Failure.LATE:
             # Noted now, because the connection set may not be used again for a long time.
             self._breakers[node].failed(self._clock(), link.detail)
         connections.deliver(node, link)
+        if self._followers[node]:
+            self._lead(node, link if isinstance(link, LinkError) else None, timeout)

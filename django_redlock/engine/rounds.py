@@ -15,7 +15,7 @@ from ..core.failure import Failure
 from ..core.replies import Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
-from ..nodes.clock import Clock
+from ..nodes.clock import SLICES, Clock, Patience
 from .breaker import Breakers
 from .connecting import Connector
 from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
@@ -24,6 +24,7 @@ from .idle import IdleConnections
 IDLE = 1.0  # seconds after which a server may have closed a link, so that the link is checked before use
 # Seconds for which the first round of a connection set, even if decided, waits for links to the other nodes.
 GRACE = 0.02
+UNATTENDED = 0.3  # seconds by which the watchdog is late, at most, when it reads the replies to unattended rounds
 
 log = logging.getLogger("django_redlock")
 
@@ -92,7 +93,7 @@ class Gather:
                 if not self._wait(connections, round, {}, left):
                     break
             if not round.closed and (wait or self._clock() >= until):
-                self._time_out(connections, round)
+                self._time_out(connections, round, late=self._clock() > until + UNATTENDED)
             self.idle.give_back(connections)
         except BaseException:
             connections.close()
@@ -103,26 +104,38 @@ class Gather:
         self.idle.close()
 
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
-        deadline = now + round.timeout
         fresh = not connections.by_node
         look = round.mending or now - connections.used > IDLE
         if look or connections.arrived:
             self._settle(connections, look)
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
-        if unasked:
-            self._connector.see_to(connections, round, unasked, now)
-        while round.timeout and not round.closed:
-            left = deadline - self._clock()
-            if left <= 0:
-                self._look_once_more(connections)
+        spared = self._connector.see_to(connections, round, unasked, now) if unasked else None
+        expects, asked, patience = True, round.timeout / SLICES, None
+        part, began = asked, self._clock()
+        while asked > 0 and not round.closed:
+            expects = self._wait(connections, round, packed, asked)
+            if round.closed:
                 break
-            if not self._wait(connections, round, packed, left):
+            ended = self._clock()
+            slow = patience is not None or ended - began >= part
+            if slow:  # only now, because nearly all rounds end before
+                patience = patience or Patience(round.timeout, round.lifetime, self._clock)
+                asked = patience.count(asked, ended - began, free=self._awaits_links(connections, round))
+                began = ended
+            if spared and round.needed and (slow or not expects):
+                self._connector.see_to(connections, round, spared, ended, spare=False)
+                spared = None
+            elif not expects:
                 break
+        for node in spared or ():
+            round.receive(node, failed(Failure.FAILED_LATELY))
         if round.timeout and not round.closed:
-            self._time_out(connections, round)
+            self._look_once_more(connections)
+            if not round.closed:
+                self._time_out(connections, round, late=expects and patience is not None and patience.late)
         if fresh or round.mending:
-            self._linger(connections, round, packed, deadline)
+            self._linger(connections, round, packed, now + round.timeout)
         if round.complete:
             return
         if round.patience:
@@ -169,9 +182,8 @@ class Gather:
             return None
         if round.cleanup or not connection.is_overdue(now):
             return connection
-        silent = LinkError(Failure.TIMEOUT)
-        self._drop(connections, connection, silent)
-        self.breakers[connection.node].failed(now, silent.detail)
+        # Perhaps this process or its whole machine stood still. The attempt to connect again tells.
+        self._drop(connections, connection, LinkError(Failure.TIMEOUT))
         return None
 
     def _catch_up(self, connections: ConnectionSet, connection: Connection) -> bool:
@@ -215,6 +227,11 @@ class Gather:
         until = self._clock() + round.patience
         while round.unheard and (left := until - self._clock()) > 0 and self._wait(connections, round, packed, left):
             pass
+
+    @staticmethod
+    def _awaits_links(connections: ConnectionSet, round: Round) -> bool:
+        """Return whether none of the nodes without a reply has been asked yet, because their links are being made."""
+        return all(node in round.replies or node in connections.connecting for node in round.requests)
 
     @staticmethod
     def _expects(connections: ConnectionSet, round: Round) -> bool:
@@ -265,13 +282,18 @@ class Gather:
                 seen.append((node, None))
         return seen
 
-    def _time_out(self, connections: ConnectionSet, round: Round) -> None:
-        """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""
-        now = self._clock()
+    def _time_out(self, connections: ConnectionSet, round: Round, *, late: bool) -> None:
+        """
+        Note the nodes that did not answer in time; their links stay, so that a release follows in order.
+
+        If this process itself was *late*, that says nothing about the nodes.
+        """
+        now, failure = self._clock(), Failure.LATE if late else Failure.TIMEOUT
         for node in list(round.requests.keys() - round.replies.keys()):
             sent = node in connections.by_node
-            self.breakers[node].failed(now, Failure.TIMEOUT.value)
-            round.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
+            if not late:
+                self.breakers[node].failed(now, failure.value)
+            round.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))
 
     def _drop(self, connections: ConnectionSet, connection: Connection, error: LinkError) -> None:
         connections.drop(connection)

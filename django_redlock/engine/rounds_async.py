@@ -16,12 +16,14 @@ from ..core.failure import Failure
 from ..core.replies import Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
-from ..nodes.clock import Clock
+from ..nodes.clock import OWED, SLICES, Clock, crowded
 from .breaker import Breakers
 from .connections import CONNECT_TIMEOUT
 from .idle import MAX_IDLE
 from .rounds import GRACE
 from .time_limits import TimeLimits
+
+LOOKS = 10  # turns of the event loop in which it reads what arrived before a timeout
 
 log = logging.getLogger("django_redlock")
 
@@ -55,12 +57,13 @@ class AsyncGather:
         self._lines: dict[int, Line] = {}
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
         self._unattended: set[asyncio.Future[None]] = set()
-        self._limits = TimeLimits(self._time_out)
+        self._limits: TimeLimits[Poll] = TimeLimits(self._time_out, clock)
 
     async def ask(self, round: Round) -> None:
         """Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out."""
         round.doubted = self._admission.doubted
-        poll, start = Poll(round), self._clock()
+        start = self._clock()
+        poll = Poll(round, start)
         fresh = not self._lines
         try:
             self._send_all(poll)
@@ -74,13 +77,15 @@ class AsyncGather:
         finally:
             poll.over = True
             round.close()
+            for node in poll.spared:
+                round.receive(node, failed(Failure.FAILED_LATELY))
             for node in self._connecting.keys() & (poll.missing() - poll.sent):
                 round.receive(node, failed(Failure.NOT_CONNECTED))  # the request will not be sent there any more
 
     def send(self, round: Round) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
         round.timeout = 0.0
-        self._send_all(Poll(round))
+        self._send_all(Poll(round, self._clock()))
         round.close()
 
     def leave(self, round: Round, timeout: float, ended: Callable[[Round], object]) -> bool:
@@ -95,7 +100,7 @@ class AsyncGather:
         Returns:
             Whether the round is open; otherwise *ended* is not called.
         """
-        poll = Poll(round)
+        poll = Poll(round, self._clock())
         self._send_all(poll)
         if round.closed:
             return False
@@ -130,9 +135,23 @@ class AsyncGather:
         poll.settled = asyncio.get_running_loop().create_future()
         try:
             self._limits.add(poll, poll.round.timeout)
+            if poll.spared:
+                await self._spare(poll, poll.settled)
             await poll.settled
         finally:
             self._limits.discard(poll)
+
+    async def _spare(self, poll: "Poll", settled: asyncio.Future[None]) -> None:
+        """Wait a while for the other nodes; if they do not decide the round, ask those that failed lately, too."""
+        poll.settle()
+        if not poll.round.needed:
+            return
+        await asyncio.wait([settled], timeout=poll.round.timeout / SLICES)
+        if not poll.round.closed:
+            poll.settled = asyncio.get_running_loop().create_future()
+            spared, poll.spared = poll.spared, set()
+            for node in spared:
+                self._connect(node, poll)
 
     async def _hear_out(self, poll: "Poll") -> None:
         """Wait for the other replies to a refused round, for as long as its patience lasts."""
@@ -142,15 +161,30 @@ class AsyncGather:
             poll.settled = loop.create_future()
             await asyncio.wait([poll.settled], timeout=left)
 
-    def _time_out(self, poll: "Poll") -> None:
-        """Note the nodes that did not answer in time, and settle the round."""
-        now = self._clock()
-        for node in poll.missing():
-            self._breakers[node].failed(now, "timeout")
+    def _time_out(self, poll: "Poll", late: bool) -> bool:
+        """
+        Note the nodes that did not answer in time, and settle the round; return False to wait on.
+
+        If this event loop itself was *late*, that says nothing about the nodes.
+        """
+        now, missing = self._clock(), poll.missing() - poll.spared
+        if now - poll.began < poll.round.lifetime:
+            if late and missing and missing <= self._connecting.keys():
+                return False  # no node has been asked yet
+            if poll.looks < LOOKS and any(
+                node in self._lines and self._lines[node].link.readable() for node in missing
+            ):
+                poll.looks += 1
+                return False  # the event loop delivers what has arrived
+        failure = Failure.LATE if late else Failure.TIMEOUT
+        for node in missing:
+            if not late:
+                self._breakers[node].failed(now, failure.value)
             sent = node in poll.sent
-            poll.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
+            poll.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))
         poll.round.close()
         poll.settle()
+        return True
 
     def _send_all(self, poll: "Poll") -> None:
         round, now = poll.round, self._clock()
@@ -160,7 +194,10 @@ class AsyncGather:
             if line:
                 self._send(node, line, poll, now)
             elif node in resting:
-                poll.receive(node, failed(Failure.FAILED_LATELY))
+                if round.timeout:
+                    poll.spared.add(node)
+                else:
+                    poll.receive(node, failed(Failure.FAILED_LATELY))
             elif not round.timeout:
                 poll.receive(node, failed(Failure.NOT_CONNECTED))
             else:
@@ -178,8 +215,10 @@ class AsyncGather:
         # The line has not been silent if replies have come that the event loop had no time to read.
         if not line.link.broken and (round.cleanup or not silent or line.link.readable()) and not stale:
             return line
-        if silent:
-            self._breakers[node].failed(now, "timeout")
+        if silent and not line.link.broken and self._limits.late_within(now - line.silent_since):
+            line.silent_since = now  # this event loop has been late, so the node gets its time again
+            return line
+        # Perhaps this process or its whole machine stood still. The attempt to connect again tells.
         del self._lines[node]
         line.link.close()
         return None
@@ -230,12 +269,22 @@ class AsyncGather:
 
     async def _open(self, node: int, timeout: float) -> LinkError | None:
         """Connect to a node; return the error if that failed, otherwise None."""
+        began, seconds = self._clock(), max(timeout, CONNECT_TIMEOUT)
         try:
-            link = await self._nodes[node].aconnect(max(timeout, CONNECT_TIMEOUT))
+            try:
+                link = await self._nodes[node].aconnect(seconds)
+            except LinkError as error:
+                late = self._limits.late_within(self._clock() - began)
+                if error.failure is not Failure.TIMEOUT or not (late or crowded(self._clock)):
+                    raise
+                began = self._clock()
+                link = await self._nodes[node].aconnect(max(seconds, OWED))
             self._admission.greet(node, link.greeting)
             self._lines[node] = Line(link, silent_since=self._clock())
             return None
         except LinkError as error:
+            if error.failure is Failure.TIMEOUT and self._limits.late_within(self._clock() - began):
+                return LinkError(Failure.LATE)
             self._breakers[node].failed(self._clock(), error.detail)
             return error
         except Exception:  # whatever it was, the round must learn of it
@@ -249,10 +298,13 @@ class Poll:
     """One round under way, and the future that its driver waits for."""
 
     round: Round
+    began: float
     settled: asyncio.Future[None] | None = None
     packed: dict[int, bytes] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
+    spared: set[int] = field(default_factory=set)
     over: bool = False
+    looks: int = 0
 
     def missing(self) -> set[int]:
         """Return the nodes that have not replied."""
@@ -265,5 +317,7 @@ class Poll:
 
     def settle(self) -> None:
         """Wake the driver if the round is over."""
-        if self.settled is not None and self.round.closed and not self.settled.done():
+        if self.settled is None or self.settled.done():
+            return
+        if self.round.closed or (self.spared and self.missing() <= self.spared):
             self.settled.set_result(None)

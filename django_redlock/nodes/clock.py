@@ -1,5 +1,6 @@
-"""The clock that measures leases (internal)."""
+"""The clock that measures leases, and how long to wait for a node (internal)."""
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,3 +10,77 @@ Clock = Callable[[], float]
 # Seconds on a clock that never steps and that, where the system has such a clock, counts suspension. It is read a dozen
 # times for a lock, so no Python function wraps it.
 steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+
+SLICES = 8  # waits that a timeout is divided into, so that it shows when this process was late
+LATE = 0.02  # seconds by which the end of a wait may be late in any case
+OWED = 5.0  # least seconds to wait on for a node while this process or its machine is late
+LOAD = "/proc/loadavg"  # Linux: the fourth column is how many threads run or wait for a processor, of how many
+CROWD = 1.5 * (os.cpu_count() or 1)  # threads; from here on some wait for long
+FOREVER = float("inf")
+
+
+def is_late(asked: float, took: float) -> bool:
+    """Return whether a wait ended late, because this process had no processor, or no turn of its interpreter."""
+    return took > asked + max(asked, LATE)
+
+
+def crowded(clock: Clock = steady) -> bool:
+    """
+    Return whether far more threads of this machine want to run than it has processors, as far as is known.
+
+    Where *clock* shows a time of its own, as in a simulation, the machine does not matter.
+    """
+    if clock is not steady:
+        return False
+    try:
+        with open(LOAD, "rb", buffering=0) as file:
+            return int(file.read(100).split()[3].split(b"/")[0]) > CROWD
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+class Patience:
+    """
+    How much longer to wait for a node.
+
+    A timeout measures the node. So it is not charged for a wait that ended late, nor for one at whose end threads of
+    this machine wait for a processor, because one of them may be the node's. Such waits have a bound of their own.
+
+    Args:
+        seconds: The timeout.
+        lifetime: Seconds after which no answer is of use.
+        clock: The clock that measures the waits.
+    """
+
+    __slots__ = ("_clock", "_lifetime", "_owed", "_part", "left")
+
+    def __init__(self, seconds: float, lifetime: float = FOREVER, clock: Clock = steady) -> None:
+        self._clock = clock
+        self.left = seconds
+        self._owed = max(seconds, OWED)
+        self._part = seconds / SLICES
+        self._lifetime = lifetime
+
+    @property
+    def late(self) -> bool:
+        """Whether the node has not had the whole timeout, at the end of the waiting."""
+        return self.left > 0
+
+    def count(self, asked: float, took: float, *, free: bool = False) -> float:
+        """
+        Note a wait of *asked* seconds that *took* so many.
+
+        Args:
+            asked: The seconds to wait.
+            took: The seconds that passed.
+            free: Whether a late wait costs nothing, because no node has been asked yet.
+
+        Returns:
+            The seconds to wait next; 0.0 when there is nothing to wait for any more.
+        """
+        self._lifetime -= took
+        if not (is_late(asked, took) or crowded(self._clock)):
+            self.left -= took
+        elif not free:
+            self._owed -= asked
+        return max(0.0, min(self._part, self.left)) if self._owed > 0 and self._lifetime > 0 else 0.0

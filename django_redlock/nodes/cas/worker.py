@@ -20,7 +20,7 @@ from ...core.failure import Failure
 from ...core.replies import Reply, failed
 from ...core.requests import Request, Survey
 from ..base import LinkError
-from ..clock import steady
+from ..clock import SLICES, Patience, steady
 from ..threads import exiting, new_event, start
 from .table import RecordTable, UntouchedError
 
@@ -100,10 +100,16 @@ class Worker:
         Raises:
             LinkError: It cannot be used, or has not answered yet.
         """
-        self._opened.wait(timeout)
-        if isinstance(self._greeting, LinkError):
-            raise LinkError(self._greeting.failure, self._greeting.detail)
-        return self._greeting
+        patience, asked = Patience(timeout), timeout / SLICES
+        while asked > 0 and not self._opened.is_set():
+            began = steady()
+            self._opened.wait(asked)
+            asked = patience.count(asked, steady() - began)
+        if not isinstance(self._greeting, LinkError):
+            return self._greeting
+        if timeout and patience.late and not self._opened.is_set():
+            raise LinkError(Failure.LATE)
+        raise LinkError(self._greeting.failure, self._greeting.detail)
 
     def when_open(self, callback: Callable[[], object]) -> None:
         """Call *callback*, in any thread, when the store has answered or failed for the first time."""

@@ -90,11 +90,12 @@ class Timed(RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         """Read what has arrived into a buffer."""
         if self._until is not None:
-            left = self._until - steady()
-            if left <= 0:
-                raise TimeoutError
-            self._connection.settimeout(left)
-        return self._source.readinto(buffer)
+            # What has arrived is read even if this thread had no turn until now.
+            self._connection.settimeout(max(0.0, self._until - steady()))
+        found: int | None = self._source.readinto(buffer)
+        if found is None:
+            raise TimeoutError
+        return found
 
     def close(self) -> None:
         """Close the stream."""

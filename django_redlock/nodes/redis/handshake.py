@@ -6,7 +6,7 @@ or broken server cannot fill the memory of its clients.
 """
 
 import socket
-import time
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +16,12 @@ from redis.exceptions import RedisError, ResponseError
 
 from ...core.failure import Failure
 from ..base import LinkError
+from ..clock import SLICES, Patience, steady
 from .decode import BROKEN, link_error
 from .resp import PARTIAL, Replies
 
 READ_SIZE = 16_384  # bytes that are read at a time
+BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 LONGEST_GREETING = 1_048_576  # bytes; INFO takes about 7,000, and more only with thousands of databases or replicas
 
 Parse = Callable[[Any], Any]
@@ -85,16 +87,20 @@ def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tu
 
 
 def _carry_out(under_way: Exchange, sock: socket.socket, data: bytes, timeout: float | None) -> None:
-    until = None if timeout is None else time.monotonic() + timeout
     sock.settimeout(timeout)
     sock.sendall(data)
+    patience = timeout and Patience(timeout)
+    asked = timeout and timeout / SLICES
     while not under_way.complete():
-        if until is not None:  # for the whole exchange, even if a server sends byte by byte
-            left = until - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            sock.settimeout(left)
-        under_way.replies.feed(some(sock.recv(READ_SIZE)))
+        began = steady()
+        sock.settimeout(asked)  # 0.0 at the end of the time, which reads what has arrived
+        try:
+            under_way.replies.feed(some(sock.recv(READ_SIZE)))
+        except (TimeoutError, *BLOCKED):
+            if not asked:
+                raise LinkError(Failure.LATE if patience and patience.late else Failure.TIMEOUT) from None
+        if patience and asked:  # for the whole exchange, even if a server sends byte by byte
+            asked = patience.count(asked, steady() - began)
 
 
 async def aexchange(

@@ -5,7 +5,6 @@ redis-py makes a connection, with TLS and authentication. These classes send and
 """
 
 import socket
-import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +19,10 @@ from ..base import INCOMPLETE, LinkError
 from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
 from .encode import Encoder
-from .handshake import READ_SIZE, some
+from .handshake import BLOCKED, READ_SIZE, some
 from .resp import PARTIAL, Replies
 
 # The errors of a non-blocking socket when it would block.
-BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NOTHING = object()  # stands for a reply that has not arrived
 
 

@@ -17,10 +17,11 @@ if DATABASES["default"]["ENGINE"].endswith("mysql"):
     drivers.install_mysql()
 
 TTL = float(os.environ.get("LIVE_TTL", "60"))  # seconds, short only where a lease must end
+PATIENT = {"node_timeout": 0.24 * TTL} if "LIVE_DEFAULTS" not in os.environ else {}
 REDLOCK = {
     "default": {
         "NODES": os.environ.get("LIVE_NODES", "memory://a,memory://b,memory://c"),
         "KEY_PREFIX": "live",
-        "OPTIONS": {"ttl": TTL, "node_timeout": 0.24 * TTL, "restart_guard": False},
+        "OPTIONS": {"ttl": TTL, "restart_guard": False, **PATIENT},
     }
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from signal import SIGTERM
 from subprocess import DEVNULL
+from typing import Any
 
 import pytest
 
@@ -36,10 +37,10 @@ UVICORN = ["uvicorn", "tests.server.live.asgi:application", "--log-level=warning
 class Site:
     """A server of the project in this folder, used by one test."""
 
-    def __init__(self, live: Live, command: list[str]) -> None:
+    def __init__(self, live: Live, command: list[str], **options: Any) -> None:
         self.port = reserve_port(self)
-        where = [f"--bind=127.0.0.1:{self.port}"] if command is GUNICORN else [f"--port={self.port}"]
-        self.process = live.python("-m", *command, *where, stdin=DEVNULL, stdout=DEVNULL)
+        where = [f"--bind=127.0.0.1:{self.port}"] if command[0] == "gunicorn" else [f"--port={self.port}"]
+        self.process = live.python("-m", *command, *where, stdin=DEVNULL, stdout=DEVNULL, **options)
         self._wait()
 
     def post(self, path: str) -> tuple[int, dict[str, object]]:
@@ -60,7 +61,7 @@ class Site:
             except OSError:
                 if self.process.poll() is not None or time.monotonic() > until:
                     self.process.kill()
-                    pytest.fail(self.process.communicate()[1].decode())
+                    pytest.fail((self.process.communicate()[1] or b"it does not listen").decode())
                 time.sleep(0.05)
 
     def stop(self) -> None:

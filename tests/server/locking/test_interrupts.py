@@ -593,11 +593,11 @@ async def test_round_whose_timeout_is_interrupted_ends(memory: Manager, monkeypa
     manager = memory(3, node_timeout=0.05)
     lock, original, calls = manager.lock("a", wait=0), AsyncGather._time_out, []
 
-    def interrupted(gather: Any, poll: Any) -> None:
+    def interrupted(gather: Any, poll: Any, late: bool) -> bool:
         calls.append(poll)
         if len(calls) == 1:
             raise Interrupted
-        original(gather, poll)
+        return original(gather, poll, late)
 
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     monkeypatch.setattr(AsyncGather, "_time_out", interrupted)

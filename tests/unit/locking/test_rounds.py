@@ -21,7 +21,8 @@ from django_redlock.engine.renewal import AsyncWatchdog, Watchdog
 from django_redlock.engine.rounds import Gather
 from django_redlock.engine.rounds_async import AsyncGather
 from django_redlock.engine.time_limits import AGAIN, TimeLimits
-from django_redlock.nodes.clock import steady
+from django_redlock.nodes import clock
+from django_redlock.nodes.clock import OWED, SLICES, Patience, steady
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
 from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, rules
 
@@ -128,17 +129,20 @@ async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch)
         now[0] = when
         return call_at(0.0, callback, *args)
 
+    monkeypatch.setattr(loop, "time", lambda: now[0])
     gather = AsyncGather(nodes, admission(), Breakers(3), steady)
     await gather.ask(round_of(1e9, needed=3))  # connects
     for node in nodes:
         node.deaf = True
-    monkeypatch.setattr(loop, "time", lambda: now[0])
     monkeypatch.setattr(loop, "call_at", at_once)
     round = round_of(500.0, needed=2)
 
     await gather.ask(round)
 
-    assert timers[:2] == [1500.0, 1500.0 + AGAIN]  # the second one for an exception that ends the first callback
+    # The timers divide the time limit, so that it shows where the event loop was late. The second one of each pair is
+    # there for an exception that ends the first callback.
+    assert timers[:2] == [1000.0 + 500.0 / SLICES, 1000.0 + 500.0 / SLICES + AGAIN]
+    assert 1500.0 <= now[0] < 1505.0
     assert {(reply.kind, reply.detail) for reply in round.replies.values()} == {(Kind.UNKNOWN, "timeout")}
     await gather.aclose()
 
@@ -146,7 +150,7 @@ async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch)
 async def test_rounds_that_end_in_time_set_no_timers(monkeypatch: pytest.MonkeyPatch):
     """Two timers serve all rounds of an event loop; when no round is left, none stays."""
     loop, timers = asyncio.get_running_loop(), []
-    limits = TimeLimits(pytest.fail)
+    limits = TimeLimits(pytest.fail, steady)
     call_at = loop.call_at
 
     def counted(when, callback, *args, **options):
@@ -169,7 +173,12 @@ async def test_rounds_that_end_in_time_set_no_timers(monkeypatch: pytest.MonkeyP
 async def test_shorter_limit_is_noticed_before_a_longer_one():
     """A round with a shorter time limit does not wait for the timers of the rounds before it."""
     over: list[str] = []
-    limits = TimeLimits(over.append)
+
+    def passed(what: str, late: bool) -> bool:
+        over.append(what)
+        return True
+
+    limits = TimeLimits(passed, steady)
     limits.add("long", 600.0)
     limits.add("short", 0.001)
     limits.add("as short", 0.001)
@@ -178,6 +187,91 @@ async def test_shorter_limit_is_noticed_before_a_longer_one():
 
     limits.discard("long")
     limits.rest()
+
+
+class Looped:
+    """Virtual time for time limits: a loop whose timers a test lets go off when it likes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: self.now)
+        monkeypatch.setattr(loop, "call_at", lambda when, callback: TimerHandle(when, callback))
+
+
+class TimerHandle:
+    def __init__(self, when: float, callback: object) -> None:
+        self.when = when
+
+    def cancel(self) -> None: ...
+
+
+async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.MonkeyPatch):
+    """
+    A limit counts the time for which the event loop was served. When the loop was late for too many of the times at
+    which it was to be served, the limit has passed, and says so.
+    """
+    looped, over = Looped(monkeypatch), []
+    limits: TimeLimits[str] = TimeLimits(
+        lambda what, late: not over.append((looped.now, what, late)), lambda: looped.now
+    )
+    limits.add("a", 0.4)
+
+    for _ in range(3):  # on time, with a stall of ten seconds in between
+        looped.now += 0.05
+        limits._look()
+        looped.now += 10.0
+        limits._look()
+    assert over == []
+    while not over:
+        looped.now = limits._timers[0].when
+        limits._look()
+    assert over == [(pytest.approx(30.4), "a", False)]
+
+    limits.add("b", 0.4)
+    turns = 0
+    while len(over) == 1:
+        looped.now += 10.0
+        turns += 1
+        limits._look()
+    assert over[1][1:] == ("b", True)
+    assert turns == pytest.approx(OWED / 0.05, abs=1)
+
+
+@pytest.mark.parametrize(("late", "charged"), [(0.01, True), (0.2, False), (30.0, False)])
+def test_wait_that_ends_late_is_not_charged_to_the_node(late: float, charged: bool):
+    """A wait says something about a node only if this process had its turn when the wait was to end."""
+    patience = Patience(0.5)
+    waits = 0
+    asked = 0.5 / SLICES
+
+    while asked > 0:
+        asked = patience.count(asked, asked + late)
+        waits += 1
+
+    assert patience.late is not charged
+    assert waits == (SLICES - 1 if charged else OWED / 0.5 * SLICES)  # at least a second
+
+
+def test_wait_ends_with_the_lease_that_it_is_for():
+    """A process that is always late does not wait for a reply that is of no use any more."""
+    patience = Patience(0.8, 30.0)
+
+    assert patience.count(0.1, 20.0)
+    assert not patience.count(0.1, 20.0)
+    assert patience.late
+
+
+def test_wait_on_a_crowded_machine_is_not_charged_to_the_node(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """Where threads wait for a processor, one of them may be the node's."""
+    load = tmp_path / "loadavg"
+    monkeypatch.setattr(clock, "LOAD", str(load))
+    monkeypatch.setattr(clock, "CROWD", 3.0)
+    patience = Patience(0.8)
+    for running, left in ((3, 0.7), (4, 0.7), (1, 0.6)):
+        load.write_text(f"0.10 0.20 0.30 {running}/300 1234\n")
+        patience.count(0.1, 0.1)
+        assert patience.left == pytest.approx(left)
 
 
 def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,64 @@
+"""Bursts of requests to a web server with more to do than its processors can: no request is refused without need."""
+
+import asyncio
+from collections import Counter
+from contextlib import closing
+from subprocess import DEVNULL
+
+import pytest
+
+pytest.importorskip("gunicorn", reason="needs gunicorn: pip install gunicorn")
+pytest.importorskip("uvicorn", reason="needs uvicorn: pip install uvicorn")
+
+from django_redlock.testing import Servers
+
+from .conftest import PATIENCE, Live
+from .test_requests import GUNICORN, UVICORN, Site
+
+BURST = 400
+THREADED = [*GUNICORN[:-3], "--threads=100", *GUNICORN[-2:]]
+LOOPS = [*UVICORN, "--workers=2"]
+
+
+async def statuses(port: int, paths: list[str]) -> "Counter[str]":
+    """Send requests at the same moment, each over a connection of its own; return the first lines of the answers."""
+
+    async def post(path: str) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with closing(writer):
+            writer.write(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            return (await reader.read()).decode().partition("\r\n")[0]
+
+    async with asyncio.timeout(2 * PATIENCE):
+        return Counter(await asyncio.gather(*map(post, paths)))
+
+
+@pytest.fixture(params=[1, 3], ids=["one node", "three nodes"])
+def crowded(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Live:
+    """The processes of a test, with the default options."""
+    live.env |= {"LIVE_NODES": ",".join(nodes.urls[: request.param]), "LIVE_DEFAULTS": "1", "LIVE_TTL": "30"}
+    return live
+
+
+@pytest.mark.parametrize("bursts", [1, pytest.param(5, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        pytest.param(THREADED, "/busy/{}/", id="gunicorn"),
+        pytest.param(LOOPS, "/busy/{}/", id="uvicorn"),
+        pytest.param(LOOPS, "/abusy/{}/", id="uvicorn, asynchronous"),
+    ],
+)
+def test_no_request_is_refused_while_the_nodes_answer(crowded: Live, command: list[str], path: str, bursts: int):
+    """
+    A process that gets too little processor time is late, and blames neither its requests nor its nodes for it.
+    """
+    site = Site(crowded, command, stderr=DEVNULL)  # nobody would read a pipe
+    seen: Counter[str] = Counter()
+
+    for burst in range(bursts):
+        paths = [path.format(burst * BURST + number) for number in range(BURST)]
+        seen += asyncio.run(statuses(site.port, paths))
+    site.stop()
+
+    assert seen == {"HTTP/1.1 200 OK": bursts * BURST}

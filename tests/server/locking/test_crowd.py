@@ -1,0 +1,209 @@
+"""
+A process that gets too little processor time, or stands still, is late; its nodes are not to blame.
+
+See also :mod:`tests.server.live.test_crowd` for web servers.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from django_redlock import QuorumUnavailableError
+from django_redlock.core.rules import Rules
+from django_redlock.engine.manager import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.testing import Server, Servers
+from tests.managers import Flavour, Manager
+
+from . import crowd
+
+PATIENCE = 300.0  # seconds
+
+
+@pytest.fixture
+def patient() -> Iterator[Server]:
+    """A server that can be told to stand still."""
+    with Server(args=("--enable-debug-command", "local")) as server:
+        yield server
+
+
+TIMES = [1, pytest.param(10, marks=pytest.mark.endurance)]
+
+
+def crowds(kind: str, count: int, urls: list[str], turn: int) -> "tuple[Counter[str], Counter[str]]":
+    """Run some processes at the same time; return what became of their locks, and the reports of nodes."""
+    module = "tests.server.locking.crowd"
+    commands = [[sys.executable, "-m", module, kind, f"{kind}-{turn}-{number}", *urls] for number in range(count)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outcomes: Counter[str] = Counter()
+    down: Counter[str] = Counter()
+    try:
+        for process in processes:
+            told = json.loads(process.communicate(timeout=PATIENCE)[0])
+            outcomes.update(told["outcomes"])
+            down.update(told["down"])
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return outcomes, down
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_more_threads_than_processors_are_not_refused(nodes: Servers, count: int, times: int):
+    """Four processes of sixty threads, each with work under a lock that nobody else wants: every lock is taken."""
+    for turn in range(times):
+        outcomes, _ = crowds("threads", 4, nodes.urls[:count], turn)
+
+        assert outcomes == {"taken": 4 * crowd.THREADS * crowd.TURNS}
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_tasks_that_keep_their_event_loop_busy_are_not_refused(nodes: Servers, count: int, times: int):
+    """200 tasks of one event loop that each compute under a lock, so that a turn of the loop lasts a second."""
+    for turn in range(times):
+        outcomes, down = crowds("tasks", 1, nodes.urls[:count], turn)
+
+        assert outcomes == {"taken": crowd.TASKS * crowd.TURNS}
+        assert down == {}
+
+
+STOPPED = """
+import os, signal, sys
+from django_redlock.core.rules import Rules
+from django_redlock.engine.connections import Connection
+from django_redlock.engine.manager import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+
+urls = sys.argv[1:]
+manager = LockManager([open_node(NodeSpec(url), "t:") for url in urls], Rules(len(urls), restart_guard=False))
+down = []
+manager.notify = lambda event, **about: down.append(event) if event == "node_down" else None
+manager.lock("warm up", wait=0).acquire().release()
+send, stops = Connection.send, [True]
+
+def send_and_stop(*args):
+    send(*args)
+    if stops:
+        stops.pop()
+        print("stops", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+Connection.send = send_and_stop
+lease = manager.lock("a", wait=0).acquire()
+print(lease.release(), down, flush=True)
+manager.close()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_process_that_was_stopped_between_request_and_reply_gets_its_lock(nodes: Servers, count: int):
+    """The reply came while the process could not read it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, *nodes.urls[:count]], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stops\n"
+        os.waitpid(process.pid, os.WUNTRACED)
+        threading.Event().wait(1.1)  # longer than any node timeout: that is what is tested
+        os.kill(process.pid, signal.SIGCONT)
+
+        assert process.communicate(timeout=PATIENCE)[0] == "released []\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(patient: Server, flavour: Flavour):
+    """With one node, patience costs nothing: a fork for a snapshot, or a slow command, refuses nobody."""
+    manager = LockManager([open_node(NodeSpec(patient.url), "t:")], Rules(1, restart_guard=False))
+    await flavour.release(await flavour.acquire(manager.lock("warm up", wait=0)))
+    with socket.create_connection(("127.0.0.1", patient.port)) as pause:
+        pause.sendall(b"DEBUG SLEEP 0.8\r\n")
+        lease = await flavour.acquire(manager.lock("a", wait=0))
+        assert pause.recv(100) == b"+OK\r\n"
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_silent_node_is_named_with_its_timeout(
+    real: Manager, nodes: Servers, flavour: Flavour, caplog: pytest.LogCaptureFixture
+):
+    """A node that stands still, while this process does not, is reported down."""
+    manager = real(1, ttl=10.0, node_timeout=0.2)
+    await flavour.release(await flavour.acquire(manager.lock("warm up", wait=0)))
+    nodes[0].freeze()
+
+    async def refused() -> str:
+        with pytest.raises(QuorumUnavailableError) as caught:
+            await flavour.acquire(manager.lock("a", wait=0))
+        return str(caught.value)
+
+    with caplog.at_level(logging.WARNING, "django_redlock"):
+        while "was late" in (error := await refused()):  # so it was; the node is silent for as long as the test likes
+            pass
+
+    assert "timeout" in error
+    assert f"node down: 127.0.0.1:{nodes[0].port} (default): timeout" in caplog.messages
+    nodes[0].thaw()
+    await flavour.close(manager)
+
+
+# Nodes that failed lately
+
+
+async def test_node_that_the_quorum_needs_is_asked_although_it_failed_lately(
+    real: Manager, nodes: Servers, flavour: Flavour
+):
+    """A breaker spares the others a node that failed; it never refuses a lock that this node could give."""
+    manager = real(3, ttl=60.0, node_timeout=10.0)
+    nodes[0].kill()
+    await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+    breaker = manager.driver.gather.breakers[0]
+    breaker.failed(manager.runtime.clock(), "refused")
+    breaker.until = manager.runtime.clock() + 3600.0
+    nodes[0].start()
+    nodes[1].kill()
+
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+
+
+def test_threads_wait_for_the_one_that_tries_a_node_that_failed(patient: Server):
+    """L65: one thread tries to connect, and the others share what it finds instead of giving up at once."""
+    manager = LockManager([open_node(NodeSpec(patient.url), "t:")], Rules(1, restart_guard=False, node_timeout=2.0))
+    manager.driver.gather.breakers[0].failed(manager.runtime.clock(), "refused")
+    outcomes: Counter[str] = Counter()
+    together = threading.Barrier(20)
+
+    def work(number: int) -> None:
+        together.wait()
+        try:
+            outcomes[manager.lock(f"a{number}", wait=0).acquire().release()] += 1
+        except QuorumUnavailableError as error:
+            outcomes[str(error)] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert outcomes == {"released": 20}
+    manager.close()
