@@ -104,7 +104,7 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
     except ValueError as error:
         yield Error(f"lease={options.lease:g} of the singleton task {task.name}: {error}", id="redlock.E020")
         return
-    shortest = BEATS * 2 * rules.timeout(options.lease)
+    shortest = BEATS * 2 * (rules.node_timeout or 0.0)  # the default fits each lease
     if options.lease < shortest:
         yield Warning(
             f"lease={options.lease:g} of the singleton task {task.name} leaves no time for {BEATS} heartbeats if "
