@@ -200,16 +200,18 @@ class Call:
         Raises:
             QuorumUnavailableError: That does not become known in a second.
         """
+        found, holder = look()
+        if holder is None or holder.state is not SlotState.CLAIMED:
+            return found
         runtime, pause = locks[self.ticket.using].runtime, FIRST_LOOK
         until = runtime.clock() + UNCONFIRMED
-        while True:
+        while runtime.clock() + pause <= until:
+            runtime.sleep(pause * (0.5 + runtime.random()))
+            pause = min(2 * pause, LONGEST_LOOK)
             found, holder = look()
             if holder is None or holder.state is not SlotState.CLAIMED:
                 return found
-            if runtime.clock() + pause > until:
-                raise QuorumUnavailableError(self.ticket.waiting, nodes={str(holder): "may not have been sent"})
-            runtime.sleep(pause * (0.5 + runtime.random()))
-            pause = min(2 * pause, LONGEST_LOOK)
+        raise QuorumUnavailableError(self.ticket.waiting, nodes={str(holder): "may not have been sent"})
 
     @property
     def linked(self) -> bool:

@@ -220,12 +220,14 @@ class Claim(NamedTuple):
 
     Args:
         manager: The manager of the slot's alias.
-        owner: The description of the waiting message, without its state.
+        owner: The description of the claim.
+        label: The description of the waiting message, without its state.
         granted: The won lock.
     """
 
     manager: LockManager
     owner: Owner
+    label: str
     granted: Granted
 
     def confirm(self, ttl: float) -> None:
@@ -236,7 +238,7 @@ class Claim(NamedTuple):
         holder or of a release.
         """
         slugs, secret, _, fencing_token = self.granted[:4]
-        owner = self.owner._replace(label=self.owner.label + QUEUED, ttl=ttl)
+        owner = self.owner._replace(label=self.label + QUEUED, ttl=ttl)
         value = encode_since(secret, owner, self.manager.runtime.wall())
         self.manager.confirmations.add(Term(slugs, secret, value, ttl, fencing_token), self.owner.ttl)
 
@@ -270,7 +272,7 @@ def claim(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Claim | Ho
     if isinstance(outcome, Granted):
         if lock_acquired.receivers:
             manager.acquirer.held(wanted, outcome, renew=False)
-        return Claim(manager, wanted.owner._replace(label=label), outcome)
+        return Claim(manager, wanted.owner, label, outcome)
     if outcome.taken and outcome.agreed and not lock_taken.receivers:
         return Holder.described(decode(outcome.holder), outcome.retry_after)
     try:

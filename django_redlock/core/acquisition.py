@@ -130,11 +130,12 @@ class Acquisition:
     def _try(
         self, slugs: tuple[str, ...], skipped: Mapping[int, Reply] = NO_REPLIES
     ) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt to take *slugs*, asking all nodes but those *skipped*."""
+        """Return the steps of one attempt to take *slugs*, which asks all nodes but those *skipped*."""
         if self._attempts or slugs is not self._slugs:
             self._attempt = self._new_attempt(slugs)
-        self._attempt.skipped = skipped
-        return (yield from self._ask())
+        if skipped:
+            self._attempt.skipped = skipped
+        return self._ask()
 
     def _ask(self) -> Generator[Step, Instant, Granted | None]:
         """Carry out the steps of the present attempt."""

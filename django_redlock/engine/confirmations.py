@@ -58,6 +58,7 @@ class Confirmations:
         self._pid = process.pid
         self._mutex = threading.Lock()
         self._open: deque[Confirmation] = deque()
+        self._unanswered = False  # whether some of these were sent before
 
     @property
     def hold(self) -> "Confirmations":
@@ -91,7 +92,8 @@ class Confirmations:
         if self._at_once and not self._carry_out([one]):
             return
         self._open.append(one)
-        self._manager.runtime.watchdog.watch(self)
+        if len(self._open) == 1 or self._unanswered:  # otherwise the watchdog knows when the first one is due
+            self._manager.runtime.watchdog.watch(self)
 
     def extend(self, leases: Any = ()) -> int:
         """Send the confirmations that are due; the watchdog calls this."""
@@ -103,15 +105,24 @@ class Confirmations:
         return 0
 
     def send(self, now: float) -> None:
-        """Send the confirmations that are due at *now*; those that no quorum answers are sent again for a while."""
+        """
+        Send all confirmations once the first one is due at *now*.
+
+        Those that no quorum answers are sent again for a while.
+        """
         self._notice_fork()
         with self._mutex:
             found = [self._open.popleft() for _ in range(len(self._open))]
-            self._open.extend(one for one in found if one.due > now)
-            due = [one for one in found if one.due <= now]
-            for first in range(0, len(due), MOST):
-                unanswered = self._carry_out(due[first : first + MOST])
-                self._open.extend(one._replace(due=now + AGAIN) for one in unanswered if one.until > now + AGAIN)
+            self._open.extend(one for one in found if one.due > now + GATHER)
+            due = [one for one in found if one.due <= now + GATHER]
+            unanswered = [
+                one._replace(due=now + AGAIN)
+                for first in range(0, len(due), MOST)
+                for one in self._carry_out(due[first : first + MOST])
+                if one.until > now + AGAIN
+            ]
+            self._unanswered = bool(unanswered)
+            self._open.extend(unanswered)
 
     def _notice_fork(self) -> None:
         """In a forked child, drop what it has inherited, which its parent confirms."""

@@ -284,6 +284,22 @@ def test_outcome_that_cannot_be_stored(make, worker, break_backend, away, option
     assert other.state == "SUCCESS"
 
 
+@pytest.mark.parametrize(("how", "state"), [("fail", "FAILURE"), (Return("other"), "SUCCESS")])
+def test_outcome_without_a_run_that_cannot_be_stored(make, worker, runs, break_backend, how, state):
+    """So is one that is to fail or to succeed without a run: nothing has run, and nobody would learn that it has ended."""
+    task = make(lambda self, shop_id: runs.append(shop_id), on_overlap=how)
+    backend = break_backend(task)
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        result = task.apply_async((7,), task_id="second")
+        backend.writes = True
+        assert worker.run() == "IGNORED"
+        assert len(worker.headers) == 1
+        backend.writes = False
+        worker.run_all()
+
+    assert (runs, result.state) == ([], state)
+
+
 def test_dropped_copy_whose_outcome_cannot_be_stored(make, worker, runs, break_backend):
     """With ``redelivery="drop"`` a message whose run died never runs again, and its caller learns of that."""
 

@@ -32,4 +32,4 @@ def test_mutants_are_caught(mutant):
     """
     An oracle objects to a wrong protocol.
     """
-    assert hunt(mutant, 20).what
+    assert hunt(mutant, 40).what
