@@ -286,7 +286,7 @@ def test_outcome_that_cannot_be_stored(make, worker, break_backend, away, option
 
 @pytest.mark.parametrize(("how", "state"), [("fail", "FAILURE"), (Return("other"), "SUCCESS")])
 def test_outcome_without_a_run_that_cannot_be_stored(make, worker, runs, break_backend, how, state):
-    """So is one that is to fail or to succeed without a run: nothing has run, and nobody would learn that it has ended."""
+    """So is one that is to fail or to succeed without a run: nobody would learn that it has ended."""
     task = make(lambda self, shop_id: runs.append(shop_id), on_overlap=how)
     backend = break_backend(task)
     with locks["default"].lock(NAME, ttl=30, wait=0):
