@@ -13,18 +13,16 @@ from tests.deployment import CHECKOUT
 DOCS = CHECKOUT / "docs"
 PAGES = sorted((DOCS / "operate").glob("*.md"))
 SHOWING = [page for page in PAGES if "REDLOCK = " in page.read_text()]
-LONGEST = 1500  # words: a reader in trouble does not read more
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
-def test_page_is_short_and_says_whom_it_is_for(page):
+def test_page_says_whom_it_is_for(page):
     """
     The first sentence names the reader.
     """
     text = page.read_text()
 
     assert re.match(r"# .+\n\nThis page is for ", text)
-    assert len(text.split()) <= LONGEST
 
 
 def test_checks_and_findings_that_pages_name_exist():
