@@ -61,11 +61,16 @@ def crowds(kind: str, count: int, urls: list[str], turn: int) -> "tuple[Counter[
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("count", [1, 3])
 def test_more_threads_than_processors_are_not_refused(nodes: Servers, count: int, times: int):
-    """Four processes of sixty threads, each with work under a lock that nobody else wants: every lock is taken."""
-    for turn in range(times):
-        outcomes, _ = crowds("threads", 4, nodes.urls[:count], turn)
+    """
+    Two processes of sixty threads, each with work under a lock that nobody else wants: every lock is taken.
 
-        assert outcomes == {"taken": 4 * crowd.THREADS * crowd.TURNS}
+    For long, with the machine to themselves, there are four.
+    """
+    processes = 4 if times > 1 else 2
+    for turn in range(times):
+        outcomes, _ = crowds("threads", processes, nodes.urls[:count], turn)
+
+        assert outcomes == {"taken": processes * crowd.THREADS * crowd.TURNS}
 
 
 @pytest.mark.parametrize("times", TIMES)
