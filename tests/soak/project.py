@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import after_task_publish
+from celery.signals import after_task_publish, task_postrun
 from kombu.transport.redis import Channel, QoS
 
 from django_redlock.celery import singleton_task
@@ -66,6 +66,12 @@ Channel.QoS = WatchedQoS
 def note_sent(headers: dict[str, Any], **about: Any) -> None:
     """Record that the broker has got a message."""
     records(os.getpid()).sent(headers["id"], headers.get("retries") or 0)
+
+
+@task_postrun.connect
+def note_over(task_id: str, **about: Any) -> None:
+    """Record that a run has freed its slot."""
+    records(os.getpid()).over(task_id)
 
 
 @singleton_task(bind=True, lease=LEASE, queue_ttl=QUEUE_TTL, acks_late=True, reject_on_worker_lost=True)

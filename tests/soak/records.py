@@ -8,7 +8,8 @@ from pathlib import Path
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS run (
-    id INTEGER PRIMARY KEY, key INTEGER, task TEXT, pid INTEGER, began REAL, seen REAL, ended INTEGER DEFAULT 0
+    id INTEGER PRIMARY KEY, key INTEGER, task TEXT, pid INTEGER, began REAL, seen REAL, ended INTEGER DEFAULT 0,
+    over REAL DEFAULT 1e12
 );
 CREATE TABLE IF NOT EXISTS sent (task TEXT, attempt INTEGER);
 CREATE TABLE IF NOT EXISTS broker (id INTEGER PRIMARY KEY, tag TEXT, task TEXT, attempt INTEGER, event TEXT);
@@ -42,6 +43,13 @@ class Records:
     def seen(self, run: int, ended: bool = False) -> None:
         """Record that a body is still at work, or has finished."""
         self._database.execute("UPDATE run SET seen = ?, ended = ? WHERE id = ?", (time.monotonic(), ended, run))
+
+    def over(self, task: str) -> None:
+        """Record that the run of a task in this process is over, and has freed its slot."""
+        self._database.execute(
+            "UPDATE run SET over = ? WHERE id = (SELECT MAX(id) FROM run WHERE task = ? AND pid = ?)",
+            (time.monotonic(), task, os.getpid()),
+        )
 
     def sent(self, task: str, attempt: int) -> None:
         """Record that the broker has got the message of one attempt of a task; 0 is the first."""
@@ -84,23 +92,18 @@ class Records:
         )
         return [task for (task,) in rows]
 
-    def uncovered(self, over: set[str]) -> list[str]:
+    def uncovered(self) -> list[tuple[str, int, float, bool]]:
         """
-        Return, in words, the calls that were answered as duplicates although no run answers for them.
+        Return the calls that were answered as duplicates although no run of the call that they were told of ended later.
 
-        The run of the call that they were told of must have ended after they were made. If that call is *over* without
-        a run, because a worker dropped it in favour of another one or the broker lost it, another run of the key must.
+        Each has the id of that call, its key, when it was made, and whether another run of the key ended later. A run
+        is over a moment after its body has ended, and still has its slot until then.
         """
-        rows = self._database.execute(
-            "SELECT task, key, at, EXISTS (SELECT 1 FROM run WHERE run.key = call.key AND ended AND seen >= at) "
+        return self._database.execute(
+            "SELECT task, key, at, EXISTS (SELECT 1 FROM run WHERE run.key = call.key AND ended AND over >= at) "
             "FROM call WHERE NOT accepted AND NOT EXISTS "
-            "(SELECT 1 FROM run WHERE run.task = call.task AND ended AND seen >= at)"
-        )
-        return [
-            f"not covered: the call of key {key} at {at:.2f}, a duplicate of {task}"
-            for task, key, at, covered in rows
-            if not (covered and task in over)
-        ]
+            "(SELECT 1 FROM run WHERE run.task = call.task AND ended AND over >= at)"
+        ).fetchall()
 
     def last_seen(self) -> float:
         """Return when a body was last at work, on the machine's monotonic clock."""
