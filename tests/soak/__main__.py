@@ -101,7 +101,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
         print(f"  {task}: {project.work.AsyncResult(task).result}")
     known = len(repeated) - len(in_vain)
     print(f"accepted, and finished twice      {len(repeated)}; {known} because the first was killed at its end")
-    # If the call that they were told of was dropped in favour of another one, or lost by kombu, another run covers them.
+    # If the call that they were told of was dropped for another one, or lost by kombu, another run covers them.
     without = [one for one in uncovered if not (one[3] and one[0] in revoked | lost.keys())]
     print(f"accepted, and lost                {len(unexplained)}")
     print(f"duplicates that no run covers     {len(without)}")

@@ -94,7 +94,7 @@ class Records:
 
     def uncovered(self) -> list[tuple[str, int, float, bool]]:
         """
-        Return the calls that were answered as duplicates although no run of the call that they were told of ended later.
+        Return the calls that were answered as duplicates although no run of the call that they were told of ended then.
 
         Each has the id of that call, its key, when it was made, and whether another run of the key ended later. A run
         is over a moment after its body has ended, and still has its slot until then.
