@@ -19,7 +19,7 @@ from .process import process
 if TYPE_CHECKING:
     from .manager import LockManager
 
-GATHER = 0.02  # seconds for which confirmations are gathered
+GATHER = 0.05  # seconds for which confirmations are gathered
 AGAIN = 0.5  # seconds until nodes that did not answer are asked again
 MOST = 50  # confirmations in one round
 NEVER = float("inf")
