@@ -323,7 +323,7 @@ class World:
                 patch.object(logging.getLogger("django_redlock"), "disabled", True),
                 patch.object(logging.getLogger("celery.worker.request"), "disabled", True),
                 patch("celery.app.trace.ExceptionInfo", PlainInfo),
-                patch("celery.worker.request.ExceptionInfo", PlainInfo),
+                patch("celery.worker.request.ExceptionInfo", PlainInfo, create=True),  # since Celery 5.6
                 patch("celery.app.trace.report_internal_error", lambda task, error: PlainInfo()),
                 patch("celery.app.trace.TraceInfo._log_error", lambda *about: None),
                 patch.object(message, "steady", self.sim.clock),
