@@ -75,7 +75,7 @@ def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def patient_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Make the first round of all connections wait for the connections to all nodes, within its timeout.
 

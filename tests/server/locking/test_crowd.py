@@ -30,7 +30,7 @@ PATIENCE = 300.0  # seconds
 
 
 @pytest.fixture
-def patient() -> Iterator[Server]:
+def pausing() -> Iterator[Server]:
     """A server that can be told to stand still, which Redis before 7 always allows."""
     try:
         server = Server(args=("--enable-debug-command", "local")).start()
@@ -135,11 +135,11 @@ def test_process_that_was_stopped_between_request_and_reply_gets_its_lock(nodes:
         process.communicate()
 
 
-async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(patient: Server, flavour: Flavour):
+async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(pausing: Server, flavour: Flavour):
     """With one node, patience costs nothing: a fork for a snapshot, or a slow command, refuses nobody."""
-    manager = LockManager([open_node(NodeSpec(patient.url), "t:")], Rules(1, restart_guard=False))
+    manager = LockManager([open_node(NodeSpec(pausing.url), "t:")], Rules(1, restart_guard=False))
     await flavour.release(await flavour.acquire(manager.lock("warm up", wait=0)))
-    with socket.create_connection(("127.0.0.1", patient.port)) as pause:
+    with socket.create_connection(("127.0.0.1", pausing.port)) as pause:
         pause.sendall(b"DEBUG SLEEP 0.8\r\n")
         lease = await flavour.acquire(manager.lock("a", wait=0))
         assert pause.recv(100) == b"+OK\r\n"
@@ -194,9 +194,9 @@ async def test_node_that_the_quorum_needs_is_asked_although_it_failed_lately(
     await flavour.close(manager)
 
 
-def test_threads_wait_for_the_one_that_tries_a_node_that_failed(patient: Server):
+def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server):
     """L65: one thread tries to connect, and the others share what it finds instead of giving up at once."""
-    manager = LockManager([open_node(NodeSpec(patient.url), "t:")], Rules(1, restart_guard=False, node_timeout=2.0))
+    manager = LockManager([open_node(NodeSpec(pausing.url), "t:")], Rules(1, restart_guard=False, node_timeout=2.0))
     manager.driver.gather.breakers[0].failed(manager.runtime.clock(), "refused")
     outcomes: Counter[str] = Counter()
     together = threading.Barrier(20)
