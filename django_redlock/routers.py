@@ -57,7 +57,7 @@ def read_elsewhere(aliases: Collection[str]) -> tuple[type[Model], str, str] | N
     Return a model that is written to one of *aliases* but read from another database in a block that pins them.
 
     Return the two databases as well, or None if there is no such model. The routers are asked each time, because some
-    choose at random, or by what the request has done so far; a project without routers, or with the pin, asks nothing.
+    choose at random, or depend on earlier queries; without routers, or with the pin, no router is asked.
     """
     if not router.routers or isinstance(router.routers[0], FencedRouter):
         return None
@@ -77,7 +77,7 @@ def refuse_reads_elsewhere(block: str, aliases: Collection[str]) -> None:
     Make sure that a block reads where it has claimed.
 
     Args:
-        block: What the caller has called, for the message.
+        block: The function that opens the block, for the message.
         aliases: The databases of the claim.
 
     Raises:

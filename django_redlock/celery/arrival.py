@@ -143,7 +143,7 @@ class Arrival:
         Take the slot for the run.
 
         Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps
-        nobody from running: what is left of that slot is freed. If that message still comes, it runs as well.
+        nobody from running: the entries of that slot are freed. If that message still comes, it runs as well.
         """
         message = self.message
         about = (message.rules.times, message.task.name, self._secret, message.request.is_eager)

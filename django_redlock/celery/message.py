@@ -159,7 +159,7 @@ class Message:
         except Exception as error:  # of the backend, or of an errback, which is called after the result was stored
             if self.stores_results and not self.has_result():
                 self.put_off(error)
-            log.exception("%s ended, but not everybody who waits for it was told", printable(request.id))
+            log.exception("%s has ended, but one of its callbacks failed", printable(request.id))
         raise Ignore(
             reason
         ) from None  # Celery's own class, because the exception is pickled on its way to the parent process

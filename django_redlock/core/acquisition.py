@@ -22,7 +22,7 @@ from .tokens import HighestToken
 from .waiter import Waiter
 from .wanted import Wanted
 
-FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; they double from time to time
+FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; each later pause is twice as long
 CONTEST = 2  # node timeouts for which a contender in a split vote goes on; the one that came first, twice as many
 FEW_PERMITS = 3  # with no more permits than this, each is tried without asking first which are taken
 
@@ -158,8 +158,7 @@ class Acquisition:
 
         Silent nodes are not asked again. Each of these attempts would otherwise wait for them.
         """
-        began, attempt, pause = self._at.now, self._attempt, FIRST_PAUSE
-        skipped = attempt.verdict.unanswering
+        began, pause, skipped = self._at.now, FIRST_PAUSE, self._attempt.verdict.unanswering
         while (verdict := self._attempt.verdict).split:
             attempt = self._attempt
             first = attempt.goes_on()

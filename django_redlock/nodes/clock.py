@@ -63,12 +63,12 @@ class Patience:
 
     @property
     def late(self) -> bool:
-        """Whether the node has not had the whole timeout, at the end of the waiting."""
+        """Whether the waiting ended before the node had its whole timeout."""
         return self.left > 0
 
     def count(self, asked: float, took: float, *, free: bool = False) -> float:
         """
-        Note a wait of *asked* seconds that *took* so many.
+        Note how long a wait was to last, and how long it lasted.
 
         Args:
             asked: The seconds to wait.

@@ -74,23 +74,27 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture(scope="package")
-def start(broker: str, results: Server, servers: Servers) -> Iterator[Start]:
+def surroundings(broker: str, results: Server, servers: Servers) -> dict[str, str]:
+    """The environment of a process that imports the project of the tests."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DJANGO_SETTINGS_MODULE": "tests.server.workers.worker_settings",
+        "TEST_BROKER": broker,
+        "TEST_RESULTS": results.url,
+        "TEST_NODES": ",".join(servers.urls),
+    }
+
+
+@pytest.fixture(scope="package")
+def start(surroundings: dict[str, str]) -> Iterator[Start]:
     """Start a worker for a queue, and return at once: messages wait until it is ready."""
     workers: list[subprocess.Popen[bytes]] = []
 
     def start(queue: str, *, pool: str = "prefork", concurrency: int = 2, **settings: str) -> subprocess.Popen[bytes]:
-        surroundings = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "DJANGO_SETTINGS_MODULE": "tests.server.workers.worker_settings",
-            "TEST_BROKER": broker,
-            "TEST_RESULTS": results.url,
-            "TEST_NODES": ",".join(servers.urls),
-            **settings,
-        }
         options = [f"--pool={pool}", f"--concurrency={concurrency}", f"--hostname={queue}@tests", f"--queues={queue}"]
         log = None if os.environ.get("TEST_LOG") else subprocess.DEVNULL
         command = [sys.executable, "-m", "tests.server.workers", *options]
-        workers.append(spawn(command, env=surroundings, stdout=log, stderr=log))
+        workers.append(spawn(command, env=surroundings | settings, stdout=log, stderr=log))
         return workers[-1]
 
     yield start

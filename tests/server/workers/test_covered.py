@@ -1,6 +1,5 @@
 """Every accepted call runs, though a lock node has an entry that no quorum has, or a caller died before it sent."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -93,17 +92,8 @@ project.app.tasks["tests.server.workers.project.hold"].apply_async((%r,), queue=
 """
 
 
-def test_caller_that_dies_before_it_sends_keeps_nobody_from_sending(
-    worker, start, stage, broker, results, servers, what
-):
-    """The next call waits for a moment, is sent, and runs; nobody is told to join what was never sent."""
-    surroundings = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "DJANGO_SETTINGS_MODULE": "tests.server.workers.worker_settings",
-        "TEST_BROKER": broker,
-        "TEST_RESULTS": results.url,
-        "TEST_NODES": ",".join(servers.urls),
-    }
+def test_caller_that_dies_before_it_sends_keeps_nobody_from_sending(worker, stage, surroundings, what):
+    """The next call waits for a moment, is sent, and runs; no call joins one that was never sent."""
     died = subprocess.run([sys.executable, "-c", CALLER % (what, what)], env=surroundings, check=False)
     assert died.returncode == -signal.SIGKILL
     assert not free("hold", what)()
