@@ -94,7 +94,7 @@ class Verdict:
         """The holder of the lock on the most nodes, described as JSON; empty if no node reports one."""
         refused = [reply.detail for reply in self.replies.values() if reply.kind in REFUSALS and reply.detail]
         holders = [owners.uncounted(detail) for detail in refused]
-        return max(set(holders), key=holders.count) if holders else ""
+        return max(dict.fromkeys(holders), key=holders.count, default="")  # of several, the one of the first node
 
     @property
     def granted(self) -> set[int]:
