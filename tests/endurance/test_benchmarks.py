@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from django_redlock.testing import Servers
-from tests.benchmarks import against, distance, floors, free, kinds, pages, plots
-from tests.benchmarks.bench import Bench
-from tests.benchmarks.measure import AsyncContender, Contender, ainterleave, interleave, per_second
-from tests.benchmarks.relays import relays
-from tests.benchmarks.report import Figure, Section, Target, dump, lines, load
-from tests.benchmarks.waiting import Turn, jain, overtaking
+from tests.lab.benchmarks import against, distance, floors, free, kinds, pages, plots
+from tests.lab.benchmarks.bench import Bench
+from tests.lab.benchmarks.measure import AsyncContender, Contender, ainterleave, interleave, per_second
+from tests.lab.benchmarks.relays import relays
+from tests.lab.benchmarks.report import Figure, Section, Target, dump, lines, load
+from tests.lab.benchmarks.waiting import Turn, jain, overtaking
 from tests.services import ServiceMissingError
 
 

@@ -13,7 +13,7 @@ def test_calls_during_a_run_share_one_trailing_run():
     """
     needs("packaging", find_spec("packaging"), "pip install packaging")
 
-    done = subprocess.run([sys.executable, "-m", "tests.bursts", "--bursts", "2"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.lab.bursts", "--bursts", "2"], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing went wrong" in done.stdout

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.__main__ import missing_for, one
-from tests.chaos.arena import HEADS, Arena, Result
-from tests.chaos.clock import compiler
-from tests.chaos.history import History, Hold
-from tests.chaos.nemesis import PROFILES, Profile
 from tests.conftest import needs
+from tests.lab.chaos.__main__ import missing_for, one
+from tests.lab.chaos.arena import HEADS, Arena, Result
+from tests.lab.chaos.clock import compiler
+from tests.lab.chaos.history import History, Hold
+from tests.lab.chaos.nemesis import PROFILES, Profile
 from tests.services import PostgreSQL, SQLite
 
 pytestmark = pytest.mark.django_db(databases=[])

@@ -1,6 +1,6 @@
 """The steps of a user who adopts the package."""
 
-from tests.journeys.__main__ import main
+from tests.lab.journeys.__main__ import main
 
 
 def test_package_is_adopted_in_a_new_project():

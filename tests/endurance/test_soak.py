@@ -14,7 +14,7 @@ def test_soak_finds_no_violation():
     """
     needs("packaging", find_spec("packaging"), "pip install packaging")
 
-    done = subprocess.run([sys.executable, "-m", "tests.soak", "--minutes", "0.5"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.lab.soak", "--minutes", "0.5"], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing went wrong" in done.stdout

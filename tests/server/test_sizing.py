@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.deployment import CHECKOUT
-from tests.sizing import measure
+from tests.lab.sizing import measure
 
 PAGE = (CHECKOUT / "docs" / "operate" / "sizing.md").read_text()
 PUBLISHED = {what: int(value) for what, value in re.findall(r"^\| ([^|]+?) \| (\d+) \|$", PAGE, re.MULTILINE)}

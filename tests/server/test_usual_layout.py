@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.journeys.project import Project
+from tests.lab.journeys.project import Project
 
 TASKS = """
 from celery import shared_task

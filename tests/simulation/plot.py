@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tests.benchmarks.plots import draw
-from tests.benchmarks.report import Figure, Section
+from tests.lab.benchmarks.plots import draw
+from tests.lab.benchmarks.report import Figure, Section
 
 from .database import CLAIMED, COMPARED, UNFENCED
 from .oracles import Figures

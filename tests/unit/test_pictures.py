@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.pictures import gallery
+from tests.lab.pictures import gallery
 
 DRAWN = gallery.files()
 
@@ -13,7 +13,7 @@ DRAWN = gallery.files()
 @pytest.mark.parametrize("name", DRAWN)
 def test_stored_picture_is_the_drawn_one(name):
     """
-    ``python -m tests.pictures`` writes them; a picture says what it shows, also to screen readers.
+    ``python -m tests.lab.pictures`` writes them; a picture says what it shows, also to screen readers.
     """
     assert (gallery.IMAGES / name).read_text() == DRAWN[name]
     assert ElementTree.fromstring(DRAWN[name])[0].text

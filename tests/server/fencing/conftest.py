@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from django_redlock.models import Fence
-from tests.fencing import sources
-from tests.fencing.counting import CounterTable, prepare
+from tests.lab.fencing import sources
+from tests.lab.fencing.counting import CounterTable, prepare
 from tests.services import django_database
 
 

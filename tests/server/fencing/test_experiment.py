@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fencing.counting import CounterTable
-from tests.fencing.experiment import Experiment
-from tests.fencing.scenarios import increments_lost
+from tests.lab.fencing.counting import CounterTable
+from tests.lab.fencing.experiment import Experiment
+from tests.lab.fencing.scenarios import increments_lost
 from tests.services import django_database
 
 from .conftest import Prepared

@@ -8,8 +8,8 @@ from django.db import connections, transaction
 
 from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.models import Fence
-from tests.fencing.counting import CounterTable, prepare
-from tests.fencing.sources import lease_of
+from tests.lab.fencing.counting import CounterTable, prepare
+from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
 
 

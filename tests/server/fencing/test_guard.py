@@ -20,7 +20,7 @@ from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.db.checks import check_databases, check_fence_tables
 from django_redlock.models import Fence
 from django_redlock.operations import RequireFence
-from tests.fencing.sources import lease_of
+from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
 from tests.shop.models import Order, Pallet, Parcel, Voucher
 

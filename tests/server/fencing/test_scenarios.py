@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from tests.fencing import scenarios
-from tests.fencing.counting import CounterTable, prepare
-from tests.fencing.holder import FAILED, Process
-from tests.fencing.scenarios import Stage
+from tests.lab.fencing import scenarios
+from tests.lab.fencing.counting import CounterTable, prepare
+from tests.lab.fencing.holder import FAILED, Process
+from tests.lab.fencing.scenarios import Stage
 from tests.services import django_database
 
 

@@ -13,8 +13,8 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.models import Fence
 from django_redlock.nodes import NodeSpec, open_node
-from tests.fencing.counting import CounterTable
-from tests.fencing.sources import lease_of
+from tests.lab.fencing.counting import CounterTable
+from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
 
 from .test_experiment import options

@@ -25,10 +25,10 @@ from django_redlock.engine.waiters import Waiters
 from django_redlock.engine.wakeup import WakeUp
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.threads import Bell, Errands, Event
-from tests.interrupts.async_scenarios import ASYNC
-from tests.interrupts.scenarios import Scenario, enter
-from tests.interrupts.sweep import BLOCKING, KINDS, Sweep, make_sweep
-from tests.interrupts.trap import Interrupted, Trap
+from tests.lab.interrupts.async_scenarios import ASYNC
+from tests.lab.interrupts.scenarios import Scenario, enter
+from tests.lab.interrupts.sweep import BLOCKING, KINDS, Sweep, make_sweep
+from tests.lab.interrupts.trap import Interrupted, Trap
 from tests.managers import Blocking, Flavour, Manager, eventually, unwatched
 
 SAMPLE = 4  # points of each scenario
@@ -106,7 +106,7 @@ def test_lock_with_a_failing_node_works_after_an_interruption(scenario: Scenario
 def test_every_line_of_the_engine_is_interrupted_or_excused():
     """L10: each function of the engine is reached by a scenario at all of its lines, or listed with a reason."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.interrupts", "--uncovered"],
+        [sys.executable, "-m", "tests.lab.interrupts", "--uncovered"],
         capture_output=True,
         text=True,
         timeout=600,
@@ -121,9 +121,9 @@ def test_every_line_of_the_engine_is_interrupted_or_excused():
 @pytest.mark.parametrize("twice", [[], ["--twice"]], ids=["once", "twice"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_lock_works_after_an_interruption_at_each_line(kind: str, twice: list[str]):
-    """L10: the whole sweep, as ``python -m tests.interrupts --each-line`` runs it."""
+    """L10: the whole sweep, as ``python -m tests.lab.interrupts --each-line`` runs it."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.interrupts", "--each-line", "--nodes", kind, *twice],
+        [sys.executable, "-m", "tests.lab.interrupts", "--each-line", "--nodes", kind, *twice],
         capture_output=True,
         text=True,
         timeout=3600,
@@ -145,7 +145,7 @@ def test_entered_block_is_released_at_once_at_nearly_every_interruption():
 def test_signals_at_random_moments_end_no_renewal(hits: int):
     """L10, L28: a process that gets thousands of signals takes, renews and releases locks, in all its threads."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.interrupts", "--nodes", "memory", "--signals", str(hits)],
+        [sys.executable, "-m", "tests.lab.interrupts", "--nodes", "memory", "--signals", str(hits)],
         capture_output=True,
         text=True,
         timeout=180,

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from tests.soak.leftovers import Loss, Slot
-from tests.soak.records import Records
+from tests.lab.soak.leftovers import Loss, Slot
+from tests.lab.soak.records import Records
 
 NODES = ("a", "b", "c")
 

@@ -12,7 +12,7 @@ import pytest
 from django_redlock import LockLostError, LockTakenError
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.reentrancy import Interruption
-from tests.interrupts.trap import Passage, Trap
+from tests.lab.interrupts.trap import Passage, Trap
 from tests.managers import Flavour, Manager, held_by, holders
 
 

@@ -1,0 +1,1 @@
+"""Instruments: they measure or take long; see README.md."""

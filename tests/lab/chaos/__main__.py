@@ -1,0 +1,106 @@
+"""
+Let real servers, processes and clocks fail, and count the effect on a counter in a database.
+
+    python -m tests.lab.chaos --minutes 10 --profile network
+    python -m tests.lab.chaos --minutes 1 --profile all --nodes 5 --database postgresql
+
+There are three or five servers, a Redis Cluster of three masters and three replicas, or three members of etcd or
+ZooKeeper, behind proxies. Worker processes take one lock and increment two counters under it, one behind a fence and
+one without. A nemesis injects faults. Every acquisition is recorded and checked at the end.
+"""
+
+import argparse
+import logging
+import os
+import random
+import sys
+import tempfile
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from secrets import randbelow
+
+import django
+
+
+def main() -> int:
+    """Return 1 if something was lost that must not be lost, else 0."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
+    from tests.services import PostgreSQL, SQLite
+
+    from .arena import HEADS
+    from .nemesis import PROFILES
+
+    options = parse(list(PROFILES))
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and log it
+    failed, freed = [], []
+    print(f"seed {options.seed}\n\n{HEADS}", flush=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engine = SQLite(folder) if options.database == "sqlite" else stack.enter_context(PostgreSQL())
+        for name in PROFILES if options.profile == "all" else [options.profile]:
+            if missing := missing_for(PROFILES[name].store):
+                freed.append(f"{name} was left out: {missing}")
+                continue
+            random.seed(options.seed)  # so that one profile can be repeated without those before it
+            result = one(engine, PROFILES[name], options.minutes * 60, options.nodes, options.workers)
+            print(result.line(), flush=True)
+            freed.append(f"{name}: {result.freed()}")
+            failed += result.failures
+    print("", *freed, *failed[:10], sep="\n")
+    return int(bool(failed))
+
+
+def missing_for(store: str) -> str:
+    """Return why a kind of cluster cannot run, and what to install; nothing if it can."""
+    from tests.etcd import Member
+    from tests.services import ServiceMissingError
+    from tests.zookeeper import Zoo
+
+    kinds: dict[str, type[Member] | type[Zoo]] = {"etcd": Member, "zookeeper": Zoo}
+    try:
+        if store in kinds:
+            kinds[store].find()
+    except ServiceMissingError as error:
+        return str(error)
+    return ""
+
+
+def one(engine, profile, seconds: float, nodes: int = 3, workers: int = 4):  # type: ignore[no-untyped-def]
+    """Run one profile in a database of its own; returns the result."""
+    from tests.services import django_database
+
+    from .arena import Arena
+    from .counter import ALIAS, create
+
+    with engine.database() as name, django_database(ALIAS, engine.settings(name)):
+        create()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Arena(Path(folder), profile, engine.settings(name), nodes, workers) as arena,
+        ):
+            return arena.run(seconds)
+
+
+def parse(profiles: list[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.chaos", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile runs")
+    parser.add_argument(
+        "--profile", default="all", choices=["all", "today", *profiles], help="'today' runs one per day, in turn"
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="how many servers")
+    parser.add_argument("--workers", type=int, default=4, help="how many processes take the lock")
+    parser.add_argument("--database", default="sqlite", choices=["sqlite", "postgresql"])
+    parser.add_argument("--seed", type=int, help="repeats the choice of faults, though not their timing")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = randbelow(10**9)
+    if options.profile == "today":
+        options.profile = profiles[date.today().toordinal() % len(profiles)]
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

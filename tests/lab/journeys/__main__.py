@@ -1,0 +1,145 @@
+"""
+Adopt the package in a new project, as its documentation says: ``python -m tests.lab.journeys``.
+
+The project is made by ``django-admin startproject`` in the usual layout, with SQLite and ATOMIC_REQUESTS. Each step is
+named after what the user does.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import files
+from .project import Project
+
+
+def steps(project: Project) -> Iterator[str]:
+    """Walk through the project as a user does; yield each completed step."""
+    yield from first_locks(project)
+    yield from mistakes_in_settings(project)
+    yield from mistakes_in_tasks(project)
+    yield from types(project)
+    yield from tests(project)
+
+
+def first_locks(project: Project) -> Iterator[str]:
+    """Take locks in a job, in views under ATOMIC_REQUESTS, and around rows."""
+    project.write("shop/jobs.py", files.JOBS)
+    project.write("shop/views.py", files.VIEWS)
+    project.write("mysite/urls.py", files.URLS)
+    project.run("manage.py", "migrate", "-v", "0")
+    project.run("manage.py", "migrate", "redlock", "--database=locks", "-v", "0")
+    assert "no issues" in project.run("manage.py", "check")
+    yield "give the locks a file of their own, made by migrate"
+
+    said = project.shell(files.FIRST_LOCKS)
+    assert "nightly: done" in said, said
+    yield "lock a function"
+
+    assert "kept: 200 kept" in said, said
+    assert "around: 200 around" in said, said
+    assert "inside: 200 inside" in said, said
+    assert "on_commit=True" in said, said  # the warning about the view that would release before the commit
+    yield "lock views that are transactions, with a warning where the lock would end before the commit"
+
+    assert "rows: Anna" in said, said
+    yield "lock a row for longer than its ttl, and keep the lock"
+
+
+def mistakes_in_settings(project: Project) -> Iterator[str]:
+    """Make mistakes in the settings, and correct them."""
+    project.write("shop/apps.py", files.APPS)
+    with project.setting('"wait": 5', '"weit": 5'):
+        said = project.run("manage.py", "check", fails=True)
+    assert "redlock.E007" in said, said
+    assert "did you mean 'wait'" in said, said
+    yield "mistype an option, and learn of it from the check, though a module has a lock"
+
+    with project.setting("REDLOCK =", "REDLOCKS ="):
+        said = project.run("manage.py", "check", fails=True)
+    assert "redlock.E001" in said, said
+    yield "misspell the setting, and still import the module that has a lock"
+
+    for password in ("pa/ss", "pa@ss", "pa#ss"):
+        with project.setting("database://locks", f"redis://:{password}@lock-1"):
+            said = project.run("manage.py", "check", fails=True)
+        assert "percent-encoded" in said, said
+        assert password not in said, said
+        assert "ss@" not in said, said
+    yield "forget to percent-encode a password, and see a message that does not show it"
+
+    with project.setting("database://locks", "redis://lock-1/abc"):
+        assert "its database number is not a number" in project.run("manage.py", "check", fails=True)
+    yield "mistype the number of a database, and learn of it from the check"
+
+    with project.setting('"wait": 5', '"wait": 5, "in_transaction": "error"'):
+        said = project.shell(files.IN_TRANSACTION)
+    assert "refused: Lock 'inside' is entered inside a transaction" in said, said
+    assert "entered" not in said.replace("is entered", ""), said
+    yield "make a lock inside a transaction an error"
+
+    with project.setting('"wait": 5, ', ""):
+        assert "redlock.W105" in project.run("manage.py", "check", "--deploy", "--tag", "redlock")
+    assert "redlock.W105" not in project.run("manage.py", "check", "--deploy", "--tag", "redlock")
+    yield "leave out how long a lock waits, and get the advice to set it"
+
+    with project.setting("database://locks", "database://default"):
+        assert "redlock.W011" in project.run("manage.py", "check")
+        said = project.shell(files.OWN_FILE)
+    assert said.count("refused:") == 3, said
+    assert "this thread's own transaction" in said, said
+    assert "database file of their own" in said.replace("\n", " "), said
+    assert "entered" not in said, said
+    assert "at once" in said, said
+    yield "put the locks into the file of the transactions, and get an error at once that names the ways out"
+
+
+def mistakes_in_tasks(project: Project) -> Iterator[str]:
+    """Declare tasks that cannot work or that will surprise, and correct them."""
+    found = ["redlock.E020", "redlock.E021", "redlock.W021", "redlock.W022"]
+    project.write("shop/tasks.py", files.MISTAKEN_TASKS)
+    with project.setting("memory://", "redis://127.0.0.1:1"):
+        said = project.run("manage.py", "check", fails=True)
+        assert [code for code in found if code not in said] == [], said
+        yield "declare tasks that cannot work, and learn of them from the check"
+
+        said = project.run("-m", "celery", "-A", "mysite", "worker", "--pool", "solo", fails=True)
+        assert [code for code in found if code not in said] == [], said
+        yield "start a worker with these tasks, and see it refuse"
+
+    project.write("shop/tasks.py", files.TASKS)
+    assert "no issues" in project.run("manage.py", "check")
+    yield "correct the tasks"
+
+
+def types(project: Project) -> Iterator[str]:
+    """Check a command and a task with mypy and the stubs for Django and Celery."""
+    project.write("mypy.ini", files.MYPY)
+    project.write("shop/management/commands/import_all.py", files.COMMAND)
+    assert "no issues found" in project.run("-m", "mypy", "shop/tasks.py", "shop/management/commands/import_all.py")
+    yield "check the types of a locked command and of a task"
+
+
+def tests(project: Project) -> Iterator[str]:
+    """Run the project's tests with Django's runner and with pytest."""
+    project.write("mysite/test_settings.py", files.TEST_SETTINGS)
+    project.write("shop/tests.py", files.TESTS)
+    project.run("manage.py", "test", "--settings", "mysite.test_settings")
+    yield "run the tests with unittest"
+
+    project.write("pytest.ini", files.PYTEST)
+    project.append("shop/tests.py", files.PYTEST_TESTS)
+    said = project.run("-m", "pytest", "-q", "-p", "no:xdist")
+    assert "passed" in said, said
+    yield "run the tests with pytest"
+
+
+def main(tell: Callable[[str], object] = print) -> None:
+    """Make the project in a folder of its own and walk through it."""
+    with tempfile.TemporaryDirectory() as folder:
+        for step in steps(Project(Path(folder))):
+            tell(step)
+
+
+if __name__ == "__main__":
+    main()

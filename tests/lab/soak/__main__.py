@@ -1,0 +1,155 @@
+"""Run the soak and print its figures; exits with an error after a violation."""
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from django_redlock.testing import Server, Servers, start_servers
+from django_redlock.testing.proxy import FaultProxy
+from tests.services import RabbitMQ
+
+from .nemesis import Fleet, Nemesis
+
+NODES = 3
+CALLS_PER_SECOND = 6
+PATIENCE = 240.0  # seconds for the workers to finish accepted calls, after the last kill
+SHOWN = 5  # skipped calls whose reasons are printed
+LEAST_PATIENCE = 60.0  # before a message counts as lost
+
+
+def soak(minutes: float, folder: Path, nodes: Servers, backend: FaultProxy) -> list[str]:
+    """Run the soak; return the violations."""
+    from . import project
+    from .records import Records
+
+    book, fleet, random_ = Records(Path(os.environ["SOAK_RECORDS"])), Fleet(folder), random.Random()
+    nemesis = Nemesis(fleet, nodes, backend)
+    start = told = time.monotonic()
+    while (now := time.monotonic()) < start + 60 * minutes:
+        call(book, project, random_.randrange(project.KEYS))
+        nemesis.act()
+        fleet.revive()
+        if now - told > 60:
+            told = now
+            print(f"{(now - start) / 60:.0f} min: {book.figures()}, killed {dict(nemesis.killed)}", flush=True)
+        time.sleep(random_.expovariate(CALLS_PER_SECOND))
+    nemesis.bring_back()
+    backend.start()
+    return judge(book, project, fleet, nemesis, minutes, nodes)
+
+
+def call(book: Any, project: Any, key: int) -> None:
+    """
+    Call the task of one key, and record the answer.
+
+    Celery subscribes to the result of a call before it sends it, which takes long while the result backend is away. The
+    option keeps it from that; the header has the worker store the result.
+    """
+    at = time.monotonic()
+    result = project.work.apply_async((key,), ignore_result=True, headers={"ignore_result": False})
+    book.called(key, result.id, result.accepted, at)
+
+
+def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: float, nodes: Servers) -> list[str]:
+    """Let the workers finish, print the figures, and return the violations."""
+    from celery import states
+
+    from .leftovers import Loss, Slot, left
+
+    fleet.end_beat()
+    start, loss, rest = time.monotonic(), Loss(book), max(project.LEASE, project.VISIBILITY) + 2
+    revoked: set[str] = set()
+    while open_calls := [task for task in book.unfinished() if task not in revoked]:
+        waited = time.monotonic() - start
+        if waited > PATIENCE or (waited > LEAST_PATIENCE and all(loss.gone(task) for task in open_calls)):
+            break
+        fleet.revive()
+        revoked |= {task for task in open_calls if project.work.AsyncResult(task).state == states.REVOKED}
+        time.sleep(1)
+    # Calls from beat count as well: a body may still be at work, and comes back if its worker was killed.
+    while time.monotonic() < min(book.last_seen() + rest, start + 2 * PATIENCE):
+        time.sleep(0.5)
+    slots: list[Slot] = left(nodes)
+    uncovered = book.uncovered()
+    named = {*open_calls, *(slot.task for slot in slots), *(task for task, *_ in uncovered)}
+    proofs = {task: loss.proof(task, slots, nodes) for task in named}
+    lost = {task: proof for task, proof in proofs.items() if proof}
+    fleet.end()
+    overlaps, figures, repeated = book.overlaps(), book.figures(), book.repeated()
+    in_vain = {task for task, pids in repeated.items() if not fleet.killed.issuperset(pids[:-1])}
+    missed = [slot for slot in slots if slot.missed(slots, nodes, book.last_doer(slot.task), fleet.killed)]
+    remaining = [slot for slot in slots if slot not in missed and not (slot.task in lost and slot.queued)]
+    unexplained = [task for task in open_calls if task not in lost]
+    print(
+        f"soak of {minutes:g} minutes: two workers, beat, {project.KEYS} keys, lease {project.LEASE:g} s, {NODES} nodes"
+    )
+    dead = ", ".join(f"{n} {what}" for what, n in sorted(nemesis.killed.items())) or "nothing"
+    print(f"killed                            {dead}")
+    print(f"calls                             {figures.calls}; {figures.accepted} were accepted")
+    print(
+        f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"
+    )
+    print(f"accepted, and skipped by a worker {len(revoked)}")
+    for task in sorted(revoked)[:SHOWN]:
+        print(f"  {task}: {project.work.AsyncResult(task).result}")
+    known = len(repeated) - len(in_vain)
+    print(f"accepted, and finished twice      {len(repeated)}; {known} because the first was killed at its end")
+    # If the call that they were told of was dropped for another one, or lost by kombu, another run covers them.
+    without = [one for one in uncovered if not (one[3] and one[0] in revoked | lost.keys())]
+    print(f"accepted, and lost                {len(unexplained)}")
+    print(f"duplicates that no run covers     {len(without)}")
+    print(f"bodies of one key that overlapped {len(overlaps)}")
+    print(f"keys left on a node one lease after {len(remaining)}")
+    print(f"the same, on too few for a slot   {len(missed)}; the process that freed it was killed first")
+    if loss.possible:
+        print(f"sent, and lost by kombu           {len(lost)}; {len(lost.keys() & set(open_calls))} sent by callers")
+        print("".join(f"  {task}: {proof}\n" for task, proof in lost.items()), end="")
+    told = [f"lost: {task} ({project.work.AsyncResult(task).state})" for task in unexplained]
+    told += [f"done again, though nobody was killed: {task} in {repeated[task]}" for task in in_vain]
+    told += [f"not covered: key {key} at {at:.2f}, a duplicate of {task}" for task, key, at, _ in without]
+    return [*overlaps, *told, *(f"left: {slot}" for slot in remaining)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long to make calls and kill processes")
+    parser.add_argument("--broker", choices=("redis", "rabbitmq"), default="redis")
+    chosen = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="redlock-soak-"))
+    rabbitmq: Any = RabbitMQ() if chosen.broker == "rabbitmq" else nullcontext()
+    with (
+        Server() as own_broker,
+        Server() as results,
+        FaultProxy(results.url) as backend,
+        start_servers(NODES) as nodes,
+        rabbitmq as broker,
+    ):
+        os.environ |= {
+            "DJANGO_SETTINGS_MODULE": "tests.lab.soak.settings",
+            "SOAK_BROKER": broker.url if broker else own_broker.url,
+            "SOAK_RESULTS": backend.url,
+            "SOAK_NODES": ",".join(nodes.urls),
+            "SOAK_RECORDS": str(folder / "records.sqlite3"),
+        }
+        import django
+
+        django.setup()
+        time.sleep(7)  # nodes that have just been started do not vote at once
+        wrong = soak(chosen.minutes, folder, nodes, backend)
+    print("\n".join(wrong) or "nothing went wrong")
+    if wrong:
+        print(f"the logs are in {folder}")
+    else:
+        shutil.rmtree(folder)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The processes of the soak, and the nemesis that kills them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from glob import glob
+from pathlib import Path
+
+from django_redlock.testing import Servers
+from django_redlock.testing.processes import spawn
+from django_redlock.testing.proxy import FaultProxy
+
+NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
+BACKEND_AWAY = (2.0, 12.0)  # seconds
+DOWN, FROZEN = 3.0, (0.3, 3.0)  # seconds for which a node is away
+PEACE = 6.0  # seconds after a freeze without another fault, so that clients that missed the node continue
+
+
+class Fleet:
+    """The workers and beat, which are started again after they were killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = iter(range(1_000_000))
+        self.killed: set[int] = set()  # process ids of children that were killed, with their worker or alone
+        self.beat = self._celery("beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING")
+        self.workers = [self._worker(), self._worker()]
+
+    def _celery(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "celery", "-A", "tests.lab.soak.project", *arguments]
+        with (self._folder / "log").open("ab") as log:
+            return spawn(
+                command,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdout=log,
+                stderr=log,
+            )
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        options = ["--pool=prefork", "--concurrency=3", "--loglevel=INFO", "--without-gossip", "--without-mingle"]
+        return self._celery("worker", *options, f"--hostname=soak{next(self._numbers)}@localhost")
+
+    def kill_worker(self) -> None:
+        """Kill a worker, whose children die with it, and start another."""
+        place = random.randrange(len(self.workers))
+        self.killed.update(children(self.workers[place].pid))
+        self.workers[place].kill()
+        self.workers[place].wait()
+        self.workers[place] = self._worker()
+
+    def kill_child(self) -> bool:
+        """Kill a child of a worker; return whether there was one."""
+        alive = children(random.choice(self.workers).pid)
+        if not alive:
+            return False
+        child = random.choice(alive)
+        self.killed.add(child)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        return True
+
+    def revive(self) -> None:
+        """Restart processes that have ended by themselves."""
+        for place, worker in enumerate(self.workers):
+            if worker.poll() is not None:
+                self.workers[place] = self._worker()
+
+    def end_beat(self) -> None:
+        """End beat properly: otherwise nobody would send the message of a slot that it has just taken."""
+        self.beat.terminate()
+        self.beat.wait()
+
+    def end(self) -> None:
+        """End all processes."""
+        for process in (self.beat, *self.workers):
+            process.kill()
+            process.wait()
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of the children of a process."""
+    return [int(child) for path in glob(f"/proc/{pid}/task/*/children") for child in Path(path).read_text().split()]
+
+
+class Nemesis:
+    """
+    Kills children, workers and one node at a time, which comes back empty; from time to time a node only stops for a
+    while, or the result backend is away.
+
+    Args:
+        fleet: The workers.
+        nodes: The lock nodes.
+        backend: The way to the result backend.
+    """
+
+    def __init__(self, fleet: Fleet, nodes: Servers, backend: FaultProxy) -> None:
+        self._fleet = fleet
+        self._nodes = nodes
+        self._backend = backend
+        self._backend_until = 0.0  # until when the backend is away
+        self._next_backend = time.monotonic() + 25
+        self._random = random.Random()
+        self._next = time.monotonic() + 15
+        self._next_node = time.monotonic() + 20
+        self._away: tuple[int, float] | None = None
+        self.killed: Counter[str] = Counter()
+
+    def act(self) -> None:
+        """Run the actions that are due."""
+        now = time.monotonic()
+        if self._backend_until and now > self._backend_until:
+            self._backend.start()
+            self._backend_until, self._next_backend = 0.0, now + self._random.uniform(15, 60)
+        if now > self._next_backend and not self._backend_until:
+            self._backend.stop()
+            self._backend_until = now + self._random.uniform(*BACKEND_AWAY)
+            self.killed["result backends for a while"] += 1
+        if self._away and now > self._away[1]:
+            self.bring_back()
+        if self._away or now < self._next:
+            return
+        self._next = now + self._random.uniform(3, 10)
+        if now > self._next_node and self._random.random() < 0.5:
+            self._strike_node(now)
+        elif self._random.random() < 0.3:
+            self._fleet.kill_worker()
+            self.killed["workers"] += 1
+        else:
+            self.killed["children"] += self._fleet.kill_child()
+
+    def _strike_node(self, now: float) -> None:
+        node = self._random.randrange(len(self._nodes))
+        if self._random.random() < 0.5:
+            self._nodes[node].kill()
+            self.killed["nodes"] += 1
+            self._away, self._next_node = (node, now + DOWN), now + NODE_REST
+        else:
+            self._nodes[node].freeze()
+            self.killed["nodes for a while"] += 1
+            until = now + self._random.uniform(*FROZEN)
+            self._away, self._next = (node, until), until + PEACE
+
+    def bring_back(self) -> None:
+        """Bring the absent node back."""
+        if self._away:
+            self._nodes[self._away[0]].start()
+            self._nodes[self._away[0]].thaw()
+            self._away = None

@@ -1,0 +1,92 @@
+"""The project whose workers the soak runs."""
+
+import os
+import random
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.signals import after_task_publish, task_postrun
+from kombu.transport.redis import Channel, QoS
+
+from django_redlock.celery import singleton_task
+
+from .records import Records
+
+LEASE = 5.0  # seconds
+QUEUE_TTL = 7200.0  # seconds: an orphaned slot still exists at the end
+KEYS = 60
+VISIBILITY = 10  # seconds after which the broker redelivers unacknowledged messages
+
+REDIS_OPTIONS = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+
+app = Celery("tests.lab.soak.project", set_as_current=False)
+app.conf.update(
+    broker_url=os.environ.get("SOAK_BROKER", "memory://"),
+    result_backend=os.environ.get("SOAK_RESULTS", "cache+memory://"),
+    broker_transport_options=REDIS_OPTIONS if os.environ.get("SOAK_BROKER", "").startswith("redis") else {},
+    broker_connection_retry_on_startup=True,
+    worker_prefetch_multiplier=1,
+    worker_hijack_root_logger=False,
+    beat_schedule={
+        f"every second {key}": {"task": "tests.lab.soak.project.work", "schedule": 1.0, "args": (key,)}
+        for key in range(5)
+    },
+)
+
+
+@cache
+def records(pid: int) -> Records:
+    return Records(Path(os.environ["SOAK_RECORDS"]))
+
+
+class WatchedQoS(QoS):
+    """Records the fate of messages between Redis, as a broker, and this worker."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        super().append(message, delivery_tag)
+        about = message.headers
+        records(os.getpid()).broker(delivery_tag, about.get("id", ""), about.get("retries") or 0, "noted")
+
+    def ack(self, delivery_tag: str) -> None:
+        records(os.getpid()).broker(delivery_tag, "", 0, "acknowledged")
+        super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not requeue:
+            records(os.getpid()).broker(delivery_tag, "", 0, "acknowledged")
+        super().reject(delivery_tag, requeue)
+
+
+Channel.QoS = WatchedQoS
+
+
+@after_task_publish.connect
+def note_sent(headers: dict[str, Any], **about: Any) -> None:
+    """Record that the broker has got a message."""
+    records(os.getpid()).sent(headers["id"], headers.get("retries") or 0)
+
+
+@task_postrun.connect
+def note_over(task_id: str, **about: Any) -> None:
+    """Record that a run has freed its slot."""
+    records(os.getpid()).over(task_id)
+
+
+@singleton_task(bind=True, lease=LEASE, queue_ttl=QUEUE_TTL, acks_late=True, reject_on_worker_lost=True)
+def work(self: Any, key: int) -> int:
+    """Work for a while, in steps; sometimes for longer than a lease, sometimes only at the second attempt."""
+    book = records(os.getpid())
+    run = book.began(key, self.request.id)
+    duration = random.choice([0.02, 0.1, 0.3, 0.6]) if random.random() < 0.97 else 1.6 * LEASE
+    until = time.monotonic() + duration
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        self.singleton.check()
+        book.seen(run)
+    if random.random() < 0.05 and not self.request.retries:
+        raise self.retry(countdown=random.choice([0, 1]))
+    book.seen(run, ended=True)
+    return key
