@@ -22,9 +22,9 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .db.fences import claim, create, explained, is_conflict, refuse_own_file, refuse_snapshots
-from .engine import mistakes
-from .engine.contexts import Block
+from .engine import options
 from .engine.lease import Lease
+from .engine.lock import Block
 from .engine.options import check_switch
 from .handler import in_transaction
 from .models import Fence
@@ -37,7 +37,7 @@ ATTEMPTS = 3  # attempts to find a row that was just created; more would help on
 LONGEST_PAUSE = 1.0  # seconds between two runs of a function whose transaction conflicted with another
 
 
-@mistakes.explained
+@options.explained
 def fenced(
     lease: Lease | Iterable[Lease],
     *,

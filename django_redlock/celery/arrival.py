@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from celery import states
 from celery.exceptions import Ignore, Retry, WorkerShutdown, WorkerTerminate
 
-from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
+from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from .execution import EXECUTION, Execution, leave_queue
 from .interrupt import SlotLostError

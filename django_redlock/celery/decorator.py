@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Literal, cast, overload
 from celery import Celery, Task, _state
 from celery.local import Proxy
 
-from ..engine.decorator import makes_coroutine, makes_generator
+from ..engine.lock import makes_coroutine, makes_generator
 from ._compat import P, R
 from .keys import check_key
 from .options import (

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..core.outcome import EndReason
 from ..core.owner import Owner
-from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
+from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from .interrupt import Interrupt

@@ -10,7 +10,7 @@ from typing import NoReturn
 from celery import states
 from celery.exceptions import Ignore, Reject
 
-from ..engine.acquirer import fresh_secret
+from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, printable
 from .execution import Execution, begun_name, done_name, moved_on
 from .message import Message, NoResultsError

@@ -19,7 +19,7 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
-from ..engine.acquirer import fresh_secret
+from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
 from ._compat import BaseTask, P, R

@@ -29,7 +29,7 @@ class Plan:
         mending: Whether a decided round still waits, within its timeout, for links that are being made. An extension
             does, because it restores the lock on nodes that were away and have lost it.
         unattended: Whether the round, with a timeout of 0, stays open after it was sent. The next reader of its
-            connections gives it the replies; see :mod:`django_redlock.engine.unattended`.
+            connections gives it the replies; see :mod:`django_redlock.engine.watchdog`.
     """
 
     requests: Mapping[int, Request]

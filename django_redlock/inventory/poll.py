@@ -11,8 +11,8 @@ from ..core.names import HEARTBEAT, heartbeat, process_of
 from ..core.owner import decode, fingerprint, lease_of
 from ..core.replies import ABSENT, Kind, Reply, Row, is_absurd
 from ..core.requests import ENDLESS, Survey
-from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
+from ..engine.watchdog import LIFE
 from .judge import is_suspicious, judge, process_behind, soonest_first, with_process
 from .model import HeldLock, NodeStatus, Snapshot, View
 from .states import Life

@@ -6,7 +6,7 @@ from typing import Self
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
-from ..engine.runtime import Dog
+from ..engine.watchdog import Dog
 from .flavours import Awaiting, Blocking, Flavour, run
 
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds

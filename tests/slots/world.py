@@ -32,8 +32,7 @@ from django_redlock.core.acquisition import Waiter
 from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Request
-from django_redlock.engine.connections import Connection, ConnectionSet
-from django_redlock.engine.idle import IdleConnections
+from django_redlock.engine.connections import Connection, ConnectionSet, IdleConnections
 from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError
 from django_redlock.testing.simulated_node import EPOCH

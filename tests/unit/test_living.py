@@ -16,9 +16,8 @@ from django_redlock import Lease, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import slug
 from django_redlock.core.owner import SECRET_SIZE
 from django_redlock.core.requests import SHARED
-from django_redlock.engine.drops import note_drops
-from django_redlock.engine.heartbeat import ProcessHeartbeat
 from django_redlock.engine.process import process
+from django_redlock.engine.watchdog import ProcessHeartbeat, note_drops
 from django_redlock.inventory import (
     HeldLock,
     Staleness,

@@ -15,7 +15,8 @@ from django_redlock.core.attempt import Granted
 from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.core.surveying import survey_round
-from django_redlock.engine import redelivery, rounds, rounds_async
+from django_redlock.engine import driver as redelivery
+from django_redlock.engine import rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lock import Lock
