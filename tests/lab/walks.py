@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ class Walk:
     def changes(self) -> int:
         """How often one call is in another module than the call before."""
         files = [each.file for each in self.calls]
-        return sum(before != after for before, after in zip(files, files[1:], strict=False))
+        return sum(before != after for before, after in pairwise(files))
 
     def count(self, name: str) -> int:
         """Return how many functions with this name are called."""
