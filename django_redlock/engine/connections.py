@@ -14,9 +14,7 @@ from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
-from ..core.failure import Failure
-from ..core.replies import Kind, failed
-from ..core.requests import Request
+from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock

@@ -14,9 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.admission import Admission
-from ..core.failure import Failure
-from ..core.replies import Kind, Reply, failed
-from ..core.requests import Request
+from ..core.protocol import Failure, Kind, Reply, Request, failed
 from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node

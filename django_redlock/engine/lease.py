@@ -15,18 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet, ref
 
-from ..core.acquisition import Acquisition, GaveUp
-from ..core.attempt import Granted
-from ..core.backoff import Pause
+from ..core.acquisition import Acquisition, GaveUp, Pause
+from ..core.attempt import Granted, HighestToken
 from ..core.hold import Hold, release_outcome
-from ..core.names import named
-from ..core.outcome import LOST, EndReason, Outcome
-from ..core.owner import SHARED_KIND, Owner, decode
-from ..core.replies import votes_in
+from ..core.names import SHARED_KIND, Owner, decode, named
+from ..core.protocol import LOST, EndReason, Outcome, votes_in
 from ..core.round import Round
-from ..core.rules import Rules, number
-from ..core.tokens import HighestToken
-from ..core.wanted import Wanted
+from ..core.rules import Rules, Wanted, number
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from ..nodes.base import Node
 from ..nodes.gevent import uses_gevent

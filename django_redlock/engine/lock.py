@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 from ..core.names import named
-from ..core.outcome import EndReason, Outcome
-from ..core.wanted import Wanted
+from ..core.protocol import EndReason, Outcome
+from ..core.rules import Wanted
 from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .lease import Lease, arelease_at_end, leave, release_at_end

@@ -16,22 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 from weakref import WeakSet, WeakValueDictionary
 
-from ..core.acquisition import Acquisition, GaveUp, Step
+from ..core.acquisition import Acquisition, GaveUp, Pause, Step
 from ..core.admission import Admission
-from ..core.attempt import Granted
-from ..core.backoff import Pause
-from ..core.cleanup import cleanup
+from ..core.attempt import Granted, HighestToken
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
-from ..core.names import check_names, named, slug
-from ..core.outcome import Outcome
-from ..core.owner import HolderKind, Owner
-from ..core.replies import ANSWERS, Reply
-from ..core.requests import Instant, Release
-from ..core.round import Round
-from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, seconds
-from ..core.surveying import SurveyOptions, survey_round
-from ..core.tokens import HighestToken
-from ..core.wanted import Wanted
+from ..core.names import HolderKind, Owner, check_names, named, slug
+from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply
+from ..core.round import Round, SurveyOptions, cleanup, survey_round
+from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import exiting
@@ -238,7 +230,7 @@ class LockManager:
         Ask the nodes for the locks with given names, or for one page of their indexes.
 
         Args:
-            **options: Those of :class:`~django_redlock.core.surveying.SurveyOptions`.
+            **options: Those of :class:`~django_redlock.core.round.SurveyOptions`.
 
         Returns:
             The replies that came in time, by the node's index.

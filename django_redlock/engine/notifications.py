@@ -21,8 +21,8 @@ from math import ceil
 from socket import gethostname
 from typing import Generic, TypeVar
 
-from ..core.failure import Failure
-from ..core.waiter import Waiter
+from ..core.acquisition import Waiter
+from ..core.protocol import Failure
 from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock
 from ..nodes.threads import new_event, start

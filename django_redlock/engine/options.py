@@ -9,8 +9,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from ..core.names import named
-from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_release, check_wait, optional_seconds
-from ..core.wanted import check_limit
+from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_limit, check_release, check_wait, optional_seconds
 
 IfTaken = Literal["raise", "skip"]
 

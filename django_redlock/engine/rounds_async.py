@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ..core.admission import Admission
-from ..core.failure import Failure
-from ..core.replies import Kind, Reply, failed
+from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late

@@ -22,12 +22,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ref
 
-from ..core.failure import Failure
 from ..core.hold import Hold
-from ..core.names import heartbeat, named
-from ..core.owner import SECRET_SIZE, Owner, encode
-from ..core.replies import ANSWERS, POSITIVE, Kind, Reply, failed
-from ..core.requests import Acquire, Extend, Term
+from ..core.names import SECRET_SIZE, Owner, encode, heartbeat, named
+from ..core.protocol import ANSWERS, POSITIVE, Acquire, Extend, Failure, Kind, Reply, Term, failed
 from ..core.round import Round, count
 from ..nodes.clock import Clock, steady
 from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.celery.interrupt import raise_in
+from django_redlock.celery.execution import raise_in
 from django_redlock.engine import connections as wakeup
 from django_redlock.engine.connections import WakeUp
 from django_redlock.engine.lease import Lease, LeaseHold
