@@ -172,11 +172,10 @@ class Terminal:
     def act(self, over: Event) -> None:
         """Run each command once, the first time."""
         if not self._ran:
-            lock = unquote(self._stack.wait_for("the import's lock", self._lock)).partition("/")[2].strip("{}")
-            self._run("check", shows="")
-            self._run("redlock_list", "--wide", shows="import_catalogue")
-            self._run("redlock_inspect", lock, shows="import_catalogue")
-            self._run("redlock_doctor", "--fail-level", "error", shows="")
+            self._run("check")
+            self._run("redlock_doctor", "--fail-level", "error")
+            self._run("redlock_list", "--wide", of_import=True)
+            self._run("redlock_inspect", of_import=True)
         over.wait(1.0)
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
@@ -184,15 +183,18 @@ class Terminal:
         failed = "; ".join(f"{command}: {text}" for command, text in self._failed.items())
         yield Check("commands", bool(self._ran) and not failed, failed or ", ".join(self._ran) or "none")
 
-    def _run(self, *command: str, shows: str) -> None:
+    def _run(self, *command: str, of_import: bool = False) -> None:
+        """Run a command; one that shows the import's lock again if the import ended before the command looked."""
         self._ran.append(command[0])
-        for _ in range(4 if self._stack.nodes.gaps else 1):
+        for _ in range(4 if of_import or self._stack.nodes.gaps else 1):
+            lock = self._stack.wait_for("the import's lock", self._lock) if of_import else ""
+            name = [unquote(lock).partition("/")[2].strip("{}")] if command[0] == "redlock_inspect" else []
             try:
-                text = self._stack.manage(*command)
+                text = self._stack.manage(*command, *name)
             except CommandError as error:
                 text = str(error)
             else:
-                if shows in text:
+                if not of_import or "import_catalogue" in text:
                     self._failed.pop(command[0], None)
                     return
             self._failed[command[0]] = text
