@@ -863,7 +863,7 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
     """
     L74: for a lock that a task holds the confirmation offers to revoke the task, and does so when it is ticked.
     """
-    from django_redlock.celery import control
+    from django_redlock.celery import handle as control
 
     revoked = []
     monkeypatch.setattr(control, "revoke", lambda task_id, **how: revoked.append((task_id, how)) is None)
