@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.core import acquisition
-from django_redlock.core import attempt
+from django_redlock.core import acquisition, attempt
 from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
