@@ -2,9 +2,7 @@
 The lock managers of the aliases in ``REDLOCK``, one per alias and process, and access to them.
 """
 
-import os
 import sys
-import threading
 import warnings
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Iterator
@@ -36,7 +34,6 @@ class RedlockHandler:
 
     def __init__(self) -> None:
         self._managers: dict[str, LockManager] = {}
-        self._mutex = threading.Lock()
 
     def __getitem__(self, alias: str) -> LockManager:
         """
@@ -45,13 +42,13 @@ class RedlockHandler:
         Raises:
             InvalidRedlockError: The setting has no such alias or cannot be used.
         """
+        managers = self._managers  # a reset makes a new dict
         try:
-            return self._managers[alias]
+            return managers[alias]
         except KeyError:
-            with self._mutex:
-                if alias not in self._managers:
-                    self._managers[alias] = self._create(alias)
-                return self._managers[alias]
+            # Without a mutex: a signal handler that interrupts this thread here may need the manager itself. Of two
+            # managers that are made at the same time, both use the first.
+            return managers.setdefault(alias, self._create(alias))
 
     def __iter__(self) -> Iterator[str]:
         return iter(aliases())
@@ -67,8 +64,7 @@ class RedlockHandler:
 
     def reset(self) -> None:
         """Forget all managers and close their idle connections; the next use reads the settings anew."""
-        with self._mutex:
-            managers, self._managers = self._managers, {}
+        managers, self._managers = self._managers, {}
         for manager in managers.values():
             manager.retired = True
             manager.close()
@@ -251,9 +247,5 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
     if setting in ("REDLOCK", "CACHES"):
         locks.reset()
 
-
-if hasattr(os, "register_at_fork"):
-    # Another thread of the parent may have held the mutex.
-    os.register_at_fork(after_in_child=lambda: setattr(locks, "_mutex", threading.Lock()))
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redlock.reset")

@@ -303,7 +303,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             RuntimeError: The lease is in a block already, whose end would leave the rest of the outer one without it.
         """
         self.ensure()
-        if self.hold.in_block:
+        if self.hold.in_block or self.hold.in_own_block:
             raise RuntimeError(
                 f"The lease of {self.name!r} is in a block already, which releases it at its end. Use the lease there, "
                 "without a block of its own."
@@ -527,9 +527,9 @@ class LeaseHold(Hold):
 
     @property
     def in_block(self) -> bool:
-        """Whether the end of a block that has begun releases the lock."""
+        """Whether the body of ``with lock(...)`` runs, so that only the thread or task inside can end the hold."""
         block = self.block() if self.block else None
-        return self.in_own_block or (block is not None and not block.over)
+        return block is not None and not block.over
 
     # Used by the watchdog
 

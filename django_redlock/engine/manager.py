@@ -330,7 +330,9 @@ _managers: WeakSet[LockManager] = WeakSet()
 def _close_all() -> None:
     """Close the idle connections of this process; locks still held are left to end by themselves."""
     process.ends = True
-    for manager in list(_managers):
+    # Kept to the very end: the tasks of an event loop that was only closed would complain when they are destroyed.
+    process.kept = list(_managers)
+    for manager in process.kept:
         manager.close()
 
 

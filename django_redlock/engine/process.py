@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 HOST = socket.gethostname()
 
@@ -27,6 +28,7 @@ class Process:
         mark: Its first item is false in a forked child that has not noticed the fork. Whoever begins something on
             behalf of a user reads it, and calls :meth:`notice_fork` if it is false.
         ends: Whether the process is about to end, so that nothing may be left to a background thread.
+        kept: What must not be freed before the process ends.
         starts: Functions to call in a forked child before it uses a lock or a lease.
         mutex: Held by the one thread of a forked child that drops what belongs to the parent, while the others wait.
     """
@@ -35,6 +37,7 @@ class Process:
         self.pid = os.getpid()
         self.name = _new_name()
         self.ends = False
+        self.kept: list[Any] = []
         self.starts: list[Callable[[], object]] = []
         self.mutex = threading.Lock()
         self.mark: mmap.mmap | Pid = _page() or Pid()
