@@ -95,6 +95,7 @@ def named(names: tuple[str, ...]) -> str:
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:LISTED])} and {more} more"
 
 
+@lru_cache(maxsize=1024)
 def slug(name: str) -> str:
     """Return the part of the keys that stands for *name*."""
     encoded = name.encode()

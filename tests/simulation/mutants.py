@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
-from django_redlock.core.attempt import GRANTS, Attempt
+from django_redlock.core.attempt import GRANTS, Attempt, Verdict
 from django_redlock.core.hold import Hold
 from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
@@ -283,32 +283,21 @@ def minority() -> Iterator[None]:
 @mutant("skew")
 def grants_counted_as_accepts() -> Iterator[None]:
     """votes for the lock count as votes for its token"""
-    count = Round.count
-
-    def counted(self: Round, *kinds: Kind) -> int:
-        return count(self, *(GRANTS if kinds == (Kind.ACCEPTED,) else kinds))
-
-    with patch.object(Round, "count", counted):
+    with patch.object(Verdict, "accepted", Verdict.granted_lock):
         yield
 
 
 @mutant("skew", "everything")
 def mixed_rounds() -> Iterator[None]:
     """accepts of the first number count for the second"""
-    raise_token = Attempt._raise_token
+    second_round = Attempt._second_round
 
-    def mixed(self: Attempt, first: Round, number: int) -> Generator[Any, Any, Round]:
-        steps = raise_token(self, first, number)
-        second = next(steps)
+    def mixed(self: Attempt, first: Round, number: int) -> Round:
+        second = second_round(self, first, number)
         second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
-        at = yield second
-        try:
-            steps.send(at)
-        except StopIteration as stop:
-            return stop.value
-        raise AssertionError("more than one round")
+        return second
 
-    with patch.object(Attempt, "_raise_token", mixed):
+    with patch.object(Attempt, "_second_round", mixed):
         yield
 
 
