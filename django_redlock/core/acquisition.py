@@ -7,7 +7,6 @@ after each, so the blocking driver, the asyncio driver and the simulation run th
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Set
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,25 +24,22 @@ LEAST_POLL = 0.02  # least seconds before a waiter asks again about a hold that 
 UNNOTIFIED_POLL = 0.05  # seconds of pause per waiter ahead in the queue, while too few nodes can notify this one
 
 
-@dataclass(frozen=True, slots=True)
-class GaveUp:
+class GaveUp(Verdict):
     """
     The acquisition ended without the lock.
 
-    ``taken`` is whether another owner has the lock; otherwise too few nodes answered. ``misconfigured`` is whether the
-    nodes cannot vote until servers or settings change. ``queued`` is whether the lock is free but other callers wait
-    for it.
+    Args:
+        verdict: The meaning of the last replies.
+        waited: Seconds for which the acquisition tried.
+        attempts: How many attempts it made.
     """
 
-    taken: bool
-    misconfigured: bool
-    waited: float
-    attempts: int
-    replies: Mapping[int, Reply]
-    retry_after: float | None
-    holder: str
-    queued: bool
-    agreed: bool
+    __slots__ = ("attempts", "waited")
+
+    def __init__(self, verdict: Verdict, waited: float, attempts: int) -> None:
+        super().__init__(verdict.replies, verdict.rules)
+        self.waited = waited
+        self.attempts = attempts
 
 
 class Pause(NamedTuple):
@@ -96,7 +92,7 @@ class Acquisition:
         self._highest = highest
         self._fresh_secret = fresh_secret
         self._chance = chance
-        self._backoff: Backoff | None = None  # made when a first attempt has failed
+        self._delay = rules.retry_delay
         self._slugs = tuple(map(slug, wanted.names))
         self._timeout = rules.timeout(wanted.ttl, len(wanted.names))
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
@@ -127,10 +123,37 @@ class Acquisition:
             # everybody who can.
             yield from self._withdraw(leaving=over or verdict.cut_off)
             if over:
-                return self._gave_up()
-            self._backoff = self._backoff or Backoff(self._rules, self._chance)
-            self._attempt.at = yield self._backoff.pause(verdict, self._time_left())
+                return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts)
+            self._attempt.at = yield self._pause(verdict)
             self.waiter.attend()
+
+    def _pause(self, verdict: Verdict) -> Pause:
+        """
+        Return the next pause, which is hardly longer than the present hold can last.
+
+        A waiter relies on being notified, and asks again by itself only because a notification can be lost. A contender
+        that nobody will notify backs off with random pauses that grow, as "Exponential Backoff And Jitter" (AWS
+        Architecture Blog) recommends under the name "decorrelated jitter".
+        """
+        shortest, free_in = self._rules.retry_delay, verdict.retry_after
+        poll = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
+        notified = poll + LEAST_POLL * self._chance()
+        if verdict.split:
+            # The contenders gave back what they had, so one of them wins soon unless all of them ask again at the same
+            # moment.
+            seconds = notified = shortest * self._chance()
+        elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
+            # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
+            # pauses that get shorter as its turn comes nearer.
+            seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
+        else:
+            # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings. The
+            # pause is from the shortest to three times the previous one, at most ten times the shortest.
+            self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
+            seconds = notified = min(notified, self._delay)
+        left = self._time_left()
+        limit = float("inf") if left is None else max(left, 0.0)
+        return Pause(min(seconds, limit), min(notified, limit), verdict.silent)
 
     def undo(self, timeout: float = 0.0) -> Round:
         """
@@ -205,7 +228,7 @@ class Acquisition:
             verdict, left = self._attempt.verdict, self._time_left()
             # All permits share one queue. Where others wait in it, the next permit is refused for the same reason. And
             # with many permits, an attempt may go on for one node timeout after its time, but not for one per permit.
-            if verdict.queued or verdict.cut_off or (left is not None and left <= -self._timeout):
+            if verdict.behind_others or verdict.cut_off or (left is not None and left <= -self._timeout):
                 return None
             if not asked:
                 asked = True
@@ -273,68 +296,6 @@ class Acquisition:
     def _time_left(self) -> float | None:
         """Return for how many more seconds to try; None is for ever."""
         return None if self.wanted.wait is None else self._since.now + self.wanted.wait - self._attempt.at.now
-
-    def _gave_up(self) -> GaveUp:
-        verdict = self._attempt.verdict
-        return GaveUp(
-            taken=verdict.taken,
-            misconfigured=verdict.misconfigured,
-            waited=self._attempt.at.now - self._since.now,
-            attempts=self._attempts,
-            replies=verdict.replies,
-            retry_after=verdict.free_in,
-            holder=verdict.holder,
-            queued=count(verdict.replies, Kind.QUEUED) > 0 and count(verdict.replies, Kind.BUSY) == 0,
-            agreed=verdict.agreed,
-        )
-
-
-class Backoff:
-    """
-    The pauses of one acquisition.
-
-    A waiter relies on being notified, and asks again by itself only because a notification can be lost. A contender
-    that nobody will notify backs off with random pauses that grow, as "Exponential Backoff And Jitter" (AWS
-    Architecture Blog) recommends under the name "decorrelated jitter".
-
-    Args:
-        rules: The options of the alias.
-        chance: Draws a number from 0 to 1, for jitter.
-    """
-
-    __slots__ = ("_chance", "_delay", "_rules")
-
-    def __init__(self, rules: Rules, chance: Callable[[], float]) -> None:
-        self._rules = rules
-        self._chance = chance
-        self._delay = rules.retry_delay
-
-    def pause(self, verdict: Verdict, left: float | None) -> Pause:
-        """
-        Return the next pause, which is hardly longer than the present hold can last.
-
-        Args:
-            verdict: What the replies to the last attempt mean.
-            left: Seconds for which to go on trying; None is for ever.
-        """
-        shortest, free_in = self._rules.retry_delay, verdict.free_in
-        poll = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
-        notified = poll + LEAST_POLL * self._chance()
-        if verdict.split:
-            # The contenders gave back what they had, so one of them wins soon unless all of them ask again at the same
-            # moment.
-            seconds = notified = shortest * self._chance()
-        elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
-            # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
-            # pauses that get shorter as its turn comes nearer.
-            seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
-        else:
-            # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings. The
-            # pause is from the shortest to three times the previous one, at most ten times the shortest.
-            self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
-            seconds = notified = min(notified, self._delay)
-        limit = float("inf") if left is None else max(left, 0.0)
-        return Pause(min(seconds, limit), min(notified, limit), verdict.silent)
 
 
 class Waiter:

@@ -262,23 +262,23 @@ class Verdict:
         rules: The options of the alias.
     """
 
-    __slots__ = ("_rules", "replies")
+    __slots__ = ("replies", "rules")
 
     def __init__(self, replies: Mapping[int, Reply], rules: Rules) -> None:
         self.replies = replies
-        self._rules = rules
+        self.rules = rules
 
     # Whether the attempt has the lock
 
     @property
     def accepted(self) -> bool:
         """Whether a quorum granted the lock and accepted the proposed token."""
-        return count(self.replies, Kind.ACCEPTED) >= self._rules.needed
+        return count(self.replies, Kind.ACCEPTED) >= self.rules.needed
 
     @property
     def granted_lock(self) -> bool:
         """Whether a quorum granted the lock, so that one more round may raise the token."""
-        return count(self.replies, *GRANTS) >= self._rules.needed
+        return count(self.replies, *GRANTS) >= self.rules.needed
 
     @property
     def settled(self) -> bool:
@@ -289,15 +289,15 @@ class Verdict:
         or too many nodes are silent, and it is known whether waiting for them can help.
         """
         accepted, pending = count(self.replies, Kind.ACCEPTED), self._pending
-        if accepted >= self._rules.needed:
+        if accepted >= self.rules.needed:
             return True
         if accepted == len(self.replies):
             return False  # the usual case, so far
-        if self.granted_lock and accepted + pending < self._rules.needed:
+        if self.granted_lock and accepted + pending < self.rules.needed:
             return True
-        if self._in_the_way >= self._rules.needed:
+        if self._in_the_way >= self.rules.needed:
             return True
-        hopeless, spare = self._misconfigured, self._rules.spare
+        hopeless, spare = self._misconfigured, self.rules.spare
         explained = hopeless > spare or hopeless + pending <= spare
         return explained and self.cut_off
 
@@ -314,7 +314,7 @@ class Verdict:
     @property
     def lacks_votes(self) -> bool:
         """Whether a quorum of nodes granted the lock, but too few of them may vote."""
-        return len(self.granted) >= self._rules.needed
+        return len(self.granted) >= self.rules.needed
 
     # Whether somebody else has it
 
@@ -326,17 +326,22 @@ class Verdict:
         Fewer refusals than this prove nothing: the others may be free, and a vote on a single node may be all that is
         left of a client that died during its attempt.
         """
-        return count(self.replies, *NOT_FREE) > self._rules.spare and not self.misconfigured
+        return count(self.replies, *NOT_FREE) > self.rules.spare and not self.misconfigured
 
     @property
     def agreed(self) -> bool:
         """Whether a quorum of nodes names one holder."""
-        return self._most_held >= self._rules.needed
+        return self._most_held >= self.rules.needed
 
     @property
     def queued(self) -> bool:
+        """Whether the lock is free, but other callers wait for it."""
+        return count(self.replies, Kind.QUEUED) > 0 and count(self.replies, Kind.BUSY) == 0
+
+    @property
+    def behind_others(self) -> bool:
         """Whether earlier waiters, in the queues of too many nodes, must be served before a quorum is possible."""
-        return count(self.replies, Kind.QUEUED) > self._rules.spare
+        return count(self.replies, Kind.QUEUED) > self.rules.spare
 
     @property
     def split(self) -> bool:
@@ -347,7 +352,7 @@ class Verdict:
         that have not go on, see :meth:`precedes`.
         """
         taken = count(self.replies, Kind.BUSY) > 0
-        return taken and not self.cut_off and self._in_the_way + self._pending < self._rules.needed
+        return taken and not self.cut_off and self._in_the_way + self._pending < self.rules.needed
 
     def precedes(self, value: str) -> bool:
         """
@@ -369,7 +374,7 @@ class Verdict:
         return max(dict.fromkeys(holders), key=holders.count, default="")  # of several, the one of the first node
 
     @property
-    def free_in(self) -> float | None:
+    def retry_after(self) -> float | None:
         """The seconds after which a quorum can be free by expiry alone; None if never or unknown."""
         held = sorted(
             float("inf") if reply.left is None else reply.left
@@ -377,7 +382,7 @@ class Verdict:
             if reply.kind is Kind.BUSY
         )
         # ``spare`` nodes may stay taken. When all other nodes are free, those are a quorum.
-        enough = len(held) - self._rules.spare
+        enough = len(held) - self.rules.spare
         if enough <= 0:
             return None
         return None if held[enough - 1] == float("inf") else max(held[enough - 1], 0.0)
@@ -392,12 +397,12 @@ class Verdict:
     @property
     def cut_off(self) -> bool:
         """Whether too few nodes answered. A waiter that cannot win must not be first in the queues that it reaches."""
-        return len(self.unanswering) > self._rules.spare
+        return len(self.unanswering) > self.rules.spare
 
     @property
     def misconfigured(self) -> bool:
         """Whether no quorum is possible until servers or settings change, so that waiting is pointless."""
-        return self._misconfigured > self._rules.spare
+        return self._misconfigured > self.rules.spare
 
     @property
     def unanswering(self) -> Mapping[int, Reply]:
@@ -414,7 +419,7 @@ class Verdict:
     @property
     def _pending(self) -> int:
         """How many nodes have not replied."""
-        return self._rules.nodes - len(self.replies)
+        return self.rules.nodes - len(self.replies)
 
     @property
     def _misconfigured(self) -> int:
