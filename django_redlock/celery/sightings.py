@@ -15,7 +15,7 @@ from ..core.rules import MIN_TTL
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from ..inventory.release import everywhere
+from ..inventory.actions import everywhere
 from .slots import Holder
 from .state import SlotState
 
