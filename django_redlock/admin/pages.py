@@ -439,7 +439,7 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]], action: str) -> Ite
 
 def revoke_task(choice: Choice) -> str:
     """Tell Celery's workers to end the task that holds a lock; return why that failed, or an empty text."""
-    from ..celery import control  # only here: Celery is optional
+    from ..celery import handle as control  # only here: Celery is optional
 
     try:
         control.revoke(choice.task, terminate=True)

@@ -12,9 +12,8 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..core.names import shown
-from ..core.owner import SHARED_KIND, Owner, decode, fingerprint
-from ..core.requests import SHARED
+from ..core.names import SHARED_KIND, Owner, decode, fingerprint, shown
+from ..core.protocol import SHARED
 from ..core.rules import Rules
 from ..exceptions import printable
 

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.names import HEARTBEAT, heartbeat, process_of
-from ..core.owner import decode, fingerprint, fingerprint_of_sharers, lease_of
-from ..core.replies import ABSENT, Kind, Reply, Row, is_absurd
-from ..core.requests import ENDLESS, Survey
+from ..core.names import HEARTBEAT, decode, fingerprint, fingerprint_of_sharers, heartbeat, lease_of, process_of
+from ..core.protocol import ABSENT, ENDLESS, Kind, Reply, Row, Survey, is_absurd
 from ..core.rules import Rules
 from ..engine.heartbeat import LIFE, SILENCE
 from ..engine.manager import LockManager

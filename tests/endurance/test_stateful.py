@@ -24,8 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import SHARED
+from django_redlock.core.protocol import SHARED, Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError
