@@ -25,10 +25,10 @@ from django_redlock.core.requests import SHARED
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.core.verdict import GRANTS
-from django_redlock.nodes.cas import records
-from django_redlock.nodes.cas.clock import EraClock, Moment
-from django_redlock.nodes.etcd import table as etcd_table
-from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.nodes.etcd import node as etcd_table
+from django_redlock.nodes.etcd.node import EtcdTable
+from django_redlock.nodes.records import record as records
+from django_redlock.nodes.records.clock import EraClock, Moment
 
 from . import database, schedule
 from .driver import Process

@@ -29,7 +29,7 @@ EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
 BELOW_DJANGO = {"exceptions", "core", "nodes", "engine"}
 
 # The nodes that are Django's databases.
-OF_DJANGO = {f"nodes/database/{name}.py" for name in ("node", "table", "vendors")}
+OF_DJANGO = {f"nodes/database/{name}.py" for name in ("node", "table")}
 
 # The core decides. Its callers do everything for which these modules would be needed.
 NOT_IN_CORE = {
@@ -317,7 +317,7 @@ def test_seeded_generator_is_for_pauses_only(imports):
     drawing = {each.where for each in imports if each.name.partition(".")[0] in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/runtime.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
+        *("engine/runtime.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
         "web/keys.py",  # imports the type UUID
     }
 
