@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from celery._state import get_current_app
 
-from ..core.names import slug
-from ..core.owner import decode
+from ..core.names import decode, slug
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from .keys import canonical

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.outcome import EndReason, Outcome
+from ..core.protocol import EndReason, Outcome
 from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
 from .execution import Execution

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..core.names import slug
-from ..core.owner import Owner, decode, secret_of
-from ..core.replies import Kind, Reply, Row
-from ..core.requests import Extend, Term
+from ..core.names import Owner, decode, secret_of, slug
+from ..core.protocol import Extend, Kind, Reply, Row, Term
 from ..core.rules import MIN_TTL
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError

@@ -28,9 +28,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Reply
-from ...core.requests import ENDLESS, HIGHEST, Survey
+from ...core.protocol import ENDLESS, HIGHEST, Failure, Reply, Survey
 from ..base import LinkError
 from ..clock import steady
 from ..records.clock import Moment

@@ -17,8 +17,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
-from ...core.failure import Failure
-from ...core.requests import SMALLEST_PART
+from ...core.protocol import SMALLEST_PART, Failure
 from ..base import LinkError, NodeSpec
 from ..records.clock import Era, EraClock, Moment
 from ..records.record import Decision, Stored, in_present_era, needed_until, parsed

@@ -16,9 +16,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import ABSENT, Reply
-from ...core.requests import ENDLESS, Survey
+from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
 from ..base import LinkError, NodeSpec
 from .clock import Moment
 from .node import RecordNode

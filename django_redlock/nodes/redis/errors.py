@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from redis import exceptions
 
-from ...core.failure import Failure
-from ...core.replies import Kind, Reply, failed
+from ...core.protocol import Failure, Kind, Reply, failed
 from ..base import LinkError, known_cause
 
 # redis-py's exceptions for error replies; it counts the last two as connection errors.

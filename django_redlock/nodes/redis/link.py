@@ -19,9 +19,7 @@ from redis.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Kind, Reply, failed
-from ...core.requests import Request
+from ...core.protocol import Failure, Kind, Reply, Request, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..clock import SLICES, Patience, steady
 from .errors import BROKEN, DEMOTED, link_error

@@ -15,7 +15,7 @@ from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector, refuse_service
 from .errors import BROKEN, link_error, parse_error

@@ -18,10 +18,28 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from ...core.failure import Failure
-from ...core.parts import many, merge, split
-from ...core.replies import ABSENT, Kind, Reply, Row, failed
-from ...core.requests import ENROLMENT, FAR, HIGHEST, PART, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ...core.protocol import (
+    ABSENT,
+    ENROLMENT,
+    FAR,
+    HIGHEST,
+    PART,
+    Acquire,
+    Extend,
+    Failure,
+    Kind,
+    Raise,
+    Release,
+    Repair,
+    Reply,
+    Request,
+    Row,
+    Survey,
+    failed,
+    many,
+    merge,
+    split,
+)
 from ..base import INCOMPLETE, LinkError
 from .errors import parse_error
 

@@ -25,8 +25,7 @@ from urllib.parse import quote
 from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 from kazoo.protocol.states import EventType
 
-from ...core.failure import Failure
-from ...core.requests import HIGHEST, PART
+from ...core.protocol import HIGHEST, PART, Failure
 from ..base import LinkError, NodeSpec
 from ..clock import steady
 from ..records.clock import Era, EraClock, Moment
