@@ -16,8 +16,8 @@ from .conf import DEFAULT_ALIAS
 from .core.rules import check_wait
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from .keys import Key
 from .web.guard import Guard, Method, Options, OwnTransactions, check_methods, guarded, guarded_async
-from .web.keys import Key
 from .web.responses import OnBusy, check_on_busy, response_to
 
 

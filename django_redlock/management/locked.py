@@ -21,7 +21,7 @@ from ..engine.lock import Lock
 from ..engine.mistakes import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..web.keys import Call, Key, ViewKey
+from ..keys import Call, Key, ViewKey
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
