@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from ...core.protocol import Failure, Request
 from ..base import AsyncNotificationLink, LinkError, NotificationLink
 from ..gevent import here, uses_gevent
-from .link import AsyncWorkerLink, WorkerLink
 from .table import RecordTable
-from .worker import Worker
+from .worker import AsyncWorkerLink, Worker, WorkerLink
 
 
 class RecordNode:
@@ -116,7 +115,9 @@ class RecordNode:
 
 
 _nodes: WeakSet[RecordNode] = WeakSet()
+
 _paused: list[RecordNode] = []
+
 # Workers of a parent whose fork Python did not report. They are kept, because a driver would end their connections.
 _left_alone: list[Worker] = []
 

@@ -12,12 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...core.protocol import Failure
 from ..base import LinkError
 from ..threads import new_event, start
-from .place import Place
+
+if TYPE_CHECKING:
+    from .replicated import Place
 
 Deliver = Callable[[list[str] | LinkError], object]
 
@@ -43,7 +45,7 @@ class Watch:
     kind: ClassVar[str]
     """The name of this kind of store, for the name of the thread."""
 
-    def __init__(self, place: Place, key: str, timeout: float, deliver: Deliver) -> None:
+    def __init__(self, place: "Place", key: str, timeout: float, deliver: Deliver) -> None:
         self.place = place
         self.key = key
         self.timeout = timeout / (len(place.members) + 1)

@@ -5,8 +5,7 @@ A store keeps one JSON record for each name. A request reads the records that it
 one node (:mod:`~django_redlock.core.node_state`) decide, and the records are written back if nobody has changed them
 since they were read. Databases, etcd and ZooKeeper share all of this.
 
-``records`` decides, ``clock`` measures time by the clock of a leader that may change, ``table`` repeats what another
-process overtook, and ``worker``, ``link`` and ``node`` connect a table with the callers of a process. For stores with
-members, ``place`` reads where they are, ``members`` uses one after the other, ``watch`` waits for notifications, and
-``replicated`` is the node.
+``record`` decides, ``clock`` measures time by the clock of a leader that may change, ``table`` repeats what another
+process overtook, and ``worker`` and ``node`` connect a table with the callers of a process. For stores with members,
+``replicated`` is the node and uses one member after the other, and ``watch`` waits for notifications.
 """
