@@ -3,19 +3,19 @@ The key of one of redis-py's locks on the nodes: take it, find its holders, remo
 """
 
 import logging
+import math
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ..core.names import slug
 from ..core.outcome import Outcome
+from ..core.owner import decode, secret_of
 from ..core.replies import Kind, Row
 from ..core.requests import SHARED, Release
 from ..core.round import Round, count
 from ..engine.manager import LockManager
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from .flavours import Flavour
-from .found import Found, find, reference
-from .slots import Hold, Slot
-from .term import Term, piece
+from .holds import Flavour, Hold, Slot, Term, piece
 
 log = logging.getLogger("django_redlock")
 
@@ -55,7 +55,7 @@ class KeyOnNodes(NamedTuple):
         rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
         return rows, {node.name: str(replies.get(index, "timeout")) for index, node in enumerate(manager.nodes)}
 
-    async def look(self) -> list[Found]:
+    async def look(self) -> "list[Found]":
         """
         Return the holders that have a quorum, or may have one if the nodes that did not answer are counted.
 
@@ -69,7 +69,7 @@ class KeyOnNodes(NamedTuple):
             raise QuorumUnavailableError(self.name, nodes=reported, needed=rules.needed)
         return find(rows, rules.needed - silent)
 
-    async def find(self, token: bytes) -> Found | None:
+    async def find(self, token: bytes) -> "Found | None":
         """Return the hold that a token stands for, or None if there is no such hold."""
         return next((found for found in await self.look() if found.stands_for(token)), None)
 
@@ -102,3 +102,42 @@ class KeyOnNodes(NamedTuple):
         self.manager.notify("lock_forced", name=self.name, outcome=outcome)
         if not gone:
             raise QuorumUnavailableError(self.name, needed=needed)
+
+
+class Found(NamedTuple):
+    """A possible holder: its secret, the ``ref`` in its key, and the seconds left."""
+
+    secret: str
+    ref: str
+    left: float
+
+    def stands_for(self, token: bytes) -> bool:
+        """Return whether *token* is this holder's: its secret, or a token that was chosen or handed over."""
+        return self.secret.encode() == token or self.ref == reference(token)
+
+
+def find(rows: list[Row], needed: int) -> list[Found]:
+    """Return the holders whose key at least *needed* nodes have."""
+    holders: dict[str, list[Row]] = {}
+    for row in rows:
+        if seconds_left(row) >= 0:
+            holders.setdefault(secret_of(row.value), []).append(row)
+    return [
+        Found(secret, owner.ref if (owner := decode(has[0].value)) else "", min(map(seconds_left, has)))
+        for secret, has in holders.items()
+        if len(has) >= needed
+    ]
+
+
+def seconds_left(row: Row) -> float:
+    """Return how long a node keeps a key: infinity for a key without expiry, a negative number for no key."""
+    return math.inf if row.left is None else row.left
+
+
+def reference(token: bytes) -> str:
+    """
+    Return the ``ref`` that stands for a token that the holder chose or was given.
+
+    The token is not used as the secret. Otherwise two callers that chose the same token would both hold the lock.
+    """
+    return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"
