@@ -16,6 +16,7 @@ from .conf import DEFAULT_ALIAS
 from .core.rules import check_wait
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from .keys import Key
 from .views import (
     Guard,
     Method,
@@ -28,7 +29,6 @@ from .views import (
     guarded_async,
     response_to,
 )
-from .web.keys import Key
 
 
 def locked_paths(

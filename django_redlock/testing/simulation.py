@@ -35,15 +35,12 @@ from django.conf import settings
 
 from .. import signals
 from ..conf import DEFAULT_ALIAS
+from ..core.acquisition import Waiter
 from ..core.admission import Greeting
-from ..core.failure import Failure
 from ..core.names import slug
 from ..core.node_state import NodeState
-from ..core.outcome import EndReason
-from ..core.replies import Kind, Reply
-from ..core.requests import Request, Survey
+from ..core.protocol import EndReason, Failure, Kind, Reply, Request, Survey
 from ..core.rules import Rules
-from ..core.waiter import Waiter
 from ..engine.driver import LoopSide
 from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
