@@ -22,7 +22,7 @@ FLOORS = [
     {"core"},
     {"nodes"},
     {"engine"},
-    {"checks", "conf", "handler", "signals"},
+    {"checks", "conf", "handler", "routers", "signals"},
     {"inventory"},
 ]
 EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
@@ -307,7 +307,7 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime(imports):
     patches = {each.where for each in imports if each.name.startswith("unittest.mock")}
 
     assert [each for each in clocks if each.where not in REAL_TIME] == []
-    assert patches == {"testing/virtual_loop.py"}
+    assert patches == {"testing/simulation.py"}
 
 
 def test_seeded_generator_is_for_pauses_only(imports):

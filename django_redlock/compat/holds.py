@@ -1,15 +1,63 @@
-"""Hold a lock with a ``timeout`` for exactly that time (internal)."""
+"""Keep the holds of threads and tasks (internal)."""
 
+import asyncio
 import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Self
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
-from ..engine.runtime import Dog
-from .flavours import Awaiting, Blocking, Flavour, run
+from ..engine.runtime import Dog, Runtime
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
+
+
+class Blocking:
+    """Wait by blocking."""
+
+    @staticmethod
+    async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call *method*, the blocking one of two twins."""
+        return method(*args, **kwargs)
+
+    @staticmethod
+    def watchdog(runtime: Runtime) -> Dog:
+        """Return the watchdog of this flavour."""
+        return runtime.watchdog
+
+
+class Awaiting:
+    """Wait in the event loop."""
+
+    @staticmethod
+    async def call(method: object, amethod: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call *amethod*, the asyncio one of two twins."""
+        return await amethod(*args, **kwargs)
+
+    @staticmethod
+    def watchdog(runtime: Runtime) -> Dog:
+        """Return the watchdog of this flavour."""
+        return runtime.loop_watchdog()
+
+
+Flavour = type[Blocking] | type[Awaiting]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of the blocking flavour to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a blocking lock was suspended")
 
 
 class Term:
@@ -107,3 +155,71 @@ class Term:
 def piece(length: float, rules: Rules) -> float:
     """Return the length of the next lease for a lock that is to be held for *length* more seconds."""
     return length if length <= rules.max_ttl else rules.ttl
+
+
+class Hold(NamedTuple):
+    """
+    The hold of one thread or task.
+
+    Args:
+        token: The token that redis-py would have written to the node.
+        lease: The lease; None for a token that was handed over, until the lock is used.
+        term: The term of the hold; None if the hold has no end.
+    """
+
+    token: bytes
+    lease: Lease | None = None
+    term: Term | None = None
+
+
+class Slot:
+    """Keep a hold. Its ``token`` can be read, and set to a token that another process handed over."""
+
+    hold: Hold | None = None
+
+    @property
+    def token(self) -> bytes | None:
+        """The token of the held lock, or None."""
+        return self.hold.token if self.hold else None
+
+    @token.setter
+    def token(self, token: str | bytes | None) -> None:
+        self.hold = None if token is None else Hold(as_bytes(token))
+
+    def mine(self) -> "Slot":
+        """Return the slot of the calling thread or task."""
+        return self
+
+
+class ThreadSlot(threading.local, Slot):
+    """A slot for each thread."""
+
+
+class TaskSlot(Slot):
+    """A slot for each asyncio task. When a task ends, its slot goes with it, as a thread's does."""
+
+    def __init__(self) -> None:
+        self._slots: WeakKeyDictionary[asyncio.Task[Any], Slot] = WeakKeyDictionary()
+        self._outside = Slot()
+
+    def mine(self) -> Slot:
+        """Return the slot of the running task."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop runs here
+            task = None
+        return self._outside if task is None else self._slots.setdefault(task, Slot())
+
+    @property
+    def hold(self) -> Hold | None:
+        """The hold of the running task."""
+        return self.mine().hold
+
+    @hold.setter
+    def hold(self, hold: Hold | None) -> None:
+        self.mine().hold = hold
+
+
+def as_bytes(token: str | bytes) -> bytes:
+    """Return a token as redis-py keeps it."""
+    return token.encode() if isinstance(token, str) else bytes(token)

@@ -14,25 +14,46 @@ import math
 from collections.abc import Coroutine
 from typing import Any, Literal, NoReturn, Self
 
-from .conf import DEFAULT_ALIAS
-from .core.hold import release_outcome
-from .core.names import secret_of
-from .core.protocol import LOST, EndReason, Outcome
-from .core.rules import MIN_TTL, number
-from .engine.lease import Lease
-from .engine.manager import LockManager
-from .exceptions import EXPLANATIONS, QuorumUnavailableError, printable
-from .handler import locks
-from .redis_py.arguments import Name, as_text, check_timeout
-from .redis_py.errors import LockError, LockNotOwnedError
-from .redis_py.flavours import Awaiting, Blocking, Flavour, run
-from .redis_py.key import KeyOnNodes
-from .redis_py.slots import Hold, Slot, TaskSlot, ThreadSlot, as_bytes
-from .redis_py.term import SLACK
-
-__all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError"]
+from ..conf import DEFAULT_ALIAS
+from ..core.hold import release_outcome
+from ..core.names import check_name, secret_of
+from ..core.protocol import LOST, EndReason, Outcome
+from ..core.rules import MIN_TTL, number, seconds
+from ..engine.lease import Lease
+from ..engine.manager import LockManager
+from ..exceptions import EXPLANATIONS, QuorumUnavailableError, RedlockError, printable
+from ..handler import locks
+from ..nodes.redis.node import RedisLockError, RedisLockNotOwnedError
+from .holds import SLACK, Awaiting, Blocking, Flavour, Hold, Slot, TaskSlot, ThreadSlot, as_bytes, run
+from .key import KeyOnNodes
 
 log = logging.getLogger("django_redlock")
+
+
+Name = str | bytes | memoryview
+
+
+class LockError(RedlockError, RedisLockError):
+    """
+    The lock was not acquired, or is not held; also a ``redis.exceptions.LockError``.
+
+    Args:
+        message: What happened.
+        lock_name: Name of the lock.
+    """
+
+    def __init__(self, message: str | None = None, lock_name: str | None = None) -> None:
+        super().__init__(message, lock_name)
+        self.args = (message, lock_name)
+        self.message = message
+        self.lock_name = lock_name
+
+    def __str__(self) -> str:
+        return f"Lock {self.lock_name!r}: {self.message}." if self.lock_name else str(self.message)
+
+
+class LockNotOwnedError(LockError, RedisLockNotOwnedError):
+    """The lock was held, but is not any more; also a ``redis.exceptions.LockNotOwnedError``."""
 
 
 class BaseLock:
@@ -396,3 +417,31 @@ class AsyncLock(BaseLock):
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Do what :meth:`Lock.owned` does without blocking."""
         return self._owned(self.local.hold)
+
+
+__all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError"]
+
+
+def as_text(name: Name) -> str:
+    """
+    Return a name as text.
+
+    Raises:
+        TypeError: The name is neither a string nor bytes.
+        ValueError: The name cannot be used for a lock.
+    """
+    return check_name(bytes(name).decode() if isinstance(name, (bytes, memoryview)) else name)
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """
+    Return *timeout* if it is None or a number of seconds that a lease can last.
+
+    Raises:
+        ValueError: It is neither. In redis-py, 0 meant for ever, and less than a millisecond was a server error.
+    """
+    if timeout is not None and seconds("timeout", timeout) < MIN_TTL:
+        raise ValueError(
+            f"timeout must be at least {MIN_TTL} seconds, not {timeout!r}; None holds the lock until it is released."
+        )
+    return timeout

@@ -3,17 +3,16 @@ The key of one of redis-py's locks on the nodes: take it, find its holders, remo
 """
 
 import logging
+import math
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from ..core.names import slug
+from ..core.names import decode, secret_of, slug
 from ..core.protocol import SHARED, Kind, Outcome, Release, Row
 from ..core.round import Round, count
 from ..engine.manager import LockManager
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from .flavours import Flavour
-from .found import Found, find, reference
-from .slots import Hold, Slot
-from .term import Term, piece
+from .holds import Flavour, Hold, Slot, Term, piece
 
 log = logging.getLogger("django_redlock")
 
@@ -53,7 +52,7 @@ class KeyOnNodes(NamedTuple):
         rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
         return rows, {node.name: str(replies.get(index, "timeout")) for index, node in enumerate(manager.nodes)}
 
-    async def look(self) -> list[Found]:
+    async def look(self) -> "list[Found]":
         """
         Return the holders that have a quorum, or may have one if the nodes that did not answer are counted.
 
@@ -67,7 +66,7 @@ class KeyOnNodes(NamedTuple):
             raise QuorumUnavailableError(self.name, nodes=reported, needed=rules.needed)
         return find(rows, rules.needed - silent)
 
-    async def find(self, token: bytes) -> Found | None:
+    async def find(self, token: bytes) -> "Found | None":
         """Return the hold that a token stands for, or None if there is no such hold."""
         return next((found for found in await self.look() if found.stands_for(token)), None)
 
@@ -100,3 +99,42 @@ class KeyOnNodes(NamedTuple):
         self.manager.notify("lock_forced", name=self.name, outcome=outcome)
         if not gone:
             raise QuorumUnavailableError(self.name, needed=needed)
+
+
+class Found(NamedTuple):
+    """A possible holder: its secret, the ``ref`` in its key, and the seconds left."""
+
+    secret: str
+    ref: str
+    left: float
+
+    def stands_for(self, token: bytes) -> bool:
+        """Return whether *token* is this holder's: its secret, or a token that was chosen or handed over."""
+        return self.secret.encode() == token or self.ref == reference(token)
+
+
+def find(rows: list[Row], needed: int) -> list[Found]:
+    """Return the holders whose key at least *needed* nodes have."""
+    holders: dict[str, list[Row]] = {}
+    for row in rows:
+        if seconds_left(row) >= 0:
+            holders.setdefault(secret_of(row.value), []).append(row)
+    return [
+        Found(secret, owner.ref if (owner := decode(has[0].value)) else "", min(map(seconds_left, has)))
+        for secret, has in holders.items()
+        if len(has) >= needed
+    ]
+
+
+def seconds_left(row: Row) -> float:
+    """Return how long a node keeps a key: infinity for a key without expiry, a negative number for no key."""
+    return math.inf if row.left is None else row.left
+
+
+def reference(token: bytes) -> str:
+    """
+    Return the ``ref`` that stands for a token that the holder chose or was given.
+
+    The token is not used as the secret. Otherwise two callers that chose the same token would both hold the lock.
+    """
+    return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"
