@@ -16,8 +16,6 @@ from .conf import DEFAULT_ALIAS
 from .core.rules import check_wait, optional_seconds
 from .engine.options import explained
 from .keys import Key
-from .web.guard import Guard, Method, Options, check_methods, guarded, guarded_async
-from .web.responses import OnBusy, check_on_busy
 
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -19,11 +19,10 @@ from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ActionResult, ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..inventory import HeldLock as Held
-from ..inventory.judge import is_shared
 from ..inventory.model import meaning_of
+from ..inventory.survey import is_shared
 from ..models import HeldLock, parse_key
-from .columns import held_for, remaining
-from .rows import known_aliases
+from .rows import held_for, known_aliases, remaining
 
 log = logging.getLogger("django_redlock")
 MAX_REASON = 200  # characters

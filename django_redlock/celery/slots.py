@@ -38,7 +38,7 @@ from ..engine.manager import LockManager
 from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from ..inventory.release import everywhere
+from ..inventory.actions import everywhere
 from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"

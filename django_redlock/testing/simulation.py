@@ -43,9 +43,6 @@ from ..engine.notifications import Waiters
 from ..engine.watchdog import Agenda, ProcessHeartbeat, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
 from ..nodes import LinkError
-from .lines import before_line
-from .simulated_node import EPOCH, SimulatedNode
-from .virtual_loop import virtual_time
 
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
 

@@ -26,10 +26,10 @@ from django_redlock.inventory import (
     find_locks,
     force_release,
     held_locks,
-    release,
     stale_keys,
 )
-from django_redlock.inventory.judge import silent_for
+from django_redlock.inventory import actions as release
+from django_redlock.inventory.survey import silent_for
 from django_redlock.testing import Servers
 from tests.holder import holding
 from tests.managers import wait_until

@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from ...core.protocol import Failure, Request
 from ..base import AsyncNotificationLink, LinkError, NotificationLink
 from ..gevent import here, uses_gevent
-from .link import AsyncWorkerLink, WorkerLink
-from .table import RecordTable
-from .worker import Worker
+from ..records.table import RecordTable
+from ..records.worker import AsyncWorkerLink, Worker, WorkerLink
 
 
 class RecordNode:

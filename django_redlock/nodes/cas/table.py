@@ -17,8 +17,8 @@ from ...core.names import queue_of
 from ...core.protocol import PART, POSITIVE, Extend, Failure, Kind, Reply, Request, Survey, failed, merge, split
 from ..base import LinkError
 from ..clock import steady
-from .clock import Moment
-from .records import Decision, Names, Stored, load, names_of
+from ..records.clock import Moment
+from ..records.record import Decision, Names, Stored, load, names_of
 
 ANSWERING = 0.8  # share of the node timeout after which the node gives up, so that its reason arrives in time
 PAUSE = 0.005  # longest pause, in seconds, before a request is tried again because another process was faster

@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from ...core.protocol import Failure
 from ..base import LinkError
+from ..records.replicated import Place
 from ..threads import new_event, start
-from .place import Place
 
 Deliver = Callable[[list[str] | LinkError], object]
 

@@ -19,8 +19,8 @@ from ...core.admission import Greeting
 from ...core.protocol import Failure, Reply, Request, Survey, failed
 from ..base import LinkError
 from ..clock import SLICES, Patience, steady
+from ..records.table import RecordTable, UntouchedError
 from ..threads import exiting, new_event, start
-from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link

@@ -15,7 +15,7 @@ from django.db import connections
 from ...core.admission import Greeting
 from ...core.protocol import Failure
 from ..base import LinkError
-from ..cas.table import ANSWERING
+from ..records.table import ANSWERING
 
 Query = Callable[..., list[tuple[Any, ...]]]
 

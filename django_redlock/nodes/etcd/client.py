@@ -16,10 +16,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.protocol import Failure
-from ..base import LinkError
-from ..cas.place import Place
+from ..base import LinkError, known_cause
 from ..clock import steady
-from ..redis.decode import known_cause
+from ..records.replicated import Place
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token

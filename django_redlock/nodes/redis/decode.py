@@ -32,7 +32,7 @@ from ...core.protocol import (
     split,
 )
 from ..base import INCOMPLETE, LinkError
-from .fields import LONGEST_NUMBER, all_seconds_left, fencing_token, fencing_tokens, seconds_left, texts, whole
+from .wire import LONGEST_NUMBER, all_seconds_left, fencing_token, fencing_tokens, seconds_left, texts, whole
 
 # redis-py drops the first word of an error that has a class of its own. Which errors have one depends on its version.
 ERROR_CLASSES: tuple[tuple[type[Exception], Failure], ...] = (

@@ -13,8 +13,8 @@ from redis.exceptions import RedisError
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector
-from .decode import DEMOTED, link_error
-from .discovery import DiscoveredNode, Place, SomeLink
+from .discovered import DiscoveredNode, Place, SomeLink
+from .errors import DEMOTED, link_error
 
 
 class SentinelNode(DiscoveredNode):

@@ -13,7 +13,7 @@ from kazoo.protocol.states import EventType
 
 from ...core.protocol import Failure
 from ..base import LinkError
-from ..cas.watch import Watch
+from ..records.watch import Watch
 from .client import Change, Client, link_error
 
 

@@ -22,7 +22,7 @@ from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.link_async import AsyncRedisLink
+from django_redlock.nodes.redis.link import AsyncRedisLink
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
