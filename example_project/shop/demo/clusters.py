@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from django.core.management.base import CommandError
 
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 
 from .nodes import Nodes, RedisNodes
 from .processes import reserve_port
@@ -159,6 +159,7 @@ class ClusterNode(Nodes):
     member: ClassVar[type[ClusterMember]]
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         if missing := self.missing():
             raise CommandError(f"{missing}, or run the demo on the servers that come with it: --nodes redis.")
         self._members = [self.member(number, folder, self.call) for number in range(1, MEMBERS + 1)]
