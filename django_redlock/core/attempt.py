@@ -13,6 +13,7 @@ likely to succeed.
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
+from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -127,7 +128,10 @@ class Attempt:
         # the reply takes, the nodes' keys expire later than ``start + ttl``, never sooner. A start taken from the reply
         # would let this holder work on while a node has already given the lock to the next one.
         start, ttl, again = self.at.now, self._wanted.ttl, bool(self.rounds)
-        self.value = self.value or self._new_value()
+        if self._wanted.shared:  # the value describes no single holder
+            self.value = encode(self.secret, Owner(kind=SHARED_KIND, ttl=ttl))
+        elif not again:
+            self.value = encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
         fencing_token = max(self.at.wall, self._above_highest())
         first = self._first_round(fencing_token, since.wall)
         self.at = yield first
@@ -170,7 +174,7 @@ class Attempt:
             tuple(self.rounds),
             self._waiter,
             self._queue,
-            frozenset(first.untouched() - self._enrolled) if known else NO_NODES,
+            frozenset(first.untouched() - self._enrolled) if known and not first.complete else NO_NODES,
             self.at.now - since.now,
         )
 
@@ -178,12 +182,6 @@ class Attempt:
     def verdict(self) -> "Verdict":
         """The meaning of the replies to the first round."""
         return Verdict(self._replies, self._rules)
-
-    def _new_value(self) -> str:
-        """Return the value to store; that of a shared lock describes no single holder."""
-        if self._wanted.shared:
-            return encode(self.secret, Owner(kind=SHARED_KIND, ttl=self._wanted.ttl))
-        return encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
 
     def _above_highest(self) -> int:
         """
@@ -459,7 +457,7 @@ class HighestToken:
 
     def of(self, slugs: Iterable[str]) -> int:
         """Return the highest number seen for any of *slugs*."""
-        return max([self._highest.get(slug, 0) for slug in slugs], default=0)  # a generator would take twice as long
+        return max(map(self._highest.get, slugs, repeat(0)))
 
     def lift(self, slugs: Iterable[str], number: int) -> None:
         """Remember that *number* has been seen for *slugs*, unless no node could accept a higher one."""

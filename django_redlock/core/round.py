@@ -248,7 +248,11 @@ def cleanup(
 
 def unanswered(rounds: Iterable[Round]) -> set[int]:
     """Return the nodes that may still execute a request of one of *rounds*."""
-    return {node for round in rounds if not round.complete for node in round.unanswered()}
+    found: set[int] = set()
+    for round in rounds:
+        if not round.complete:  # as nearly always
+            found |= round.unanswered()
+    return found
 
 
 class SurveyOptions(TypedDict, total=False):
