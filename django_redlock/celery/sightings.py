@@ -15,7 +15,7 @@ from ..core.rules import MIN_TTL
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from ..inventory.actions import everywhere
+from ..inventory.survey import tell_nodes
 from .slots import Holder
 from .state import SlotState
 
@@ -167,7 +167,7 @@ def write_back(using: str, name: str, seen: Seen) -> bool:
     manager = locks[using]
     term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
     request = Extend((term,), manager.rules.fence_keep)
-    replies = everywhere(manager, request).replies
+    replies = tell_nodes(manager, request).replies
     kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]
     if kinds.count(Kind.HELD) >= manager.rules.needed:
         return True
