@@ -257,7 +257,7 @@ class Choice:
 
     def revoke_task(self) -> str:
         """Tell Celery's workers to end the task that holds the lock; return why that failed, or an empty text."""
-        from ..celery import control  # only here: Celery is optional
+        from ..celery import handle as control  # only here: Celery is optional
 
         try:
             control.revoke(self.task, terminate=True)

@@ -19,8 +19,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
-from ..core.names import is_cut
-from ..core.owner import SHARED_KIND
+from ..core.names import SHARED_KIND, is_cut
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import State, duration, middle, printable

@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from ..conf import DEFAULT_ALIAS
-from ..core.failure import Failure
-from ..core.names import is_cut, queue_of
+from ..core.names import SECRET_SIZE, Owner, is_cut, queue_of
 from ..core.names import slug as slug_of
-from ..core.owner import SECRET_SIZE, Owner
-from ..core.replies import Kind
-from ..core.requests import SHARED, Release, Repair
+from ..core.protocol import SHARED, Failure, Kind, Release, Repair
 from ..core.round import Round
 from ..core.rules import Rules
 from ..engine.manager import LockManager

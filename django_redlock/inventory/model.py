@@ -13,10 +13,9 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..core.names import shown
-from ..core.owner import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of
+from ..core.names import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, shown
 from ..core.rules import Rules
-from ..engine.heartbeat import SILENCE
+from ..engine.watchdog import SILENCE
 from ..exceptions import printable
 
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone

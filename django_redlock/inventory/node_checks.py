@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..core.failure import Failure
+from ..core.protocol import Failure
 from ..core.rules import Rules
 from ..nodes.redis.inspect import Inspection
 

@@ -12,14 +12,21 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple, Unpack
 
-from ..core.names import HEARTBEAT, heartbeat, process_of
-from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, secret_of
-from ..core.replies import ABSENT, Kind, Reply, Row, is_absurd
-from ..core.requests import ENDLESS, SHARED, Extend, Release, Repair
-from ..core.round import Round
-from ..core.surveying import SurveyOptions
-from ..engine.heartbeat import LIFE
+from ..core.names import (
+    HEARTBEAT,
+    Owner,
+    decode,
+    fingerprint,
+    fingerprint_of_sharers,
+    heartbeat,
+    lease_of,
+    process_of,
+    secret_of,
+)
+from ..core.protocol import ABSENT, ENDLESS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
+from ..core.round import Round, SurveyOptions
 from ..engine.manager import LockManager
+from ..engine.watchdog import LIFE
 from ..exceptions import QuorumUnavailableError
 from .model import LAST_SECOND, HeldLock, Life, NodeStatus, Snapshot, State, View, Waiting, owner_of
 

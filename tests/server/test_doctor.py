@@ -24,7 +24,7 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redlock.core.failure import Failure
+from django_redlock.core.protocol import Failure
 from django_redlock.core.rules import Rules
 from django_redlock.inventory import doctor, node_checks
 from django_redlock.inventory.doctor import diagnose

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...core.outcome import EndReason, Outcome
+from ...core.protocol import EndReason, Outcome
 
 
 class Hold(models.Model):
