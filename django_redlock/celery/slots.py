@@ -38,7 +38,7 @@ from ..engine.manager import LockManager
 from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from ..inventory.actions import everywhere
+from ..inventory.survey import tell_nodes
 from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"
@@ -523,7 +523,7 @@ def write_back(using: str, name: str, seen: Seen) -> bool:
     manager = locks[using]
     term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
     request = Extend((term,), manager.rules.fence_keep)
-    replies = everywhere(manager, request).replies
+    replies = tell_nodes(manager, request).replies
     kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]
     if kinds.count(Kind.HELD) >= manager.rules.needed:
         return True
