@@ -17,13 +17,13 @@ from redis import exceptions
 from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure, is_absurd
-from ..base import LinkError, Node
+from ..base import LinkError, Node, run
 from ..token_search import TokenSearch, search_each
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
-from .link import exchange, unchanged
+from .link import BlockingDialer, exchange
 from .node import RedisNode, parse_age
-from .wire import fencing_token, resp, whole
+from .wire import fencing_token, resp, unchanged, whole
 
 AT_ONCE = 100  # keys on a page, about
 SAMPLES = 5  # round trips; the shortest one counts
@@ -148,7 +148,7 @@ def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tup
     failure: Exception = LinkError(Failure.UNREACHABLE)
     for guide in node.guides:
         try:
-            master = node.ask(guide, timeout)
+            master = run(node.ask(BlockingDialer(timeout), guide))
         except LinkError as error:
             failure = error
             deaf.append(f"{guide.address} ({error.detail.removeprefix('sentinel: ')})")
