@@ -26,6 +26,7 @@ from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import node as tables
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
 from django_redlock.nodes.etcd.node import EtcdNode, EtcdTable
+from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
 from django_redlock.testing.servers import reserve_port
@@ -132,18 +133,18 @@ def test_survey_lists_page_by_page_what_is_held(table: EtcdTable, monkeypatch: p
 
 def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
     """P29: expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
-    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
     monkeypatch.setattr(tables, "PAGE", 2)
     table.execute(
         [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
     )
     table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), SECRET)])
-    assert list(table._page("w/", "", 100).records) == ["t:w/p"]
+    assert list(table._page("w/", "", 100)[0]) == ["t:w/p"]
     for _ in range(10):
         table._clean_at = 0.0
         table.clean()
 
-    assert sorted(table._page("", "", 100).records) == ["t:clock", "t:h/{ever}", "t:id"]
+    assert sorted(table._page("", "", 100)[0]) == ["t:clock", "t:h/{ever}", "t:id"]
 
 
 @pytest.mark.parametrize(("prefix", "root"), [("t:staging:", "t:staging:"), ("t:x/y:", "t:x%2Fy:")])
@@ -151,7 +152,7 @@ def test_records_of_another_alias_are_left_alone(
     etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch, prefix: str, root: str
 ):
     """P16, P29: one KEY_PREFIX may begin with another one; each alias has a clock of its own."""
-    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that every record seems to be over
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that every record seems to be over
     with closing(open_node(NodeSpec(etcd.url), prefix).table(30.0)) as staging:
         staging.open()
         staging.execute([acquire(ttl=60.0, keep=60.0)])
@@ -160,14 +161,14 @@ def test_records_of_another_alias_are_left_alone(
             table.clean()
 
         assert staging.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
-        assert sorted(staging._page("", "", 100).records) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
+        assert sorted(staging._page("", "", 100)[0]) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
         assert not table.execute([Survey(size=10)])[0].rows
 
 
 def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
     """P25, P29: the requests of the process wait while it cleans up, so that takes a handful of round trips."""
     table.execute([acquire(f"n{number:03}", f"{number:032}", ttl=0.01, keep=0.01) for number in range(150)])
-    monkeypatch.setattr(tables, "CLEANING", -100.0)
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)
     call, calls = table.call, []
     monkeypatch.setattr(table, "call", lambda path, body: calls.append(path) or call(path, body))
     table._clean_at = 0.0
@@ -175,7 +176,7 @@ def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monk
 
     assert len(calls) <= 4
     assert table._clean_at <= table.now() + 1.0  # the rest follows soon
-    assert len(table._page("h/", "", 500).records) == 150 - tables.LARGEST_WRITE
+    assert len(table._page("h/", "", 500)[0]) == 150 - tables.LARGEST_WRITE
 
 
 def let_age(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ def test_record_of_a_later_era_is_not_deleted(
 
     def paused(kind: str, after: str, size: int) -> Any:
         etcd.ask("lease/revoke", {"ID": lease})
-        other._looked = -100.0
+        other.looked = -100.0
         assert other.execute([acquire()])[0].kind is Kind.ACCEPTED
         return page(kind, after, size)
 
@@ -279,7 +280,7 @@ def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other
     table.execute([acquire(ttl=2.0)])
     lease = load(Names({"{x}"}, set()), table.key, table.read).moment.era.split("/")[0].rpartition(".")[2]
     etcd.ask("lease/revoke", {"ID": lease})
-    table._looked = other._looked = -100.0
+    table.looked = other.looked = -100.0
 
     assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
     until = time.monotonic() + 60

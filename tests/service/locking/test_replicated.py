@@ -106,8 +106,8 @@ def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest
 
 def test_hold_from_the_future_ends_with_its_ttl(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """P24, P29: a restored backup may have the era of the present leader, whose clock is behind the times in it."""
-    observe = table._clock.observe
-    monkeypatch.setattr(table._clock, "observe", lambda era, low, high, sent: observe(era, low + 1e3, high + 1e3, sent))
+    observe = table.clock.observe
+    monkeypatch.setattr(table.clock, "observe", lambda era, low, high, sent: observe(era, low + 1e3, high + 1e3, sent))
     table.execute([acquire(ttl=2.0)])
 
     assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY

@@ -21,6 +21,7 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Names, load
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
@@ -112,7 +113,7 @@ def test_stale_write_after_delete_and_create_fails(
     table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
 ):
     """P16, P29: versions begin anew when a record is created again; a write that has read before must not succeed."""
-    monkeypatch.setattr(tables, "CLEANING", -100.0)
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)
     other.execute([acquire(ttl=0.01, keep=0.01)])
 
     def delete_and_create() -> None:
@@ -175,7 +176,7 @@ def test_records_that_nobody_needs_are_deleted(
     zookeeper: Zoo, table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
 ):
     """P29: expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
-    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
     table.execute(
         [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
     )
