@@ -13,9 +13,8 @@ from ..core.rules import MIN_TTL
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from ..inventory.release import everywhere
-from .slots import Holder
-from .state import SlotState
+from ..inventory.actions import everywhere
+from .slots import Holder, SlotState
 
 STATE = r" \(next\) \((?:claimed|queued)\)| \(note\)"
 RECORD = re.compile(rf"(.*) #([0-9a-f]{{10}})\.(\d{{1,9}})(?:{STATE})", re.ASCII | re.DOTALL)

@@ -36,7 +36,6 @@ from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
-from .state import SlotState
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"

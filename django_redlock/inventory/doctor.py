@@ -22,9 +22,9 @@ from ..exceptions import RedlockError
 from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
-from . import absurd_tokens, held_locks, name_of, printable, store_checks
-from .findings import Finding, Level, severity
-from .node_checks import CHECKS
+from . import absurd_tokens, held_locks, name_of, printable
+from . import node_checks as store_checks
+from .node_checks import CHECKS, Finding, Level, severity
 
 ALL_CHECKS = (*CHECKS, *store_checks.CHECKS)
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from ..core.protocol import Failure
 from ..core.rules import Rules
 from ..nodes.redis.inspect import Inspection
-from .findings import Finding, Level
 
 OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}
 FULL = 0.9  # share of the memory above which a node is nearly full

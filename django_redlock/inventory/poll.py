@@ -9,11 +9,10 @@ from typing import Any
 
 from ..core.names import HEARTBEAT, decode, fingerprint, heartbeat, lease_of, process_of
 from ..core.protocol import ABSENT, ENDLESS, Kind, Reply, Row, Survey, is_absurd
-from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
-from .judge import is_suspicious, judge, process_behind, soonest_first, with_process
-from .model import HeldLock, NodeStatus, Snapshot, View
-from .states import Life
+from ..engine.watchdog import LIFE
+from .model import HeldLock, Life, NodeStatus, Snapshot, View
+from .survey import is_suspicious, judge, process_behind, soonest_first, with_process
 
 PAGE = 50  # names in one request, which costs a node a sixth of a millisecond, or half of one when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more

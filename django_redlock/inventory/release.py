@@ -16,9 +16,9 @@ from ..core.rules import Rules
 from ..engine.manager import LockManager
 from ..exceptions import printable
 from ..handler import locks
+from .actions import ActionResult
 from .model import HeldLock, name_of, owner_of
-from .poll import Poll, ask_for, read_value
-from .results import ActionResult
+from .survey import Poll, ask_for, read_value
 
 FORCED = "lock_forced"  # the signal
 NOWHERE = -1  # a token with which no node restores a lock that it does not have

@@ -8,12 +8,9 @@ from ..core.names import Owner
 from ..core.protocol import Kind, Repair
 from ..core.rules import Rules
 from ..handler import locks
-from .judge import process_behind
-from .model import NO_STRING, HeldLock, Snapshot, StaleKey, View, by_holder
-from .poll import ask_for
-from .release import delete, everywhere, marks, refused_for
-from .results import ActionResult
-from .states import Life, Staleness, State
+from .actions import ActionResult, delete, everywhere, marks, refused_for
+from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .survey import ask_for, process_behind
 
 MICROSECONDS = 1e6  # in a second
 

@@ -8,7 +8,8 @@ step.
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from ..engine.runtime import Dog, Runtime
+from ..engine.manager import Runtime
+from ..engine.watchdog import Dog
 
 P = ParamSpec("P")
 T = TypeVar("T")

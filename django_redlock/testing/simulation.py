@@ -34,20 +34,15 @@ from ..core.acquisition import Waiter
 from ..core.names import slug
 from ..core.protocol import EndReason, Kind, Request, Survey
 from ..core.rules import Rules
+from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
-from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.manager import LockManager
-from ..engine.per_loop import PerLoop
-from ..engine.renewal import Agenda, Tended, by_keeper
-from ..engine.runtime import Runtime
-from ..engine.waiters import Waiters
+from ..engine.manager import LockManager, Runtime
+from ..engine.notifications import Waiters
+from ..engine.watchdog import Agenda, ProcessHeartbeat, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
 from ..nodes import LinkError
-from .lines import before_line
-from .simulated_node import EPOCH, SimulatedNode
-from .virtual_loop import virtual_time
 
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
 

@@ -683,7 +683,7 @@ def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
     @app.task(name="shop.plain")
     def plain() -> None: ...
 
-    monkeypatch.setattr("django_redlock.celery.explain.get_current_app", lambda: app)
+    monkeypatch.setattr("django_redlock.celery.handle.get_current_app", lambda: app)
 
     _out, err, code = run("redlock_inspect", "--task", "shop.plain")
 

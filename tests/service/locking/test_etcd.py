@@ -19,7 +19,7 @@ from django_redlock.core.protocol import ENDLESS, SHARED, Failure, Kind, Release
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
-from django_redlock.inventory.findings import Level
+from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.clock import steady
