@@ -15,6 +15,12 @@ from ..core.protocol import Failure, Kind, Reply, Request, failed
 
 T = TypeVar("T")
 
+ENCODED = (
+    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
+    "urllib.parse.quote(password, safe='') does it"
+)
+"""Ends the message about a URL with a user that cannot be read."""
+
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply that has not arrived, or not completely."""
 

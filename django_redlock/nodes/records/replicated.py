@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
-from ..base import LinkError, NodeSpec
+from ..base import ENCODED, LinkError, NodeSpec
 from .clock import EraClock, Moment
 from .node import RecordNode
 from .record import Stored, in_present_era, is_held, needed_until
@@ -463,11 +463,6 @@ class Place:
             context.load_cert_chain(certificate, self.options.get("ssl_keyfile"), password)
         return context
 
-
-ENCODED = (
-    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
-    "urllib.parse.quote(password, safe='') does it"
-)
 
 LOGIN = ("username", "password")
 
