@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ..core.outcome import EndReason
-from ..core.owner import Owner
+from ..core.names import Owner
+from ..core.protocol import EndReason
 from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple, Protocol
 from celery import current_app
 from celery._state import get_current_app
 
-from ..core.names import slug
-from ..core.outcome import EndReason, Outcome
-from ..core.owner import decode
+from ..core.names import decode, slug
+from ..core.protocol import EndReason, Outcome
 from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks

@@ -30,11 +30,8 @@ from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
-from ..core.names import slug
-from ..core.outcome import Outcome
-from ..core.owner import Owner, decode, encode_since, secret_of
-from ..core.replies import Kind, Reply, Row
-from ..core.requests import SUPERSEDED, Extend, Term
+from ..core.names import Owner, decode, encode_since, secret_of, slug
+from ..core.protocol import SUPERSEDED, Extend, Kind, Outcome, Reply, Row, Term
 from ..core.rules import MIN_TTL
 from ..engine.lease import Lease
 from ..engine.manager import LockManager

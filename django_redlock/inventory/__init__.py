@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from ..conf import DEFAULT_ALIAS
 from ..core.names import check_name, is_cut, permit_slug
 from ..core.names import slug as slug_of
-from ..core.requests import SHOWN_WAITERS
-from ..core.wanted import MAX_LIMIT
+from ..core.protocol import SHOWN_WAITERS
+from ..core.rules import MAX_LIMIT
 from ..exceptions import QuorumUnavailableError, printable
 from ..handler import locks
 from .model import (

@@ -15,7 +15,7 @@ from django.core.checks import ERROR
 from ..checks import check_settings
 from ..conf import DEFAULT_ALIAS
 from ..core.admission import MAX_SKEW
-from ..core.outcome import Outcome
+from ..core.protocol import Outcome
 from ..core.rules import Rules
 from ..engine.manager import LockManager
 from ..exceptions import RedlockError

@@ -4,7 +4,7 @@ The doctor's checks of a single node, based on the node's own report (internal).
 
 from collections.abc import Callable, Iterator
 
-from ..core.failure import Failure
+from ..core.protocol import Failure
 from ..core.rules import Rules
 from ..nodes.redis.inspect import Inspection
 from .findings import Finding, Level

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.names import HEARTBEAT, heartbeat, process_of
-from ..core.owner import decode, fingerprint, lease_of
-from ..core.replies import ABSENT, Kind, Reply, Row, is_absurd
-from ..core.requests import ENDLESS, Survey
+from ..core.names import HEARTBEAT, decode, fingerprint, heartbeat, lease_of, process_of
+from ..core.protocol import ABSENT, ENDLESS, Kind, Reply, Row, Survey, is_absurd
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from .judge import is_suspicious, judge, process_behind, soonest_first, with_process

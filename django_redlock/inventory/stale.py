@@ -4,9 +4,8 @@ Find the keys that no live holder needs, and delete them (internal).
 
 from collections.abc import Iterator
 
-from ..core.owner import Owner
-from ..core.replies import Kind
-from ..core.requests import Repair
+from ..core.names import Owner
+from ..core.protocol import Kind, Repair
 from ..core.rules import Rules
 from ..handler import locks
 from .judge import process_behind

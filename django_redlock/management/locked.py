@@ -13,8 +13,8 @@ from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
 from ..conf import DEFAULT_ALIAS
-from ..core.outcome import LOST as HAD_ENDED
-from ..core.outcome import EndReason
+from ..core.protocol import LOST as HAD_ENDED
+from ..core.protocol import EndReason
 from ..core.rules import check_wait, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock

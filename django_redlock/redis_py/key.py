@@ -6,9 +6,7 @@ import logging
 from typing import Any, NamedTuple
 
 from ..core.names import slug
-from ..core.outcome import Outcome
-from ..core.replies import Kind, Row
-from ..core.requests import SHARED, Release
+from ..core.protocol import SHARED, Kind, Outcome, Release, Row
 from ..core.round import Round, count
 from ..engine.manager import LockManager
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable

@@ -30,12 +30,10 @@ from django.conf import settings
 
 from .. import signals
 from ..conf import DEFAULT_ALIAS
+from ..core.acquisition import Waiter
 from ..core.names import slug
-from ..core.outcome import EndReason
-from ..core.replies import Kind
-from ..core.requests import Request, Survey
+from ..core.protocol import EndReason, Kind, Request, Survey
 from ..core.rules import Rules
-from ..core.waiter import Waiter
 from ..engine.driver import LoopSide
 from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease

@@ -19,7 +19,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from ..core.outcome import LOST
+from ..core.protocol import LOST
 from ..engine.lease import Lease, arelease_at_end, release_at_end
 from ..engine.lock import Lock, decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError

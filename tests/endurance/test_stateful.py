@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from django_redlock.core.protocol import SHARED, Kind
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,8 +25,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import SHARED
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError

@@ -27,8 +27,7 @@ from django.views.debug import (
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.conf import InvalidRedlockError
 from django_redlock.contrib.telemetry import MAX_LABELS, Labels
-from django_redlock.core.names import permit_slug, slug
-from django_redlock.core.owner import Owner, encode
+from django_redlock.core.names import Owner, encode, permit_slug, slug
 from django_redlock.core.rules import Rules
 from django_redlock.inventory import (
     MAX_NAMES,

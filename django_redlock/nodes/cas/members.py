@@ -4,9 +4,7 @@ import secrets
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import ABSENT, Reply
-from ...core.requests import ENDLESS, Survey
+from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
 from ..base import LinkError
 from .clock import Moment
 from .place import Place

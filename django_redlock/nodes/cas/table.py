@@ -13,11 +13,8 @@ from itertools import islice
 from typing import ClassVar
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
 from ...core.names import queue_of
-from ...core.parts import merge, split
-from ...core.replies import POSITIVE, Kind, Reply, failed
-from ...core.requests import PART, Extend, Request, Survey
+from ...core.protocol import PART, POSITIVE, Extend, Failure, Kind, Reply, Request, Survey, failed, merge, split
 from ..base import LinkError
 from ..clock import steady
 from .clock import Moment

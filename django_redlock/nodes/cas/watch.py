@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
 from ..threads import new_event, start
 from .place import Place

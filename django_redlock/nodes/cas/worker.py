@@ -16,9 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Reply, failed
-from ...core.requests import Request, Survey
+from ...core.protocol import Failure, Reply, Request, Survey, failed
 from ..base import LinkError
 from ..clock import SLICES, Patience, steady
 from ..threads import exiting, new_event, start

@@ -11,8 +11,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ...core.failure import Failure
-from ...core.requests import Acquire, Request
+from ...core.protocol import Acquire, Failure, Request
 from ..base import NodeSpec
 from ..cas.node import RecordNode
 from .table import LockTable

@@ -21,9 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Reply
-from ...core.requests import ENDLESS, HIGHEST, Survey
+from ...core.protocol import ENDLESS, HIGHEST, Failure, Reply, Survey
 from ..base import LinkError
 from ..cas.clock import Moment
 from ..cas.records import Decision, Stored, digest, parsed

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
 from ..cas.table import ANSWERING
 

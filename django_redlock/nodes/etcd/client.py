@@ -15,7 +15,7 @@ from io import BufferedReader, RawIOBase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
 from ..cas.place import Place
 from ..clock import steady

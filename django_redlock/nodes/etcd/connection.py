@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
 from ..cas.members import MemberTable
 from ..cas.place import Place

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...core.failure import Failure
-from ...core.requests import SMALLEST_PART
+from ...core.protocol import SMALLEST_PART, Failure
 from ..cas.clock import Era, EraClock, Moment
 from ..cas.members import Page, check_identity
 from ..cas.place import Place

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector, check_url
 from .decode import DEMOTED, Age, link_error, parse_age, parse_error

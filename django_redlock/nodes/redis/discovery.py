@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector
 from .decode import BROKEN, link_error

@@ -14,7 +14,7 @@ from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
 from ..clock import SLICES, Patience, steady
 from .decode import BROKEN, link_error

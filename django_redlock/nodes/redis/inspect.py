@@ -16,8 +16,7 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
-from ...core.failure import Failure
-from ...core.replies import is_absurd
+from ...core.protocol import Failure, is_absurd
 from ..base import LinkError, Node
 from ..token_search import TokenSearch, search_each
 from .decode import BROKEN, link_error, parse_age, parse_error

@@ -12,9 +12,7 @@ from redis import exceptions
 from redis.connection import AbstractConnection
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Reply
-from ...core.requests import Request
+from ...core.protocol import Failure, Reply, Request
 from ..base import INCOMPLETE, LinkError
 from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification

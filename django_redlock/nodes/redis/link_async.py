@@ -15,9 +15,7 @@ from redis import exceptions
 from redis.asyncio import connection as aioconnection
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Kind, Reply, failed
-from ...core.requests import Request
+from ...core.protocol import Failure, Kind, Reply, Request, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification

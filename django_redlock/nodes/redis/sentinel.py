@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector
 from .decode import DEMOTED, link_error

@@ -31,7 +31,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
 from ..cas.place import Place, address
 from ..clock import steady

@@ -3,7 +3,7 @@
 from contextlib import closing
 from importlib.util import find_spec
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from ..cas.place import Store
 from ..cas.replicated import ReplicatedNode, also, oldest, shortest

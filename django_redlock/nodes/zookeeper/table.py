@@ -21,8 +21,7 @@ from urllib.parse import quote
 
 from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 
-from ...core.failure import Failure
-from ...core.requests import HIGHEST, PART
+from ...core.protocol import HIGHEST, PART, Failure
 from ..base import LinkError
 from ..cas.clock import Era, EraClock, Moment
 from ..cas.members import MemberTable, Page, check_identity

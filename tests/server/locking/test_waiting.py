@@ -9,11 +9,11 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from django_redlock.core.protocol import Failure, Kind
 
 from django_redlock import LockTakenError
-from django_redlock.core import attempt, backoff
-from django_redlock.core.failure import Failure
-from django_redlock.core.replies import Kind
+from django_redlock.core import acquisition as backoff
+from django_redlock.core import attempt
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager

@@ -6,7 +6,7 @@ from django_redlock import lock
 from django_redlock.celery import pending
 from django_redlock.celery.pending import UNKNOWN, began_secret, is_superseded, label_of
 from django_redlock.celery.slots import FREE, NOTE, QUEUED, Seen, Ticket, peek
-from django_redlock.core.owner import Owner, encode
+from django_redlock.core.names import Owner, encode
 
 from .slots import NAME, names
 
