@@ -16,10 +16,10 @@ from unittest.mock import Mock
 import pytest
 from django.core.management import call_command
 from django.db import connections
-from django_redlock.core.protocol import Kind
 
 from django_redlock import LockTakenError
 from django_redlock.core.admission import Greeting
+from django_redlock.core.protocol import Kind
 from django_redlock.core.rules import Rules
 from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock

@@ -5,11 +5,11 @@ from contextlib import closing
 from uuid import uuid4
 
 import pytest
-from django_redlock.core.protocol import Request, believable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import Request, believable
 from django_redlock.core.round import survey_round
 from django_redlock.testing import Servers
 from tests.managers import connect, real_manager

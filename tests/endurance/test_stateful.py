@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from django_redlock.core.protocol import SHARED, Kind
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from django_redlock.core.protocol import SHARED, Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError

@@ -22,10 +22,10 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 from django.test import override_settings
-from django_redlock.core.protocol import Failure
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from django_redlock.core.protocol import Failure
 from django_redlock.core.rules import Rules
 from django_redlock.inventory import doctor, node_checks, store_checks
 from django_redlock.inventory.doctor import diagnose

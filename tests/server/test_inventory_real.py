@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from django.core.management import call_command
 from django.test import override_settings
-from django_redlock.core.protocol import LONGEST_VALUE
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.names import heartbeat, slug
+from django_redlock.core.protocol import LONGEST_VALUE
 from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.inventory import (
     MAX_NAMES,

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply, Request, failed
-
 from django_redlock.core import hold as holds
 from django_redlock.core.acquisition import Acquisition, GaveUp, Pause, Waiter
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.names import Owner
+from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply, Request, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.engine.breaker import Breakers

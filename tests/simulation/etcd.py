@@ -12,7 +12,6 @@ from math import floor
 from typing import Any
 
 from django_redlock.core.protocol import Failure
-
 from django_redlock.nodes.etcd.client import UNAVAILABLE, EtcdError
 from django_redlock.nodes.etcd.table import GRANTED
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.core.protocol import SHARED, Kind, Reply
-
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
 from django_redlock.core.attempt import GRANTS, Attempt
@@ -21,6 +19,7 @@ from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.decisions import Decisions
 from django_redlock.core.node_state.records import Records
+from django_redlock.core.protocol import SHARED, Kind, Reply
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.nodes.cas import records

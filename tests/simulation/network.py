@@ -5,11 +5,10 @@ from copy import deepcopy
 from math import exp
 from typing import TYPE_CHECKING, Any
 
-from django_redlock.core.protocol import SHARED, Acquire, Extend, Raise, Release, Reply, Request, Survey
-
 from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.records import Records
+from django_redlock.core.protocol import SHARED, Acquire, Extend, Raise, Release, Reply, Request, Survey
 
 from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from django_redlock.core.protocol import Acquire, Extend, Kind, Raise, Release, Reply, Request, Term
-
 from django_redlock.core.attempt import Granted
+from django_redlock.core.protocol import Acquire, Extend, Kind, Raise, Release, Reply, Request, Term
 from django_redlock.core.round import Round
 
 from .profiles import TTL

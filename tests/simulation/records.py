@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django_redlock.core.protocol import SHARED, Acquire, Extend, Kind, Release, Reply, Request
 from greenlet import getcurrent, greenlet
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.names import secret_of
+from django_redlock.core.protocol import SHARED, Acquire, Extend, Kind, Release, Reply, Request
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.place import Place as Addresses
 from django_redlock.nodes.cas.records import Decision

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from django_redlock.core.protocol import Survey
-
 from django_redlock.core.acquisition import GaveUp
+from django_redlock.core.protocol import Survey
 
 from .database import CLAIMED, increment
 from .driver import Lease

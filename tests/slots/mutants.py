@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 from celery.exceptions import Ignore
-from django_redlock.core.protocol import Kind
 
 from django_redlock.celery import pending, request, slots, worker
 from django_redlock.celery.execution import Execution
@@ -19,6 +18,7 @@ from django_redlock.celery.slots import SlotState
 from django_redlock.celery.worker import Message
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.node_state import decisions
+from django_redlock.core.protocol import Kind
 from django_redlock.engine.acquirer import fresh_secret
 
 from .profiles import PROFILES

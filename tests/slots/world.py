@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any, Literal
 from unittest.mock import patch
 
-from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from greenlet import getcurrent, greenlet
 
 from django_redlock import locks
@@ -31,6 +30,7 @@ from django_redlock.celery import dispatch as result
 from django_redlock.celery import request as received
 from django_redlock.celery import worker as message
 from django_redlock.core.acquisition import Waiter
+from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from django_redlock.engine.connections import Connection, ConnectionSet
 from django_redlock.engine.idle import IdleConnections
 from django_redlock.engine.process import process

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from django.test import override_settings
-from django_redlock.core.protocol import Survey
 
 from django_redlock import LockManager, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.names import Owner, encode, fingerprint, slug
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import Survey
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,

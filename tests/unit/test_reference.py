@@ -11,12 +11,12 @@ from pkgutil import resolve_name
 
 import pytest
 from django.core.management import CommandError, call_command
-from django_redlock.core.protocol import EndReason, Failure
 
 import django_redlock
 from django_redlock import signals
 from django_redlock.celery import SingletonOptions
 from django_redlock.celery.signals import DUPLICATE, LOST, OVERLAP, STOLEN
+from django_redlock.core.protocol import EndReason, Failure
 from django_redlock.core.rules import Rules
 from django_redlock.engine.options import LockOptions
 from django_redlock.exceptions import EXPLANATIONS

@@ -14,10 +14,10 @@ from unittest import mock
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.test import Client
-from django_redlock.core.protocol import Reply
 from redis import Redis
 
 from django_redlock import LockManager
+from django_redlock.core.protocol import Reply
 from django_redlock.inventory import held_locks
 from django_redlock.testing import Server, start_servers
 

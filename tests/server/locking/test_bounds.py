@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.test import override_settings
+
+from django_redlock import LockTakenError, QuorumUnavailableError, locks
+from django_redlock.core.attempt import HighestToken
+from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
     FAR,
     HIGHEST,
@@ -29,10 +33,6 @@ from django_redlock.core.protocol import (
     believable,
     failed,
 )
-
-from django_redlock import LockTakenError, QuorumUnavailableError, locks
-from django_redlock.core.attempt import HighestToken
-from django_redlock.core.node_state import NodeState
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.test import override_settings
-from django_redlock.core.protocol import Acquire, Kind, Release, Request, Survey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock import inventory, lock, locks
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import Acquire, Kind, Release, Request, Survey
 from django_redlock.nodes.database.table import TABLE, LockTable
 from tests.managers import Tables, connect
 

@@ -21,9 +21,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
-from django_redlock.core.protocol import Kind, Release
 
 from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.protocol import Kind, Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.nodes.cas.table import UntouchedError

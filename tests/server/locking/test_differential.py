@@ -4,6 +4,10 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
     SHARED,
     Acquire,
@@ -17,10 +21,6 @@ from django_redlock.core.protocol import (
     Term,
     believable,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from django_redlock.core.node_state import NodeState
 from django_redlock.core.round import survey_round
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers

@@ -9,10 +9,10 @@ from typing import NoReturn
 from unittest.mock import patch
 
 import pytest
-from django_redlock.core.protocol import Failure, Kind
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.attempt import Granted
+from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import survey_round
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from django_redlock.core.protocol import SHARED, Kind, Release
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock.core.protocol import SHARED, Kind, Release
 from django_redlock.core.round import cleanup
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers

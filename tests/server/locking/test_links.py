@@ -5,8 +5,8 @@ import select
 import time
 
 import pytest
-from django_redlock.core.protocol import Acquire, Kind, Reply
 
+from django_redlock.core.protocol import Acquire, Kind, Reply
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
 from django_redlock.nodes.redis.link_async import CROWD, AsyncRedisLink

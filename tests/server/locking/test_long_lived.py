@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django_redlock.core.protocol import Kind, Survey
 from redis.credentials import CredentialProvider
 
+from django_redlock.core.protocol import Kind, Survey
 from django_redlock.core.round import Round
 from django_redlock.engine import connections, renewal
 from django_redlock.engine.idle import MAX_IDLE

@@ -11,10 +11,10 @@ import re
 from typing import Any
 
 import pytest
-from django_redlock.core.protocol import SHARED, Release
 
 from django_redlock.core.names import SECRET_SIZE
 from django_redlock.core.node_state.records import Records
+from django_redlock.core.protocol import SHARED, Release
 from django_redlock.core.round import cleanup
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.memory import MemoryNode

@@ -10,12 +10,12 @@ from uuid import uuid4
 
 import pytest
 from django.test import override_settings
-from django_redlock.core.protocol import ENDLESS, SHARED, Failure, Kind, Release, Request, Survey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import ENDLESS, SHARED, Failure, Kind, Release, Request, Survey
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose

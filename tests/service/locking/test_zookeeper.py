@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from django.test import override_settings
-from django_redlock.core.protocol import ENDLESS, POSITIVE, SHARED, Failure, Kind, Release, Request, Survey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock import locks
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import ENDLESS, POSITIVE, SHARED, Failure, Kind, Release, Request, Survey
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node

@@ -11,12 +11,12 @@ from celery import signals
 from celery.beat import Scheduler
 from celery.schedules import schedule
 from django.db import transaction
-from django_redlock.core.protocol import Extend
 from kombu.exceptions import EncodeError, OperationalError
 
 from django_redlock import LockTakenError, locks
 from django_redlock.celery import DuplicateTask, dispatch, singleton_task
 from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.core.protocol import Extend
 
 NAME = "task:shop.sync:shop_id=7"
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
-from django_redlock.core.protocol import Survey
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
 from django_redlock.celery.slots import free, peek
 from django_redlock.core.names import slug
+from django_redlock.core.protocol import Survey
 
 from .slots import NAME, names
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-from django_redlock.core.protocol import ABSENT, Acquire, Failure, Instant, Kind, Raise, Release, Reply, Row, failed
 
 from django_redlock.core.acquisition import Acquisition, GaveUp, Pause, Step, Waiter
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.names import Owner, counted, encode
+from django_redlock.core.protocol import ABSENT, Acquire, Failure, Instant, Kind, Raise, Release, Reply, Row, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 

@@ -6,7 +6,6 @@ import pickle
 from typing import Any
 
 import pytest
-from django_redlock.core.protocol import Acquire, EndReason, Extend, Kind, Outcome, Raise, Release, Reply, Term
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.names import Owner
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import Acquire, EndReason, Extend, Kind, Outcome, Raise, Release, Reply, Term
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.exceptions import EXPLANATIONS, LockLostError

@@ -3,8 +3,8 @@ Replies of a node, decided on their bytes.
 """
 
 import pytest
-from django_redlock.core.protocol import HIGHEST, PART, Acquire, Kind, Raise, Release, Reply, Request
 
+from django_redlock.core.protocol import HIGHEST, PART, Acquire, Kind, Raise, Release, Reply, Request
 from django_redlock.nodes.redis.common import COMMON, common_reply
 from django_redlock.nodes.redis.decode import parse_reply
 

@@ -2,11 +2,11 @@
 Requests to a node: the bytes of a command.
 """
 
-from django_redlock.core.protocol import Acquire, Release, Request
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
+from django_redlock.core.protocol import Acquire, Release, Request
 from django_redlock.nodes.redis.encode import SCRIPTS, Encoder, resp
 
 CONNECTION = Connection()

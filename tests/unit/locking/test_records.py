@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Kind, Release, Reply, Request, Survey, Term
 
+from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Kind, Release, Reply, Request, Survey, Term
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas import records, table
 from django_redlock.nodes.cas.clock import RATE, Era, EraClock, Moment

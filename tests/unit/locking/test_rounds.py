@@ -6,10 +6,10 @@ import time
 from itertools import combinations
 
 import pytest
-from django_redlock.core.protocol import Acquire, Kind
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.admission import Admission
+from django_redlock.core.protocol import Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
 from django_redlock.engine import redelivery
