@@ -158,7 +158,7 @@ def holder(row: HeldLock) -> str:
     if owner.kind == SHARED_KIND:
         return holder_of(row.lock)
     kind = dict(KINDS).get(owner.kind, owner.kind)
-    what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
+    what = " ".join(filter(None, (owner.work, owner.ref))) or str(kind)
     where = f"{owner.host}:{owner.pid}" if owner.host else ""
     detail = " · ".join(filter(None, (str(kind) if what != kind else "", where)))
     return format_html(

@@ -24,7 +24,7 @@ from ..engine.lease import Lease, arelease_at_end, release_at_end
 from ..engine.lock import Lock, decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import in_transaction, lock, locks
-from ..keys import Call, Key, ViewKey
+from ..keys import Key, ViewCall, ViewKey
 from ..routers import reads_pinned
 from .responses import OnBusy, refuse
 
@@ -243,7 +243,7 @@ class Guard:
         """
         self._refuse_transactions()
         options = self.options
-        call = Call(request, args, kwargs, self._arguments(request, args, kwargs))
+        call = ViewCall(request, args, kwargs, self._arguments(request, args, kwargs))
         name = f"{self.prefix}:{self._key.resolve(call)}"
         label = f"{self.name} {request.method}"
         return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
