@@ -17,8 +17,18 @@ from .core.rules import check_wait
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .keys import Key
-from .web.guard import Guard, Method, Options, OwnTransactions, check_methods, guarded, guarded_async
-from .web.responses import OnBusy, check_on_busy, response_to
+from .views import (
+    Guard,
+    Method,
+    OnBusy,
+    Options,
+    OwnTransactions,
+    check_methods,
+    check_on_busy,
+    guarded,
+    guarded_async,
+    response_to,
+)
 
 
 def locked_paths(

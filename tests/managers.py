@@ -21,15 +21,14 @@ from django_redlock import LockTakenError
 from django_redlock.core.admission import Greeting
 from django_redlock.core.protocol import Kind
 from django_redlock.core.rules import Rules
+from django_redlock.engine.connections import PerLoop
 from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
-from django_redlock.engine.manager import LockManager
-from django_redlock.engine.per_loop import PerLoop
-from django_redlock.engine.renewal import AsyncWatchdog, loop_watchdog, watchdog
-from django_redlock.engine.runtime import Dog
+from django_redlock.engine.manager import Dog, LockManager
+from django_redlock.engine.watchdog import AsyncWatchdog, loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
-from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.nodes.etcd.node import EtcdTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
 from tests.clusters import Cluster, single_masters
@@ -232,7 +231,7 @@ def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
 @pytest.fixture
 def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Make managers over five nodes in one ZooKeeper, which count as five ensembles."""
-    from django_redlock.nodes.zookeeper.table import ZookeeperTable  # needs kazoo
+    from django_redlock.nodes.zookeeper.node import ZookeeperTable  # needs kazoo
 
     yield from over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
 
@@ -548,7 +547,7 @@ monkey.patch_all()
 import sys
 import gevent
 from tests.managers import patient_manager
-from django_redlock.engine import renewal
+from django_redlock.engine import watchdog
 
 manager = patient_manager(sys.argv[1:])
 order = []
@@ -559,7 +558,7 @@ def work(number):
 
 lease = manager.lock("a").acquire()
 lease.hold._renew_at = 0.0  # due at once
-renewal.watchdog.watch(lease)
+watchdog.watchdog.watch(lease)
 jobs = [gevent.spawn(work, number) for number in range(3)]
 with gevent.Timeout(60):
     while not lease.extensions:

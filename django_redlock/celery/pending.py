@@ -55,11 +55,11 @@ from django.utils.crypto import salted_hmac
 from ..core.names import MAX_LABEL, slug
 from ..core.protocol import Extend, Kind, Term
 from ..core.rules import MIN_TTL
-from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
+from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from ..inventory.release import everywhere
+from ..inventory.actions import everywhere
 from .dispatch import Call, SingletonResult
 from .slots import FREE, NOTE, Holder, Record, Seen, SlotState, Ticket, free, look, peek
 

@@ -33,9 +33,8 @@ from ..core.attempt import Granted
 from ..core.names import Owner, decode, encode_since, secret_of, slug
 from ..core.protocol import SUPERSEDED, Outcome, Reply, Row, Term
 from ..core.rules import MIN_TTL, Wanted
-from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
-from ..engine.manager import LockManager
+from ..engine.manager import LockManager, fresh_secret
 from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks

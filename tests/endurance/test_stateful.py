@@ -28,8 +28,8 @@ from django_redlock.core.protocol import SHARED, Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError
-from django_redlock.nodes.cas.records import digest
 from django_redlock.nodes.etcd.client import encoded
+from django_redlock.nodes.records.record import digest
 from django_redlock.testing import Server, Servers
 from tests.clusters import Cluster
 from tests.etcd import Member

@@ -22,10 +22,10 @@ from django_redlock.core.node_state.records import Records
 from django_redlock.core.protocol import SHARED, Kind, Reply
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
-from django_redlock.nodes.cas import records
-from django_redlock.nodes.cas.clock import EraClock, Moment
-from django_redlock.nodes.etcd import table as etcd_table
-from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.nodes.etcd import node as etcd_table
+from django_redlock.nodes.etcd.node import EtcdTable
+from django_redlock.nodes.records import record as records
+from django_redlock.nodes.records.clock import EraClock, Moment
 
 from . import database, schedule
 from .driver import Process

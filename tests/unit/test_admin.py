@@ -27,7 +27,7 @@ from django.utils.safestring import SafeString
 
 from django_redlock import LockManager, lock, locks
 from django_redlock.admin import MAX_RELEASE, HeldLockAdminMixin, clock, rows
-from django_redlock.admin.actions import audit, look_again
+from django_redlock.admin.pages import audit, look_again
 from django_redlock.core.names import Owner, encode, fingerprint, slug
 from django_redlock.inventory import PAGE, ask_to_stop, find_locks, held_locks
 from django_redlock.inventory import HeldLock as Held

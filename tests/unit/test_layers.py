@@ -22,7 +22,7 @@ FLOORS = [
     {"core"},
     {"nodes"},
     {"engine"},
-    {"checks", "conf", "handler", "signals"},
+    {"checks", "conf", "handler", "routers", "signals"},
     {"inventory"},
 ]
 EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
@@ -40,11 +40,11 @@ NOT_IN_CORE = {
 # The engine takes these from its ``Runtime``, so that a simulation can pass its own.
 OF_RUNTIME = {
     *("time", "random", "django_redlock.nodes.clock.steady"),
-    *(f"django_redlock.engine.renewal.{name}" for name in ("watchdog", "loop_watchdog")),
+    *(f"django_redlock.engine.watchdog.{name}" for name in ("watchdog", "loop_watchdog")),
 }
 
 # Who may import it: the runtime of real processes, and the watchdogs that belong to such a process.
-REAL_TIME = {"engine/runtime.py", "engine/renewal.py"}
+REAL_TIME = {"engine/manager.py", "engine/watchdog.py"}
 
 # The modules that Django and users expect at the top. Every other module has a room.
 PUBLIC = {
@@ -307,7 +307,7 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime(imports):
     patches = {each.where for each in imports if each.name.startswith("unittest.mock")}
 
     assert [each for each in clocks if each.where not in REAL_TIME] == []
-    assert patches == {"testing/virtual_loop.py"}
+    assert patches == {"testing/simulation.py"}
 
 
 def test_seeded_generator_is_for_pauses_only(imports):
@@ -317,7 +317,7 @@ def test_seeded_generator_is_for_pauses_only(imports):
     drawing = {each.where for each in imports if each.name.partition(".")[0] in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/runtime.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
+        *("engine/manager.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
         "keys.py",  # imports the type UUID
     }
 

@@ -15,8 +15,8 @@ from functools import partial
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
+from ..records.worker import Job, Worker
 from ..threads import start
-from .worker import Job, Worker
 
 
 class WorkerLink:

@@ -32,10 +32,9 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ...core.protocol import Failure
-from ..base import LinkError
-from ..cas.place import Place, address
+from ..base import LinkError, known_cause
 from ..clock import steady
-from ..redis.decode import known_cause
+from ..records.replicated import Place, address
 from ..threads import new_event
 
 SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive

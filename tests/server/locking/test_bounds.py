@@ -38,12 +38,20 @@ from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas.place import Place
 from django_redlock.nodes.database.table import TABLE
 from django_redlock.nodes.etcd.client import Client
-from django_redlock.nodes.redis.common import COMMON, common_reply
-from django_redlock.nodes.redis.decode import Assembly, checked, parse_reply
-from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
+from django_redlock.nodes.records.replicated import Place
+from django_redlock.nodes.redis.wire import (
+    COMMON,
+    LONGEST_LIST,
+    LONGEST_REPLY,
+    PARTIAL,
+    Assembly,
+    Replies,
+    checked,
+    common_reply,
+    parse_reply,
+)
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager, wait_until
 

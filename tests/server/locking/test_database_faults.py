@@ -26,9 +26,9 @@ from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Kind, Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
-from django_redlock.nodes.cas.table import UntouchedError
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
+from django_redlock.nodes.records.table import UntouchedError
 from tests.conftest import needs
 from tests.managers import (
     EACH_TABLE_ONCE,
@@ -108,13 +108,13 @@ import json, sys
 from django.conf import settings
 settings.configure(DATABASES=json.loads(sys.argv[1]))
 import gevent
-from django_redlock.engine import renewal
+from django_redlock.engine import watchdog
 from tests.managers import patient_manager
 
 manager = patient_manager(["database://held"])
 lease = manager.lock("a").acquire()
 lease.hold._renew_at = 0.0  # due at once
-renewal.watchdog.watch(lease)
+watchdog.watchdog.watch(lease)
 with gevent.Timeout(60):
     while not lease.extensions:
         gevent.sleep(0.01)
@@ -195,7 +195,7 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
     """P21: after a jump of its clock, nobody knows which locks a database has forgotten, as with any node."""
     sqlite_tables.empty()
     ahead = [0]
-    monkeypatch.setattr("django_redlock.nodes.database.vendors.time_ns", lambda: time.time_ns() + ahead[0])
+    monkeypatch.setattr("django_redlock.nodes.database.table.time_ns", lambda: time.time_ns() + ahead[0])
     with closing(real_manager(sqlite_tables.urls[:1])) as manager:
         manager.lock("a", renew=False).acquire()
         ahead[0] = 3_600_000_000_000

@@ -19,8 +19,9 @@ from redis.credentials import CredentialProvider
 
 from django_redlock.core.protocol import Kind, Survey
 from django_redlock.core.round import Round
-from django_redlock.engine import connections, renewal
-from django_redlock.engine.idle import MAX_IDLE
+from django_redlock.engine import connections
+from django_redlock.engine import watchdog as renewal
+from django_redlock.engine.connections import MAX_IDLE
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
@@ -33,12 +34,12 @@ from gevent import monkey
 monkey.patch_all()
 import os, sys, time
 import gevent
-from django_redlock.engine import renewal
+from django_redlock.engine import watchdog
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 
-renewal.LINGER = renewal.TICK = 0.05
+watchdog.LINGER = watchdog.TICK = 0.05
 until = time.monotonic() + 60
 nodes = [open_node(NodeSpec(url), "t:") for url in sys.argv[1:]]
 manager = LockManager(nodes, Rules(3, ttl=60.0, node_timeout=10.0, restart_guard=False))
@@ -46,12 +47,12 @@ counts = []
 for _ in range(3):
     lease = manager.lock("a").acquire()
     lease.hold._renew_at = 0.0  # due at once
-    renewal.watchdog.watch(lease)
+    watchdog.watchdog.watch(lease)
     while not lease.extensions and lease.valid() and time.monotonic() < until:
         gevent.sleep(0.01)
     print(lease.extensions > 0, lease.reason)
     lease.release()
-    while renewal.watchdog.running and time.monotonic() < until:
+    while watchdog.watchdog.running and time.monotonic() < until:
         gevent.sleep(0.01)
     counts.append(len(os.listdir("/proc/self/fd")))
 while len(os.listdir("/proc/self/fd")) > counts[0] and time.monotonic() < until:  # its thread has yet to end
@@ -135,7 +136,7 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
         thread.join()
     idle = list(manager.driver.gather.idle.sets)
     manager.lock("a").acquire().release()
-    monkeypatch.setattr("django_redlock.engine.idle.MAX_IDLE", 0.0)
+    monkeypatch.setattr("django_redlock.engine.connections.MAX_IDLE", 0.0)
 
     for _ in range(len(idle)):
         manager.lock("a").acquire().release()
