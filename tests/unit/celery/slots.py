@@ -6,7 +6,7 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import WorkerLostError
 
 from django_redlock import locks
-from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket
 
 NAME = "task:shop.sync:shop_id=7"
 
@@ -36,3 +36,10 @@ def die(request: Any) -> None:
         raise WorkerLostError("killed")
     except WorkerLostError:
         request.on_failure(ExceptionInfo())
+
+
+def begin(request: Any) -> None:
+    """Take the slot as the child does that runs the message."""
+    ticket = ticket_of(request)
+    assert ticket
+    ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", request.request_dict[RUN_HEADER])
