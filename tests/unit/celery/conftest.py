@@ -18,7 +18,7 @@ from celery.worker.request import Request
 from kombu.transport.memory import Channel
 
 from django_redlock import locks
-from django_redlock.celery import singleton_task
+from django_redlock.celery import dispatch, singleton_task
 from django_redlock.celery.request import mixed_request
 from django_redlock.celery.slots import RECEIVED_HEADER
 from django_redlock.engine.manager import LockManager
@@ -45,6 +45,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     monkeypatch.setattr(_state, "default_app", None)
     monkeypatch.setattr(_state._tls, "current_app", None)
+    monkeypatch.setattr(dispatch, "_beat", 0)
+    monkeypatch.setattr(dispatch, "_unanswered", set())
     monkeypatch.setattr(Channel, "queues", {})
     cache._DUMMY_CLIENT_CACHE.clear()
     app = Celery("tests", broker="memory://", backend="cache+memory://")

@@ -1,5 +1,6 @@
 """The slot of a child that has died, and the worker's main process."""
 
+import time
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -8,8 +9,6 @@ from billiard.einfo import ExceptionInfo
 from celery import Task
 from celery.exceptions import TimeLimitExceeded
 from kombu.exceptions import DecodeError
-
-from django_redlock.nodes.clock import steady
 
 from .slots import NAME, begin, die, names
 
@@ -150,7 +149,7 @@ def test_ended_before_its_body_began(make, worker, received, end, strategy):
     task.delay(7)
     request = received(task, worker.take())
     if end in (exceed, terminate):
-        request.on_accepted(1, steady())
+        request.on_accepted(1, time.monotonic())
 
     end(request)
 
@@ -164,7 +163,7 @@ def test_ended_while_its_body_runs(make, worker, received, end):
     task = make()
     task.delay(7)
     request = received(task, worker.take())
-    request.on_accepted(1, steady())
+    request.on_accepted(1, time.monotonic())
     begin(request)
 
     end(request)

@@ -5,15 +5,15 @@ import subprocess
 import sys
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from celery import Celery, Task, shared_task
+from celery.worker.request import Request
 from django.test import override_settings
 
 from django_redlock import InvalidRedlockError
 from django_redlock.celery import DuplicateTask, SingletonOptions, SingletonTask, override_singleton, singleton_task
-from django_redlock.celery.request import SingletonRequest
-from django_redlock.celery.task import switched_off
 
 
 def nothing(x: Any = 1) -> None: ...
@@ -117,19 +117,24 @@ def test_project_task_class_is_kept():
 
 def test_own_request_class_is_kept(app):
     """A request class of the user's is mixed with ours, not replaced."""
-    from celery.worker.request import Request
-
-    from django_redlock.celery.request import mixed_request
 
     class Own(Request):
         pass
 
-    mixed = mixed_request(Own)
+    class Mine(app.Task):
+        pass
+
+    Mine.Request = Own
+    singleton_task(name="shop.own", base=Mine)(nothing)
+    task = app.tasks["shop.own"]
+
+    task.start_strategy(app, MagicMock())
+    mixed = task.Request
+    task.start_strategy(app, MagicMock())
 
     assert issubclass(mixed, Own)
-    assert issubclass(mixed, SingletonRequest)
-    assert mixed_request(mixed) is mixed
-    assert mixed_request("celery.worker.request:Request") is SingletonRequest
+    assert mixed is not Own
+    assert task.Request is mixed
 
 
 def test_task_as_a_class(app):
@@ -261,15 +266,17 @@ def test_options_without_effect(options, wrong):
         SingletonOptions(scope="while_executing", **options)
 
 
-def test_override_of_a_coroutine_function():
+def test_override_of_a_coroutine_function(make):
     """Singletons are off while a decorated coroutine runs, not only while it is made."""
+    task = make()
+    task.delay(7)
 
     @override_singleton(enabled=False)
     async def off():
-        return switched_off()
+        return task.delay(7).duplicate
 
-    assert asyncio.run(off())
-    assert not switched_off()
+    assert not asyncio.run(off())
+    assert task.delay(7).duplicate
 
 
 def test_override_of_what_runs_later():

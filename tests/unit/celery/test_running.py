@@ -6,37 +6,11 @@ import pytest
 from celery import Task, chain, current_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
-from django_redlock import LockTakenError, QuorumUnavailableError, locks
+from django_redlock import QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask, singleton_task
-from django_redlock.celery.slots import HEADER, Ticket
-from django_redlock.nodes.memory import MemoryNode
 from django_redlock.signals import lock_released
 
-from .slots import names
-
-NAME = "task:shop.sync:shop_id=7"
-
-
-@pytest.fixture
-def make(app):
-    """Make a singleton task of this test's app, out of a body that gets the task itself."""
-
-    def make(body: Any = lambda self, shop_id: shop_id, **options: Any) -> Any:
-        def sync(self, shop_id):
-            return body(self, shop_id)
-
-        return singleton_task(bind=True, **({"name": "shop.sync"} | options))(sync)
-
-    return make
-
-
-def taken(name: str = NAME) -> bool:
-    """Return whether somebody has the lock."""
-    try:
-        locks["default"].lock(name, wait=0).acquire().release()
-    except LockTakenError:
-        return True
-    return False
+from .slots import NAME, names, set_down, taken, ticket_in
 
 
 @pytest.fixture
@@ -48,11 +22,6 @@ def other(app):
         return "other"
 
     return other
-
-
-def set_down(nodes: list[MemoryNode], down: bool) -> None:
-    for node in nodes:
-        node.down = down
 
 
 def test_slot_is_held_while_the_body_runs(make, worker):
@@ -397,8 +366,8 @@ def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
     worker.run()
 
     other, retry = worker.headers
-    assert (retry["id"], Ticket.unpack(retry[HEADER], first.id).secret) == (first.id, "")
-    assert Ticket.unpack(other[HEADER], other["id"]).secret
+    assert (retry["id"], ticket_in(retry).secret) == (first.id, "")
+    assert ticket_in(other).secret
     assert taken()
 
 
@@ -458,7 +427,7 @@ def test_nodes_down_at_start(make, worker, memory_nodes):
     assert result.state == "RETRY"
     set_down(memory_nodes, False)
 
-    ticket = Ticket.unpack(worker.headers[0][HEADER], result.id)
+    ticket = ticket_in(worker.headers[0])
     assert (ticket.tries, worker.headers[0]["retries"]) == (2, 0)
     assert worker.run() == "SUCCESS"
     assert seen == [0]

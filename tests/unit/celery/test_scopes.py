@@ -7,7 +7,7 @@ from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
-from django_redlock.celery.slots import free, peek
+from django_redlock.inventory import force_release, held_locks
 
 from .slots import NAME, names
 
@@ -174,7 +174,8 @@ def test_calls_while_a_queued_scope_is_held_share_one_run_after_it(make, worker,
     assert {(call.id, call.accepted, call.reason) for call in calls} == {(calls[0].id, True, "held")}
     assert [worker.run() for _ in calls] == ["IGNORED", "IGNORED"]
     assert ran == ["first"]
-    free("default", NAME, peek("default", NAME).secret)  # as after 60 seconds
+    held = next(lock for lock in held_locks() if lock.name == NAME)
+    force_release(held, held.fingerprint)  # as after 60 seconds
     assert worker.run() == "SUCCESS"
     assert ran == ["first", "third"]
     assert task.delay(7, "fourth").reason == "held"

@@ -17,18 +17,9 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, signals, singleton_task
-from django_redlock.celery import dispatch as result
-from django_redlock.celery.handle import explain_call
-from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.celery import DuplicateTask, Return, override_singleton, signals, singleton_task
 
-from .slots import NAME, names, tickets
-
-
-def set_down(nodes: Any, down: bool) -> None:
-    for node in nodes:
-        node.down = down
-
+from .slots import NAME, names, set_down, ticket_in, tickets
 
 # rerun
 
@@ -468,7 +459,6 @@ def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     traceback.
     """
     task = make(on_duplicate="raise")
-    monkeypatch.setattr(dispatch, "_beat", 0)
     beat_init.send(sender=None)
     scheduler = Scheduler(app, lazy=True)
     entry = scheduler.Entry(name="often", task=task.name, args=(7,), schedule=schedule(1.0), app=app)
@@ -632,7 +622,7 @@ def test_explain(make, worker, memory_nodes):
     assert f"{nodes[2]}  no answer" in text
     assert f"return the result of task {first.id}" in text
     assert worker.headers[0]["id"] == first.id
-    assert Ticket.unpack(worker.headers[0][HEADER], first.id).secret not in text
+    assert ticket_in(worker.headers[0]).secret not in text
 
 
 def test_explain_without_nodes(make, memory_nodes):
@@ -771,18 +761,6 @@ def test_eager_call_without_a_slot(make, app):
         task.apply_async((7,), singleton={"key": "x"})
 
 
-def test_explanation_where_the_key_fails(app):
-    """What a project's function for the key raises is said in one line."""
-
-    def sync(shop_id):
-        pass
-
-    singleton_task(name="shop.sync", key=lambda call: {}[call.arguments["shop_id"]])(sync)
-
-    with pytest.raises(ValueError, match=r"shop\.sync has no key for these arguments: KeyError: 7"):
-        explain_call("shop.sync", "[7]", "{}")
-
-
 class CannotStore:
     """A result backend that stores nothing outside a worker, as ``rpc://`` does."""
 
@@ -844,8 +822,10 @@ def test_result_of_the_holder_is_gone(make, worker, monkeypatch, ignored):
     joined = task.delay(7)
     assert joined.id == first.id
     first.forget()
-    monkeypatch.setattr(result, "time", lambda: time.time() + 11.0, raising=False)
-    late = task.delay(7)
+    later = time.time() + 11.0
+    with monkeypatch.context() as patch:
+        patch.setattr("django_redlock.celery.dispatch.time", lambda: later)
+        late = task.delay(7)
 
     assert (late.duplicate, late.accepted, late.reason) == (True, False, "held")
     assert (late.id == first.id) is ignored
