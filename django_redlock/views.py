@@ -38,7 +38,7 @@ from .engine.lock import Lock, decorators
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .handler import in_transaction, lock, locks
-from .keys import Call, Key, ViewKey
+from .keys import Key, ViewCall, ViewKey
 from .routers import reads_pinned
 
 log = logging.getLogger("django_redlock")
@@ -403,7 +403,7 @@ class Guard:
         """
         self._refuse_transactions()
         options = self.options
-        call = Call(request, args, kwargs, self._arguments(request, args, kwargs))
+        call = ViewCall(request, args, kwargs, self._arguments(request, args, kwargs))
         name = f"{self.prefix}:{self._key.resolve(call)}"
         label = f"{self.name} {request.method}"
         return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)

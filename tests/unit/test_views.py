@@ -25,7 +25,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.keys import Call, ViewKey
+from django_redlock.keys import ViewCall, ViewKey
 from django_redlock.nodes.clock import steady
 from django_redlock.signals import lock_acquired
 from django_redlock.views import locked_view, response_to
@@ -736,7 +736,7 @@ def key_of(key):
 
     resolved = ViewKey("view", key, inspect.signature(view))
     request = requests.post("/")
-    return lambda a, b: resolved.resolve(Call(request, (), {}, {"a": a, "b": b}))
+    return lambda a, b: resolved.resolve(ViewCall(request, (), {}, {"a": a, "b": b}))
 
 
 def test_arguments_are_known_by_name_however_they_are_passed():
