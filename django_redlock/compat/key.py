@@ -14,8 +14,9 @@ from ..core.replies import Kind, Row
 from ..core.requests import SHARED, Release
 from ..core.round import Round, count
 from ..engine.manager import LockManager
+from ..engine.twins import Flavour
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from .holds import Flavour, Hold, Slot, Term, piece
+from .holds import Hold, Slot, Term, piece
 
 log = logging.getLogger("django_redlock")
 
