@@ -26,10 +26,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from .engine.contexts import Block
 from .engine.lease import Lease, fence_out
-from .engine.mistakes import explained
-from .engine.options import check_switch
+from .engine.lock import Block
+from .engine.options import check_switch, explained
 from .exceptions import StaleTokenError
 from .handler import in_transaction
 from .models import MAX_SHOWN, Fence, fence_key

@@ -15,8 +15,8 @@ from django.utils.deprecation import MiddlewareMixin
 from .conf import DEFAULT_ALIAS
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from .keys import Key
 from .views import Guard, Method, OnBusy, Options, OwnTransactions, check_methods, check_on_busy, response_to
-from .web.keys import Key
 
 
 def locked_paths(

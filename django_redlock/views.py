@@ -31,14 +31,14 @@ from django.utils.decorators import method_decorator
 from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
-from .core.outcome import LOST
+from .core.protocol import LOST
 from .engine.lease import Lease, arelease_at_end, release_at_end
 from .engine.lock import Lock, decorators
-from .engine.mistakes import explained
+from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .handler import in_transaction, lock, locks
+from .keys import Call, Key, ViewKey
 from .routers import reads_pinned
-from .web.keys import Call, Key, ViewKey
 
 log = logging.getLogger("django_redlock")
 

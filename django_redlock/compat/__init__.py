@@ -16,9 +16,8 @@ from typing import Any, Literal, NoReturn, Self
 
 from ..conf import DEFAULT_ALIAS
 from ..core.hold import release_outcome
-from ..core.names import check_name
-from ..core.outcome import LOST, EndReason, Outcome
-from ..core.owner import secret_of
+from ..core.names import check_name, secret_of
+from ..core.protocol import LOST, EndReason, Outcome
 from ..core.rules import MIN_TTL, number, seconds
 from ..engine.lease import Lease
 from ..engine.manager import LockManager

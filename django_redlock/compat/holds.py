@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
-from ..engine.runtime import Dog
 from ..engine.twins import Awaiting, Blocking, Flavour, run
+from ..engine.watchdog import Dog
 
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
 

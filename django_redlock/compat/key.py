@@ -7,11 +7,8 @@ import math
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from ..core.names import slug
-from ..core.outcome import Outcome
-from ..core.owner import decode, secret_of
-from ..core.replies import Kind, Row
-from ..core.requests import SHARED, Release
+from ..core.names import decode, secret_of, slug
+from ..core.protocol import SHARED, Kind, Outcome, Release, Row
 from ..core.round import Round, count
 from ..engine.manager import LockManager
 from ..engine.twins import Flavour

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from .replies import LEAVING_TRACES, MISSES, POSITIVE, Kind, Reply, no_vote
-from .requests import Acquire, Extend, Request, Term, in_parts
+from .protocol import LEAVING_TRACES, MISSES, POSITIVE, Acquire, Extend, Kind, Reply, Request, Term, in_parts, no_vote
 
 LIFETIME = 10.0  # seconds for which the reply to a round that takes or extends no lease is of use
 
@@ -29,7 +28,7 @@ class Plan:
         mending: Whether a decided round still waits, within its timeout, for links that are being made. An extension
             does, because it restores the lock on nodes that were away and have lost it.
         unattended: Whether the round, with a timeout of 0, stays open after it was sent. The next reader of its
-            connections gives it the replies; see :mod:`django_redlock.engine.unattended`.
+            connections gives it the replies; see :mod:`django_redlock.engine.watchdog`.
     """
 
     requests: Mapping[int, Request]

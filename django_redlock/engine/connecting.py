@@ -7,15 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ..core.failure import Failure
-from ..core.replies import failed
+from ..core.protocol import Failure, failed
 from ..core.round import Round
 from ..nodes.base import Link, LinkError, Node
 from ..nodes.clock import Clock
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import start
-from .breaker import Breakers
-from .connections import CONNECT_TIMEOUT, ConnectionSet
+from .connections import CONNECT_TIMEOUT, Breakers, ConnectionSet
 
 log = logging.getLogger("django_redlock")
 

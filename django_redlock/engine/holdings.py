@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import ref
 
 from ..core.names import named
-from ..core.outcome import EndReason
+from ..core.protocol import EndReason
 from ..exceptions import printable
 from ..nodes.clock import Clock
 
@@ -26,7 +26,7 @@ Keys = tuple[Any, tuple[str, ...], int, bool]
 
 
 class Hold(Protocol):
-    """The part of a :class:`~django_redlock.engine.lease_hold.LeaseHold` that is used here."""
+    """The part of a :class:`~django_redlock.engine.lease.LeaseHold` that is used here."""
 
     clock: Clock
     deadline: float

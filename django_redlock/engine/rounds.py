@@ -11,15 +11,11 @@ from collections.abc import Sequence
 from threading import get_ident
 
 from ..core.admission import Admission
-from ..core.failure import Failure
-from ..core.replies import Kind, failed
+from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
 from ..nodes.clock import SLICES, Clock, Patience
-from .breaker import Breakers
-from .connecting import Connector
-from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
-from .idle import IdleConnections
+from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, Connector, IdleConnections
 
 IDLE = 1.0  # seconds after which a server may have closed a link, so that the link is checked before use
 # Seconds for which the first round of a connection set, even if decided, waits for links to the other nodes.

@@ -8,7 +8,8 @@ step.
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from .runtime import Dog, Runtime
+from .manager import Runtime
+from .watchdog import Dog
 
 P = ParamSpec("P")
 T = TypeVar("T")

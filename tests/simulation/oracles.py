@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from django_redlock.core.attempt import Granted
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import Acquire, Extend, Raise, Release, Request, Term
+from django_redlock.core.protocol import Acquire, Extend, Kind, Raise, Release, Reply, Request, Term
 from django_redlock.core.round import Round
 
 from .profiles import TTL

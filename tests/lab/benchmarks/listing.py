@@ -17,7 +17,7 @@ from django.test import Client
 from redis import Redis
 
 from django_redlock import LockManager
-from django_redlock.core.replies import Reply
+from django_redlock.core.protocol import Reply
 from django_redlock.inventory import held_locks
 from django_redlock.testing import Server, start_servers
 

@@ -39,8 +39,8 @@ lease.release()
 RAW = """
 import json, socket, sys, time
 from urllib.parse import urlsplit
-from django_redlock.core.requests import Acquire
-from django_redlock.nodes.redis.encode import Encoder
+from django_redlock.core.protocol import Acquire
+from django_redlock.nodes.redis.wire import Encoder
 encoder, secret = Encoder("raw-first:"), "0123456789abcdef" * 2
 first = Acquire(("{first}",), secret, secret + "{}", 30.0, time.time_ns() // 1000, None, 30.0)
 request = encoder.greeting + encoder.pack(first, {}, in_full=True)
