@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_redlock import LockTakenError, RedlockError
-from django_redlock.core import acquisition as backoff
+from django_redlock.core import acquisition
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
@@ -37,7 +37,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make waiters rely on the notification of their turn."""
-    monkeypatch.setattr(backoff, "POLL", 30.0)
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
 
 
 @pytest.fixture
