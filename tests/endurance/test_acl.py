@@ -128,7 +128,7 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
 
 async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, flavour: Flavour):
     """
-    P35: all commands of the engine and its connections are allowed; the server has recorded no attempt at another.
+    All commands of the engine and its connections are allowed; the server has recorded no attempt at another.
     """
     async with manager_with(server, admin, flavour) as manager:
         await everything(manager, admin, flavour)
@@ -138,7 +138,7 @@ async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, 
 
 @pytest.mark.parametrize("right", RIGHTS)
 async def test_each_documented_right_is_needed(server: Server, admin: redis.Redis, right: str):
-    """P35: without any one of the rights something fails, with one of our errors and never with a grant."""
+    """Without any one of the rights something fails, with one of our errors and never with a grant."""
     for flavour in (Blocking(), Asyncio()):
         admin.flushall()
         async with manager_with(server, admin, flavour, without=right) as manager:
@@ -147,7 +147,7 @@ async def test_each_documented_right_is_needed(server: Server, admin: redis.Redi
 
 
 async def test_keys_of_another_prefix_are_out_of_reach(server: Server, admin: redis.Redis, flavour: Flavour):
-    """P35: a user may access only the locks of its own project."""
+    """A user may access only the locks of its own project."""
     async with manager_with(server, admin, flavour, prefix="other:") as manager:
         with pytest.raises(RedlockError, match="NOPERM"):
             await flavour.acquire(manager.lock("a", wait=0))
