@@ -20,8 +20,8 @@ class RedlockConfig(AppConfig):
         """Import the checks, which register themselves."""
         # only here: the checks import models, which needs Django's apps to be ready
         from . import checks
-        from .db import checks as checks_of_fences  # noqa: F401
-        from .web import checks as checks_of_views  # noqa: F401
+        from . import checks as checks_of_fences  # noqa: F401
+        from . import views as checks_of_views  # noqa: F401
 
         register(check_code, checks.TAG)
 

@@ -14,21 +14,17 @@ import math
 from collections.abc import Coroutine
 from typing import Any, Literal, NoReturn, Self
 
+from .compat.holds import SLACK, Awaiting, Blocking, Flavour, Hold, Slot, TaskSlot, ThreadSlot, as_bytes, run
+from .compat.key import KeyOnNodes
 from .conf import DEFAULT_ALIAS
 from .core.hold import release_outcome
-from .core.outcome import LOST, EndReason, Outcome
-from .core.owner import secret_of
+from .core.names import secret_of
+from .core.protocol import LOST, EndReason, Outcome
 from .core.rules import MIN_TTL, number
 from .engine.lease import Lease
 from .engine.manager import LockManager
 from .exceptions import EXPLANATIONS, QuorumUnavailableError, printable
 from .handler import locks
-from .redis_py.arguments import Name, as_text, check_timeout
-from .redis_py.errors import LockError, LockNotOwnedError
-from .redis_py.flavours import Awaiting, Blocking, Flavour, run
-from .redis_py.key import KeyOnNodes
-from .redis_py.slots import Hold, Slot, TaskSlot, ThreadSlot, as_bytes
-from .redis_py.term import SLACK
 
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError"]
 

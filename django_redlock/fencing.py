@@ -21,7 +21,6 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .db.fences import claim, create, explained, is_conflict, refuse_own_file, refuse_snapshots
 from .engine import mistakes
 from .engine.contexts import Block
 from .engine.lease import Lease

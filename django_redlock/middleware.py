@@ -16,9 +16,19 @@ from .conf import DEFAULT_ALIAS
 from .core.rules import check_wait
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from .web.guard import Guard, Method, Options, OwnTransactions, check_methods, guarded, guarded_async
-from .web.keys import Key
-from .web.responses import OnBusy, check_on_busy, response_to
+from .keys import Key
+from .views import (
+    Guard,
+    Method,
+    OnBusy,
+    Options,
+    OwnTransactions,
+    check_methods,
+    check_on_busy,
+    guarded,
+    guarded_async,
+    response_to,
+)
 
 
 def locked_paths(

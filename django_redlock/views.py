@@ -15,9 +15,7 @@ from django.utils.decorators import method_decorator
 from .conf import DEFAULT_ALIAS
 from .core.rules import check_wait, optional_seconds
 from .engine.mistakes import explained
-from .web.guard import Guard, Method, Options, check_methods, guarded, guarded_async
-from .web.keys import Key
-from .web.responses import OnBusy, check_on_busy
+from .keys import Key
 
 View = TypeVar("View", bound=Callable[..., Any])
 

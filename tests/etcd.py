@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Any
 from urllib.request import Request, urlopen
 
-from django_redlock.nodes.cas.place import Place
 from django_redlock.nodes.etcd.client import encoded
+from django_redlock.nodes.records.replicated import Place
 from django_redlock.testing import FaultProxy
 from tests.services import Service, _Port, until
 

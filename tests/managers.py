@@ -19,7 +19,7 @@ from django.db import connections
 
 from django_redlock import LockTakenError
 from django_redlock.core.admission import Greeting
-from django_redlock.core.replies import Kind
+from django_redlock.core.protocol import Kind
 from django_redlock.core.rules import Rules
 from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
@@ -29,7 +29,7 @@ from django_redlock.engine.renewal import AsyncWatchdog, loop_watchdog, watchdog
 from django_redlock.engine.runtime import Dog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
-from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.nodes.etcd.node import EtcdTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
 from tests.clusters import Cluster, single_masters
@@ -232,7 +232,7 @@ def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
 @pytest.fixture
 def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Make managers over five nodes in one ZooKeeper, which count as five ensembles."""
-    from django_redlock.nodes.zookeeper.table import ZookeeperTable  # needs kazoo
+    from django_redlock.nodes.zookeeper.node import ZookeeperTable  # needs kazoo
 
     yield from over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
 

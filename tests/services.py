@@ -31,8 +31,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.db import connections
 
-from django_redlock.testing.processes import spawn
-from django_redlock.testing.servers import reserve_port
+from django_redlock.testing.servers import reserve_port, spawn
 from tests import drivers
 
 START_TIMEOUT = 120.0  # seconds; RabbitMQ takes 10 on a busy machine

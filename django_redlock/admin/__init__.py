@@ -24,7 +24,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..inventory import printable
 from ..models import HeldLock
-from .actions import (
+from .changelist import HeldLockChangeList
+from .pages import (
     DONE,
     MAX_REASON,
     MAX_RELEASE,
@@ -34,15 +35,14 @@ from .actions import (
     audit,
     can_revoke,
     carry_out,
+    detail,
     look_again,
+    panels,
     problem_with,
     revoke_task,
     seconds_wanted,
 )
-from .changelist import HeldLockChangeList
-from .columns import Columns, clock
-from .pages import detail, panels
-from .rows import FILTERS, known_aliases
+from .rows import FILTERS, Columns, clock, known_aliases
 
 REFRESH = 5  # seconds
 

@@ -19,11 +19,10 @@ from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ActionResult, ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..inventory import HeldLock as Held
-from ..inventory.judge import is_shared
 from ..inventory.model import meaning_of
+from ..inventory.survey import is_shared
 from ..models import HeldLock, parse_key
-from .columns import held_for, remaining
-from .rows import known_aliases
+from .rows import held_for, known_aliases, remaining
 
 log = logging.getLogger("django_redlock")
 MAX_REASON = 200  # characters
@@ -238,7 +237,7 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]], action: str) -> Ite
 
 def revoke_task(choice: Choice) -> str:
     """Tell Celery's workers to end the task that holds a lock; return why that failed, or an empty text."""
-    from ..celery import control  # only here: Celery is optional
+    from ..celery import handle as control  # only here: Celery is optional
 
     try:
         control.revoke(choice.task, terminate=True)

@@ -15,11 +15,10 @@ from django.http import HttpRequest
 from ..core.names import slug
 from ..inventory import HeldLock as Held
 from ..inventory import find_locks, holder_of, printable
-from ..inventory.judge import with_counts
+from ..inventory.survey import with_counts
 from ..models import HeldLock
-from .requests import note_requests
+from .pages import note_requests
 from .rows import FILTERS, HeldLocks, banners
-from .tiles import tiles
 
 MAX_SEARCH = 200  # characters
 MAX_VALUE = 500  # characters of a parameter, because each link of the page repeats it

@@ -18,8 +18,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import get_language, gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..core.names import is_cut
-from ..core.owner import SHARED_KIND
+from ..core.names import SHARED_KIND, is_cut
 from ..inventory import HeldLock as Held
 from ..inventory import State, duration, holder_of, middle, printable
 from ..inventory.model import meaning_of

@@ -33,10 +33,7 @@ from ..inventory import (
 from ..inventory.model import meaning_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
-from .actions import LOGGED_ALIAS
-from .columns import DASH, MAX_ADDRESS, clock, held_for, remaining, stopping
-from .requests import entries_of, note_requests
-from .rows import known_aliases
+from .rows import DASH, MAX_ADDRESS, clock, held_for, known_aliases, remaining, stopping
 
 INSPECT_TIMEOUT = 0.5  # seconds to wait for each answer; the page must not wait for a silent node
 ENTRIES = 10  # entries of the admin's log on the page

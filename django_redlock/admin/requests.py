@@ -12,7 +12,7 @@ from django.utils.timezone import now
 
 from ..inventory import duration
 from ..models import HeldLock
-from .actions import AUDITED, LOGGED_ALIAS
+from .pages import AUDITED, LOGGED_ALIAS
 
 PERIOD = timedelta(days=1)  # after which a request to stop is no longer shown
 

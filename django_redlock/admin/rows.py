@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
-from ..core.owner import SHARED_KIND
+from ..core.names import SHARED_KIND
 from ..engine.manager import LockManager
 from ..handler import locks
 from ..inventory import HeldLock as Held

@@ -5,14 +5,11 @@ Needs the extra ``celery``. Nothing else in the package imports this one.
 """
 
 from . import checks as checks  # a worker runs them when it starts
-from .decorator import singleton_task
-from .exceptions import DuplicateTask
+from .dispatch import DuplicateTask, SingletonResult
 from .handle import Singleton, SlotHolder
 from .options import Return, SingletonOptions
-from .override import override_singleton
-from .result import SingletonResult
 from .signals import singleton_duplicate, singleton_lost, singleton_overlap, singleton_stolen
-from .task import SingletonTask
+from .task import SingletonTask, override_singleton, singleton_task
 
 __all__ = [
     "DuplicateTask",

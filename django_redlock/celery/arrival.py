@@ -14,16 +14,11 @@ from celery.exceptions import Ignore, Retry, WorkerShutdown, WorkerTerminate
 from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
-from .execution import EXECUTION, Execution, leave_queue
-from .interrupt import SlotLostError
-from .message import Message, NoResultsError
+from .execution import EXECUTION, Execution, SlotLostError, leave_queue
 from .options import SingletonOptions
-from .overlap import give_way
-from .pauses import pause_after
-from .pending import began_name, begin, discard, has_begun, is_superseded, keep, turn
-from .redelivery import Redelivery
-from .sightings import Seen, look, peek
-from .slots import RUN_HEADER, RUNNING, Holder, Ticket, free, is_secret, take_running
+from .pending import began_name, begin, discard, has_begun, is_superseded, keep, pause_after, turn
+from .slots import RUN_HEADER, RUNNING, Holder, Seen, Ticket, free, is_secret, look, peek, take_running
+from .worker import Message, NoResultsError, Redelivery, give_way
 
 log = logging.getLogger("django_redlock")
 

@@ -13,8 +13,8 @@ from celery import Celery, Task, _state
 from celery.local import Proxy
 
 from ..engine.decorator import makes_coroutine, makes_generator
-from ._compat import P, R
-from .keys import check_key
+from ..keys import check_key
+from .dispatch import R
 from .options import (
     OPTIONS,
     Key,
@@ -27,7 +27,7 @@ from .options import (
     SingletonOptions,
     check_celery_options,
 )
-from .task import SingletonTask, mixed_with
+from .task import P, SingletonTask, mixed_with
 
 
 @overload

@@ -17,11 +17,8 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from .execution import Execution
 from .options import SingletonOptions
-from .result import SingletonResult, is_gone, is_over, store_revoked
-from .sightings import peek
 from .signals import DUPLICATE, report
-from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Claim, Holder, Ticket, claim, free
-from .state import SlotState
+from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Claim, Holder, SlotState, Ticket, claim, free, peek
 
 UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sent its message
 FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile

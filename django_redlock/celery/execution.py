@@ -4,13 +4,12 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from ..core.outcome import EndReason
-from ..core.owner import Owner
+from ..core.names import Owner
+from ..core.protocol import EndReason
 from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from .interrupt import Interrupt
 from .options import SingletonOptions
 from .signals import LOST, STOLEN, report
 from .slots import CLAIM, HELD, LABEL, NOTE, Claim, Holder, Ticket, claim, free, take_note

@@ -5,15 +5,12 @@ from typing import Any, NamedTuple
 
 from celery._state import get_current_app
 
-from ..core.names import slug
-from ..core.owner import decode
+from ..core.names import decode, slug
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from .keys import canonical
+from ..keys import canonical
 from .options import Return, SingletonOptions, nearest
-from .sightings import peek
-from .slots import RUNNING, Holder, Ticket, state_of
-from .state import SlotState
+from .slots import RUNNING, Holder, SlotState, Ticket, peek, state_of
 
 UNKNOWN = Holder(None, SlotState.UNKNOWN, None)
 

@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.outcome import EndReason, Outcome
+from ..core.protocol import EndReason, Outcome
 from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
+from ..keys import Parameters, lock_name
+from .dispatch import store_revoked
 from .execution import Execution
-from .keys import Parameters, lock_name
 from .options import SingletonOptions
 from .pending import discard_seen
-from .result import store_revoked
-from .sightings import Seen, peek, undecided
-from .slots import Holder, Ticket, free, state_of
-from .state import SlotState
+from .slots import Holder, Seen, SlotState, Ticket, free, peek, state_of, undecided
 
 
 class Task(Protocol):
@@ -222,7 +220,6 @@ class Singleton:
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        from .explain import explain  # only here: tasks seldom need it
 
         return explain(self._task, args, kwargs).text
 

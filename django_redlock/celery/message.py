@@ -15,7 +15,7 @@ from ..exceptions import RedlockError, printable
 from ..nodes.clock import steady
 from .dispatch import Call
 from .options import SingletonOptions
-from .pauses import pause_after
+from .pending import pause_after
 from .slots import HEADER, RECEIVED_HEADER, Claim, Holder, Ticket
 
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker

@@ -17,10 +17,9 @@ from typing import Any, Self
 from celery.contrib.django.task import DjangoTask
 from celery.utils.imports import symbol_by_name
 
-from .exceptions import DuplicateTask
-from .keys import check_key
+from ..keys import check_key
+from .dispatch import DuplicateTask, SingletonResult
 from .options import Key, SingletonOptions, nearest
-from .result import SingletonResult
 from .task import SingletonTask
 
 ONCE = ("keys", "graceful", "timeout", "unlock_before_run")

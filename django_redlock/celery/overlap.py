@@ -10,12 +10,11 @@ from celery import states
 from celery.exceptions import Ignore
 
 from ..exceptions import printable
-from .message import Answered, Message, NoResultsError
 from .options import Overlap, Return
-from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff
+from .pending import FIRST_WAIT, LONGEST_WAIT, backoff
 from .signals import OVERLAP, report
-from .slots import Holder
-from .state import SlotState
+from .slots import Holder, SlotState
+from .worker import Answered, Message, NoResultsError
 
 
 def give_way(message: Message, holder: Holder) -> NoReturn:

@@ -57,10 +57,8 @@ from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from .keys import canonical
-from .pauses import LONGEST_PAUSE
-from .sightings import Seen, look, peek, write_back
-from .slots import CLAIMED, NEXT, NOTE, QUEUED, Ticket, free, take_note
+from ..keys import canonical
+from .slots import CLAIMED, NEXT, NOTE, QUEUED, Seen, Ticket, free, look, peek, take_note, write_back
 
 REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others

@@ -13,11 +13,9 @@ from celery.exceptions import Ignore, Reject
 from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, printable
 from .execution import Execution, begun_name, done_name, moved_on
-from .message import Message, NoResultsError
-from .pauses import FIRST_WAIT, LONGEST_PAUSE
-from .sightings import peek
-from .slots import LABEL, NOTE, Holder, free, take_note
-from .state import SlotState
+from .pending import FIRST_WAIT, LONGEST_PAUSE
+from .slots import LABEL, NOTE, Holder, SlotState, free, peek, take_note
+from .worker import Message, NoResultsError
 
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # the redelivery of a failed task is left to Celery's rules
 

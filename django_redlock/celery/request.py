@@ -23,9 +23,7 @@ from ..engine.acquirer import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
 from .pending import began_name, discard, is_superseded
-from .sightings import look, peek
-from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note
-from .state import SlotState
+from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, SlotState, Ticket, free, look, peek, take_note
 
 KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 

@@ -7,9 +7,8 @@ from typing import Any, Self, cast
 from celery import states
 
 from ..exceptions import printable
-from ._compat import BaseResult, R
-from .slots import Holder
-from .state import SlotState
+from .dispatch import BaseResult, R
+from .slots import Holder, SlotState
 
 log = logging.getLogger("django_redlock")
 

@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..core.names import slug
-from ..core.owner import Owner, decode, secret_of
-from ..core.replies import Kind, Reply, Row
-from ..core.requests import Extend, Term
+from ..core.names import Owner, decode, secret_of, slug
+from ..core.protocol import Extend, Kind, Reply, Row, Term
 from ..core.rules import MIN_TTL
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from ..inventory.release import everywhere
-from .slots import Holder
-from .state import SlotState
+from ..inventory.actions import everywhere
+from .slots import Holder, SlotState
 
 STATE = r" \(next\) \((?:claimed|queued)\)| \(note\)"
 RECORD = re.compile(rf"(.*) #([0-9a-f]{{10}})\.(\d{{1,9}})(?:{STATE})", re.ASCII | re.DOTALL)

@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
-from ..core.outcome import Outcome
-from ..core.owner import Owner, decode, encode_since
-from ..core.requests import SUPERSEDED, Term
+from ..core.names import Owner, decode, encode_since
+from ..core.protocol import SUPERSEDED, Outcome, Term
 from ..core.rules import MIN_TTL
 from ..engine.lease import Lease
 from ..engine.manager import LockManager
@@ -37,7 +36,6 @@ from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
-from .state import SlotState
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"

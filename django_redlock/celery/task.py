@@ -22,21 +22,14 @@ from ..core.rules import Rules
 from ..engine.acquirer import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
-from ._compat import BaseTask, P, R
-from .arrival import Arrival, stays_with_its_message, under_direct_call
-from .dispatch import Call
-from .exceptions import DuplicateTask
-from .execution import EXECUTION, Execution
+from ..keys import Parameters, check_key, lock_name, signature_of
+from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result, result_of
+from .execution import EXECUTION, Execution, SlotLostError
 from .handle import Singleton
-from .interrupt import SlotLostError
-from .keys import Parameters, check_key, lock_name, signature_of
-from .message import Answered, Skipped
 from .options import OPTIONS, SingletonOptions
-from .override import switched_off
-from .pending import discard
-from .result import SingletonResult, eager_result, result_of
+from .pending import TrailingCall, discard
 from .slots import HEADER, Ticket
-from .trailing import TrailingCall
+from .worker import Answered, Arrival, Skipped, stays_with_its_message, under_direct_call
 
 log = logging.getLogger("django_redlock")
 

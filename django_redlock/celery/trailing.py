@@ -6,12 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..exceptions import LockTakenError
-from .dispatch import Call
+from .dispatch import Call, SingletonResult
 from .pending import NAME, digest_of, discard_seen, label_of, settle, take_over, turn
-from .result import SingletonResult
-from .sightings import FREE, Record, Seen, look
-from .slots import Holder
-from .state import SlotState
+from .slots import FREE, Holder, Record, Seen, SlotState, look
 
 
 @dataclass

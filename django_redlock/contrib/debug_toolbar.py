@@ -13,7 +13,7 @@ from debug_toolbar.panels import Panel
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..core.outcome import EndReason
+from ..core.protocol import EndReason
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError
 from ..inventory import printable

@@ -16,8 +16,7 @@ from rest_framework.views import exception_handler as handle_exception
 from rest_framework.views import set_rollback
 
 from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from ..web.guard import Guard, Options, guarded
-from ..web.responses import PROBLEM, problem_of
+from ..views import PROBLEM, Guard, Options, guarded, problem_of
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Any:

@@ -9,18 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
-from . import owner as owners
-from .attempt import NEVER, NO_REPLIES, Attempt, Granted
-from .backoff import Backoff, Pause
-from .cleanup import cleanup
+from . import names as owners
+from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken
 from .names import permit_slug, slug
-from .replies import ABSENT, Kind, Reply
-from .requests import Instant, Release, Survey
-from .round import Round, count
-from .rules import Rules
-from .tokens import HighestToken
-from .waiter import Waiter
-from .wanted import Wanted
+from .protocol import ABSENT, Instant, Kind, Release, Reply, Survey
+from .round import Round, cleanup, count
+from .rules import Rules, Wanted
 
 FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; each later pause is twice as long
 CONTEST = 2  # node timeouts for which a contender in a split vote goes on; the one that came first, twice as many

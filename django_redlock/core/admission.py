@@ -21,8 +21,7 @@ node.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .replies import POSITIVE, Kind, Reply, believable, no_vote
-from .requests import FAR, HIGHEST
+from .protocol import FAR, HIGHEST, POSITIVE, Kind, Reply, believable, no_vote
 from .rules import EXPIRY_ROUNDING, Rules
 
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started

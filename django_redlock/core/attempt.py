@@ -15,16 +15,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from . import owner as owners
-from .cleanup import unanswered
+from . import names as owners
 from .names import queue_of
-from .replies import Kind, Reply, is_absurd
-from .requests import Acquire, Instant, Raise, Request
-from .round import Round, count
-from .rules import Rules
-from .tokens import HighestToken
-from .verdict import GRANTS, Verdict, granting_time, in_the_way, misconfigured, silent
-from .wanted import Wanted
+from .protocol import Acquire, Instant, Kind, Raise, Reply, Request, is_absurd
+from .round import Round, count, unanswered
+from .rules import Rules, Wanted
 
 PATIENCE = 0.005  # seconds for which a waiter's refused round waits for the replies still in flight
 

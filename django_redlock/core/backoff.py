@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .replies import Reply
+from .attempt import Verdict
+from .protocol import Reply
 from .rules import Rules
-from .verdict import Verdict
 
 POLL = 1.0  # seconds after which a waiter asks again, even though nodes would notify it of its turn
 LEAST_POLL = 0.02  # least seconds before a waiter asks again about a hold that is about to end

@@ -7,8 +7,7 @@ connection. So the release to a node that has not replied also leaves a tombston
 
 from collections.abc import Collection, Iterable
 
-from .replies import Kind
-from .requests import Release
+from .protocol import Kind, Release
 from .round import Round, count
 
 

@@ -12,17 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from .attempt import Granted
-from .cleanup import cleanup, unanswered
-from .outcome import EndReason, Outcome
-from .owner import counted
-from .replies import REFUSALS, Kind, Reply
-from .requests import Extend, Release, Term
-from .round import Round, count
-from .rules import Rules
-from .tokens import HighestToken
-from .verdict import silent
-from .wanted import Wanted
+from .attempt import Granted, HighestToken, silent
+from .names import counted
+from .protocol import REFUSALS, EndReason, Extend, Kind, Outcome, Release, Reply, Term
+from .round import Round, cleanup, count, unanswered
+from .rules import Rules, Wanted
 
 BATCH = 100  # most leases in one round; a script over more would block its node for a millisecond
 BATCH_NAMES = 200  # most names in one round

@@ -8,8 +8,7 @@ counts as granted only if it granted every part, and whatever a refused attempt 
 
 from collections.abc import Sequence
 
-from .replies import Kind, Reply
-from .requests import PART, Acquire, Extend, Raise, Release, Request
+from .protocol import PART, Acquire, Extend, Kind, Raise, Release, Reply, Request
 
 WORST_FIRST = (
     *(Kind.UNKNOWN, Kind.FAILED, Kind.CANCELLED, Kind.REFUSED, Kind.RELEASED),

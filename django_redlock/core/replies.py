@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from .failure import Failure
-from .requests import FAR, HIGHEST
+from .protocol import FAR, HIGHEST, Failure
 
 
 class Kind(Enum):

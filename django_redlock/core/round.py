@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from .replies import LEAVING_TRACES, MISSES, POSITIVE, Kind, Reply, no_vote
-from .requests import Acquire, Extend, Request, Term, in_parts
+from .protocol import LEAVING_TRACES, MISSES, POSITIVE, Acquire, Extend, Kind, Reply, Request, Term, in_parts, no_vote
 
 LIFETIME = 10.0  # seconds for which the reply to a round that takes or extends no lease is of use
 

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Final, Literal, TypeVar
 
-from .requests import PART
+from .protocol import PART
 
 
 class Unset(Enum):

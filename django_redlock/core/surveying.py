@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TypedDict
 
-from .requests import Survey
+from .protocol import Survey
 from .round import Round
 from .rules import Rules
 

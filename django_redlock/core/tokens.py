@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from .requests import HIGHEST
+from .protocol import HIGHEST
 
 
 class HighestToken:

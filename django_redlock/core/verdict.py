@@ -7,8 +7,8 @@ silent node has not answered; if too many nodes are silent, nobody knows whether
 
 from collections.abc import Mapping
 
-from . import owner as owners
-from .replies import ANSWERS, Kind, Reply
+from . import names as owners
+from .protocol import ANSWERS, Kind, Reply
 from .round import count
 from .rules import Rules
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from . import owner as owners
+from . import names as owners
 
 MAX_LIMIT = 1000  # holders of one lock at once
 

@@ -10,16 +10,12 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ..core.acquisition import Acquisition, GaveUp, Step
-from ..core.attempt import Granted
-from ..core.backoff import Pause
+from ..core.acquisition import Acquisition, GaveUp, Pause, Step
+from ..core.attempt import Granted, HighestToken
 from ..core.hold import Hold
-from ..core.names import check_names, named
-from ..core.owner import HolderKind, Owner
-from ..core.requests import Release
-from ..core.rules import MIN_TTL, Rules, seconds
-from ..core.tokens import HighestToken
-from ..core.wanted import Wanted
+from ..core.names import HolderKind, Owner, check_names, named
+from ..core.protocol import Release
+from ..core.rules import MIN_TTL, Rules, Wanted, seconds
 from ..nodes.threads import exiting
 from .lease import AsyncLease, Lease
 from .lease_hold import LASTING, LeaseHold, Manager

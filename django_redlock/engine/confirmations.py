@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.replies import ANSWERS, Kind, Reply
-from ..core.requests import Extend, Term
+from ..core.protocol import ANSWERS, Extend, Kind, Reply, Term
 from ..core.round import Round, count
 from .process import process
 

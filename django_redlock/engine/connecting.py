@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ..core.failure import Failure
-from ..core.replies import failed
+from ..core.protocol import Failure, failed
 from ..core.round import Round
 from ..nodes.base import Link, LinkError, Node
 from ..nodes.clock import Clock

@@ -5,9 +5,7 @@ from collections import deque
 from contextlib import suppress
 
 from ..core.admission import Admission
-from ..core.failure import Failure
-from ..core.replies import Kind, failed
-from ..core.requests import Request
+from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
 from ..nodes.base import INCOMPLETE, Link, LinkError
 from ..nodes.threads import exiting

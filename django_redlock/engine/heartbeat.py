@@ -20,10 +20,8 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from ..core.names import heartbeat
-from ..core.owner import SECRET_SIZE, Owner, encode
-from ..core.replies import POSITIVE
-from ..core.requests import Acquire
+from ..core.names import SECRET_SIZE, Owner, encode, heartbeat
+from ..core.protocol import POSITIVE, Acquire
 from ..core.round import Round, count
 from .drops import note_drops
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import ref
 
 from ..core.names import named
-from ..core.outcome import EndReason
+from ..core.protocol import EndReason
 from ..exceptions import printable
 from ..nodes.clock import Clock
 

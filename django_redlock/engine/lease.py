@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from ..core.hold import release_outcome
 from ..core.names import named
-from ..core.outcome import LOST, EndReason, Outcome
+from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..core.rules import number
 from ..exceptions import LockLostError

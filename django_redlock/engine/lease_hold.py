@@ -10,13 +10,11 @@ from hashlib import blake2b
 from typing import Any, Protocol
 from weakref import ref
 
-from ..core.attempt import Granted
+from ..core.attempt import Granted, HighestToken
 from ..core.hold import Hold
-from ..core.outcome import EndReason
+from ..core.protocol import EndReason
 from ..core.round import Round
-from ..core.rules import Rules
-from ..core.tokens import HighestToken
-from ..core.wanted import Wanted
+from ..core.rules import Rules, Wanted
 from ..nodes.base import Node
 from ..nodes.threads import exiting
 from .driver import Driver

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 from ..core.names import named
-from ..core.outcome import EndReason, Outcome
-from ..core.rules import Rules
-from ..core.wanted import Wanted
+from ..core.protocol import EndReason, Outcome
+from ..core.rules import Rules, Wanted
 from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated

@@ -14,7 +14,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
-from ..core.outcome import EndReason
+from ..core.protocol import EndReason
 from ..exceptions import printable
 from ..nodes.threads import new_event
 from .lease_hold import LeaseHold

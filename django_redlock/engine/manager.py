@@ -12,17 +12,11 @@ from typing import Any, Unpack
 from weakref import WeakSet
 
 from ..core.admission import Admission
-from ..core.cleanup import cleanup
 from ..core.hold import BATCH, batches, release_outcome, renewal
-from ..core.names import check_names, slug
-from ..core.outcome import Outcome
-from ..core.owner import HolderKind, Owner
-from ..core.replies import ANSWERS, Reply
-from ..core.requests import Release
-from ..core.round import Round
-from ..core.rules import UNSET, ReleaseMode, Rules
-from ..core.surveying import SurveyOptions, survey_round
-from ..core.wanted import Wanted
+from ..core.names import HolderKind, Owner, check_names, slug
+from ..core.protocol import ANSWERS, Outcome, Release, Reply
+from ..core.round import Round, SurveyOptions, cleanup, survey_round
+from ..core.rules import UNSET, ReleaseMode, Rules, Wanted
 from ..nodes import Node
 from .acquirer import Acquirer, lease_length
 from .confirmations import Confirmations
@@ -184,7 +178,7 @@ class LockManager:
         Ask the nodes for the locks with given names, or for one page of their indexes.
 
         Args:
-            **options: Those of :class:`~django_redlock.core.surveying.SurveyOptions`.
+            **options: Those of :class:`~django_redlock.core.round.SurveyOptions`.
 
         Returns:
             The replies that came in time, by the node's index.

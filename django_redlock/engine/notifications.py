@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from math import ceil
 
-from ..core.failure import Failure
-from ..core.waiter import Waiter
+from ..core.acquisition import Waiter
+from ..core.protocol import Failure
 from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock
 from ..nodes.threads import new_event, start

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Literal, TypedDict
 
 from ..core.names import named
-from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_release, check_wait, optional_seconds
-from ..core.wanted import check_limit
+from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_limit, check_release, check_wait, optional_seconds
 
 IfTaken = Literal["raise", "skip"]
 

@@ -14,9 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ..core.failure import Failure
-from ..core.replies import Kind, Reply, failed
-from ..core.requests import Request
+from ..core.protocol import Failure, Kind, Reply, Request, failed
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock
 from ..nodes.threads import Background, Bell

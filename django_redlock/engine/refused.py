@@ -4,13 +4,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.acquisition import Acquisition, GaveUp
-from ..core.backoff import Pause
-from ..core.names import named
-from ..core.owner import SHARED_KIND, Owner, decode
-from ..core.replies import votes_in
-from ..core.rules import Rules
-from ..core.wanted import Wanted
+from ..core.acquisition import Acquisition, GaveUp, Pause
+from ..core.names import SHARED_KIND, Owner, decode, named
+from ..core.protocol import votes_in
+from ..core.rules import Rules, Wanted
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from threading import get_ident
 
 from ..core.admission import Admission
-from ..core.failure import Failure
-from ..core.replies import Kind, failed
+from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
 from ..nodes.clock import SLICES, Clock, Patience

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..core.admission import Admission
-from ..core.failure import Failure
-from ..core.replies import Kind, Reply, failed
+from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import OWED, SLICES, Clock, crowded

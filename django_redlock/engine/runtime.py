@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.requests import Instant
+from ..core.protocol import Instant
 from ..nodes.clock import Clock, steady
 from .renewal import Tended, loop_watchdog, watchdog
 

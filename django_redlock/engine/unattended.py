@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-from ..core.failure import Failure
-from ..core.replies import Kind, failed
+from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
 from ..nodes.clock import Clock
 from .connections import ConnectionSet

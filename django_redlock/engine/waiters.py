@@ -10,7 +10,7 @@ from collections.abc import Callable
 from socket import gethostname
 from typing import Generic, TypeVar
 
-from ..core.waiter import Waiter
+from ..core.acquisition import Waiter
 
 HOST = gethostname().replace("|", "-").replace(" ", "-")
 

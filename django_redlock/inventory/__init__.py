@@ -14,15 +14,19 @@ from collections.abc import Iterable
 from ..conf import DEFAULT_ALIAS
 from ..core.names import check_name, is_cut, permit_slug
 from ..core.names import slug as slug_of
-from ..core.requests import SHOWN_WAITERS
-from ..core.wanted import MAX_LIMIT
+from ..core.protocol import SHOWN_WAITERS
+from ..core.rules import MAX_LIMIT
 from ..exceptions import QuorumUnavailableError, printable
 from ..handler import locks
+from .actions import ActionResult, absurd_tokens, ask_to_stop, extend_lock, force_release, remove_stale, stale_keys
 from .model import (
+    TROUBLE,
     HeldLock,
     NodeStatus,
     Snapshot,
     StaleKey,
+    Staleness,
+    State,
     View,
     Waiting,
     described,
@@ -31,12 +35,7 @@ from .model import (
     middle,
     name_of,
 )
-from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
-from .release import ask_to_stop, extend_lock, force_release
-from .results import ActionResult
-from .stale import remove_stale, stale_keys
-from .states import TROUBLE, Staleness, State
-from .tokens import absurd_tokens
+from .survey import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 
 __all__ = [
     "MAX_NAMES",

@@ -15,16 +15,16 @@ from django.core.checks import ERROR
 from ..checks import check_settings
 from ..conf import DEFAULT_ALIAS
 from ..core.admission import MAX_SKEW
-from ..core.outcome import Outcome
+from ..core.protocol import Outcome
 from ..core.rules import Rules
 from ..engine.manager import LockManager
 from ..exceptions import RedlockError
 from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
-from . import absurd_tokens, held_locks, name_of, printable, store_checks
-from .findings import Finding, Level, severity
-from .node_checks import CHECKS
+from . import absurd_tokens, held_locks, name_of, printable
+from . import node_checks as store_checks
+from .node_checks import CHECKS, Finding, Level, severity
 
 ALL_CHECKS = (*CHECKS, *store_checks.CHECKS)
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip

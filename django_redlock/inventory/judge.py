@@ -5,11 +5,10 @@ Combine what the nodes report about a lock into its state (internal).
 import math
 from collections.abc import Iterable
 
-from ..core.owner import fingerprint_of_sharers, lease_of
+from ..core.names import fingerprint_of_sharers, lease_of
 from ..core.rules import Rules
 from ..engine.heartbeat import SILENCE
-from .model import LAST_SECOND, SHARED_MARK, HeldLock, View, Waiting, by_holder, leaders
-from .states import Life, State
+from .model import LAST_SECOND, SHARED_MARK, HeldLock, Life, State, View, Waiting, by_holder, leaders
 
 LIVE = (State.HELD, State.DEGRADED)
 

@@ -10,12 +10,10 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..core.names import shown
-from ..core.owner import SHARED_KIND, Owner, decode, fingerprint
-from ..core.requests import SHARED
+from ..core.names import SHARED_KIND, Owner, decode, fingerprint, shown
+from ..core.protocol import SHARED
 from ..core.rules import Rules
 from ..exceptions import printable
-from .states import NOT_A_STRING, SHARED_WITHOUT_EXPIRY, Life, Staleness, State
 
 SHARED_MARK = fingerprint(SHARED)  # of the value under a shared lock's key, whoever shares the lock
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone

@@ -4,10 +4,9 @@ The doctor's checks of a single node, based on the node's own report (internal).
 
 from collections.abc import Callable, Iterator
 
-from ..core.failure import Failure
+from ..core.protocol import Failure
 from ..core.rules import Rules
 from ..nodes.redis.inspect import Inspection
-from .findings import Finding, Level
 
 OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}
 FULL = 0.9  # share of the memory above which a node is nearly full

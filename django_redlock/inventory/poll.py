@@ -7,15 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.names import HEARTBEAT, heartbeat, process_of
-from ..core.owner import decode, fingerprint, lease_of
-from ..core.replies import ABSENT, Kind, Reply, Row, is_absurd
-from ..core.requests import ENDLESS, Survey
+from ..core.names import HEARTBEAT, decode, fingerprint, heartbeat, lease_of, process_of
+from ..core.protocol import ABSENT, ENDLESS, Kind, Reply, Row, Survey, is_absurd
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
-from .judge import is_suspicious, judge, process_behind, soonest_first, with_process
-from .model import HeldLock, NodeStatus, Snapshot, View
-from .states import Life
+from .model import HeldLock, Life, NodeStatus, Snapshot, View
+from .survey import is_suspicious, judge, process_behind, soonest_first, with_process
 
 PAGE = 50  # names in one request, which costs a node a sixth of a millisecond, or half of one when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more

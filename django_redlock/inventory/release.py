@@ -7,21 +7,18 @@ import math
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.failure import Failure
-from ..core.names import is_cut, queue_of
+from ..core.names import SECRET_SIZE, Owner, fingerprint_of_sharers, is_cut, queue_of, secret_of
+from ..core.names import fingerprint as fingerprint_of
 from ..core.names import slug as slug_of
-from ..core.owner import SECRET_SIZE, Owner, fingerprint_of_sharers, secret_of
-from ..core.owner import fingerprint as fingerprint_of
-from ..core.replies import Kind
-from ..core.requests import SHARED, Extend, Release, Repair, Term
+from ..core.protocol import SHARED, Extend, Failure, Kind, Release, Repair, Term
 from ..core.round import Round
 from ..core.rules import Rules
 from ..engine.manager import LockManager
 from ..exceptions import printable
 from ..handler import locks
+from .actions import ActionResult
 from .model import HeldLock, name_of, owner_of
-from .poll import Poll, ask_for, read_value
-from .results import ActionResult
+from .survey import Poll, ask_for, read_value
 
 FORCED = "lock_forced"  # the signal
 NOWHERE = -1  # a token with which no node restores a lock that it does not have

@@ -4,17 +4,13 @@ Find the keys that no live holder needs, and delete them (internal).
 
 from collections.abc import Iterator
 
-from ..core.owner import Owner
-from ..core.replies import Kind
-from ..core.requests import Repair
+from ..core.names import Owner
+from ..core.protocol import Kind, Repair
 from ..core.rules import Rules
 from ..handler import locks
-from .judge import process_behind
-from .model import NO_STRING, HeldLock, Snapshot, StaleKey, View, by_holder
-from .poll import ask_for
-from .release import delete, everywhere, marks, refused_for
-from .results import ActionResult
-from .states import Life, Staleness, State
+from .actions import ActionResult, delete, everywhere, marks, refused_for
+from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .survey import ask_for, process_behind
 
 MICROSECONDS = 1e6  # in a second
 

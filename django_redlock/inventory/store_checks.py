@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from ..core.rules import Rules
 from ..nodes.redis.inspect import Inspection
-from .findings import Finding, Level
+from .node_checks import Finding, Level
 
 OLDEST = {"etcd": (3, 4), "ZooKeeper": (3, 5)}
 CORRUPTING = {"etcd": ((3, 5, 0), (3, 5, 1), (3, 5, 2))}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..conf import DEFAULT_ALIAS
 from ..handler import locks
 from .model import Snapshot
-from .poll import ask_for
+from .survey import ask_for
 
 
 def absurd_tokens(using: str = DEFAULT_ALIAS, *, timeout: float = 5.0) -> Snapshot:

@@ -13,15 +13,15 @@ from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
 from ..conf import DEFAULT_ALIAS
-from ..core.outcome import LOST as HAD_ENDED
-from ..core.outcome import EndReason
+from ..core.protocol import LOST as HAD_ENDED
+from ..core.protocol import EndReason
 from ..core.rules import check_wait, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock
 from ..engine.mistakes import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..web.keys import Call, Key, ViewKey
+from ..keys import Call, Key, ViewKey
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -37,7 +37,7 @@ from ..inventory import (
     printable,
     slugs_of,
 )
-from ..inventory.judge import with_counts
+from ..inventory.survey import with_counts
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
 NO_QUORUM = 3  # exit code

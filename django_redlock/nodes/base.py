@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..core.admission import Greeting
-from ..core.failure import Failure
-from ..core.replies import Kind, Reply, failed
-from ..core.requests import Request
+from ..core.protocol import Failure, Kind, Reply, Request, failed
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply that has not arrived, or not completely."""

@@ -12,10 +12,8 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
-from ..core.failure import Failure
 from ..core.node_state import NodeState
-from ..core.replies import Reply
-from ..core.requests import Request
+from ..core.protocol import Failure, Reply, Request
 from .base import INCOMPLETE, LinkError, NodeSpec
 
 

@@ -4,8 +4,8 @@ import math
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ..core.owner import decode, secret_of
-from ..core.replies import Row
+from ..core.names import decode, secret_of
+from ..core.protocol import Row
 
 
 class Found(NamedTuple):

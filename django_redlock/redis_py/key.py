@@ -5,17 +5,13 @@ The key of one of redis-py's locks on the nodes: take it, find its holders, remo
 import logging
 from typing import Any, NamedTuple
 
+from ..compat.holds import Flavour, Hold, Slot, Term, piece
+from ..compat.key import Found, find, reference
 from ..core.names import slug
-from ..core.outcome import Outcome
-from ..core.replies import Kind, Row
-from ..core.requests import SHARED, Release
+from ..core.protocol import SHARED, Kind, Outcome, Release, Row
 from ..core.round import Round, count
 from ..engine.manager import LockManager
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from .flavours import Flavour
-from .found import Found, find, reference
-from .slots import Hold, Slot
-from .term import Term, piece
 
 log = logging.getLogger("django_redlock")
 

@@ -5,8 +5,8 @@ import threading
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..compat.holds import Term
 from ..engine.lease import Lease
-from .term import Term
 
 
 class Hold(NamedTuple):

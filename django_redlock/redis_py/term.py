@@ -4,10 +4,10 @@ import math
 from contextlib import suppress
 from typing import Self
 
+from ..compat.holds import Awaiting, Blocking, Flavour, run
 from ..core.rules import Rules
 from ..engine.lease import Lease
 from ..engine.runtime import Dog
-from .flavours import Awaiting, Blocking, Flavour, run
 
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
 

@@ -34,8 +34,6 @@ from urllib.parse import quote
 
 import redis
 
-from .processes import spawn
-
 START_TIMEOUT = 60.0  # seconds; usually 0.05
 STOP_TIMEOUT = 20.0  # seconds; usually 0.1
 PATIENCE = 10.0  # seconds until a client gives up; usually 0.001 are enough, but a busy machine may pause

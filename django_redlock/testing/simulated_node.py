@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from ..core.admission import Greeting
-from ..core.failure import Failure
 from ..core.node_state import NodeState
-from ..core.replies import Reply
-from ..core.requests import Request
+from ..core.protocol import Failure, Reply, Request
 from ..nodes.base import LinkError
 from ..nodes.memory import MemoryLink, MemoryNode
 

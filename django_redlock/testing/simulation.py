@@ -30,12 +30,10 @@ from django.conf import settings
 
 from .. import signals
 from ..conf import DEFAULT_ALIAS
+from ..core.acquisition import Waiter
 from ..core.names import slug
-from ..core.outcome import EndReason
-from ..core.replies import Kind
-from ..core.requests import Request, Survey
+from ..core.protocol import EndReason, Kind, Request, Survey
 from ..core.rules import Rules
-from ..core.waiter import Waiter
 from ..engine.driver import LoopSide
 from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
@@ -47,9 +45,6 @@ from ..engine.runtime import Runtime
 from ..engine.waiters import Waiters
 from ..handler import DjangoSurroundings, locks
 from ..nodes import LinkError
-from .lines import before_line
-from .simulated_node import EPOCH, SimulatedNode
-from .virtual_loop import virtual_time
 
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
 

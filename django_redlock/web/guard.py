@@ -19,14 +19,14 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from ..core.outcome import LOST
+from ..core.protocol import LOST
 from ..engine.lease import Lease, arelease_at_end, release_at_end
 from ..engine.lock import Lock, decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import in_transaction, lock, locks
+from ..keys import Call, Key, ViewKey
 from ..routers import reads_pinned
-from .keys import Call, Key, ViewKey
-from .responses import OnBusy, refuse
+from ..views import OnBusy, refuse
 
 MARGIN = 1 / 20  # share of the ttl that must be left for a commit, as in fenced()
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]

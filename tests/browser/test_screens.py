@@ -13,9 +13,9 @@ from django.utils.timezone import now
 
 from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.contrib.history.models import Hold
-from django_redlock.core.owner import Owner, encode
+from django_redlock.core.names import Owner, encode
 from django_redlock.inventory import find_lock, force_release
-from django_redlock.web.responses import response_to
+from django_redlock.views import response_to
 
 from .audit import serious
 from .conftest import expect, named

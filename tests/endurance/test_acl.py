@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from django_redlock import LockTakenError, RedlockError
-from django_redlock.core import backoff
-from django_redlock.core.replies import Kind
+from django_redlock.core import acquisition as backoff
+from django_redlock.core.protocol import Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node

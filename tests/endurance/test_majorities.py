@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import believable
-from django_redlock.core.requests import Request
-from django_redlock.core.surveying import survey_round
+from django_redlock.core.protocol import Request, believable
+from django_redlock.core.round import survey_round
 from django_redlock.testing import Servers
 from tests.managers import connect, real_manager
 from tests.server.locking.test_differential import requests

@@ -24,13 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import SHARED
+from django_redlock.core.protocol import SHARED, Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError
-from django_redlock.nodes.cas.records import digest
 from django_redlock.nodes.etcd.client import encoded
+from django_redlock.nodes.records.record import digest
 from django_redlock.testing import Server, Servers
 from tests.clusters import Cluster
 from tests.etcd import Member

@@ -25,12 +25,12 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redlock.core.failure import Failure
+from django_redlock.core.protocol import Failure
 from django_redlock.core.rules import Rules
-from django_redlock.inventory import doctor, node_checks, store_checks
+from django_redlock.inventory import doctor, node_checks
+from django_redlock.inventory import node_checks as store_checks
 from django_redlock.inventory.doctor import diagnose
-from django_redlock.inventory.findings import Finding, Level
-from django_redlock.inventory.node_checks import GUIDES
+from django_redlock.inventory.node_checks import GUIDES, Finding, Level
 from django_redlock.nodes.redis import inspect
 from django_redlock.nodes.redis.inspect import Inspection, commands
 from django_redlock.testing import Server, Servers, start_servers

@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.names import heartbeat, slug
-from django_redlock.core.requests import LONGEST_VALUE
+from django_redlock.core.protocol import LONGEST_VALUE
 from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.inventory import (
     MAX_NAMES,
@@ -26,10 +26,10 @@ from django_redlock.inventory import (
     find_locks,
     force_release,
     held_locks,
-    release,
     stale_keys,
 )
-from django_redlock.inventory.judge import silent_for
+from django_redlock.inventory import actions as release
+from django_redlock.inventory.survey import silent_for
 from django_redlock.testing import Servers
 from tests.holder import holding
 from tests.managers import wait_until

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 from django.db import connections
 
-from django_redlock.testing import processes
+from django_redlock.testing import servers as processes
 from tests.services import PostgreSQL, Service, ServiceMissingError, django_database
 
 START_AND_DIE = """

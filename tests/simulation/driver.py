@@ -17,19 +17,13 @@ from functools import partial
 from typing import Any
 
 from django_redlock.core import hold as holds
-from django_redlock.core.acquisition import Acquisition, GaveUp
+from django_redlock.core.acquisition import Acquisition, GaveUp, Pause, Waiter
 from django_redlock.core.admission import Admission, Greeting
-from django_redlock.core.attempt import Granted
-from django_redlock.core.backoff import Pause
-from django_redlock.core.failure import Failure
-from django_redlock.core.owner import Owner
-from django_redlock.core.replies import Kind, Reply, failed
-from django_redlock.core.requests import Acquire, Instant, Request
+from django_redlock.core.attempt import Granted, HighestToken
+from django_redlock.core.names import Owner
+from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply, Request, failed
 from django_redlock.core.round import Round
-from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import HighestToken
-from django_redlock.core.waiter import Waiter
-from django_redlock.core.wanted import Wanted
+from django_redlock.core.rules import Rules, Wanted
 from django_redlock.engine.breaker import Breakers
 from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT
 from django_redlock.engine.notifications import RETRY

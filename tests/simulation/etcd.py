@@ -11,9 +11,9 @@ from functools import partial
 from math import floor
 from typing import Any
 
-from django_redlock.core.failure import Failure
+from django_redlock.core.protocol import Failure
 from django_redlock.nodes.etcd.client import UNAVAILABLE, EtcdError
-from django_redlock.nodes.etcd.table import GRANTED
+from django_redlock.nodes.etcd.node import GRANTED
 
 from .profiles import TTL, Profile
 from .world import Clock, World

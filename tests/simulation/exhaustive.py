@@ -19,17 +19,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from django_redlock.core.acquisition import Acquisition
-from django_redlock.core.backoff import Pause
-from django_redlock.core.names import slug
+from django_redlock.core.acquisition import Acquisition, Pause
+from django_redlock.core.attempt import GRANTS, HighestToken
+from django_redlock.core.names import SECRET_SIZE, Owner, slug
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.owner import SECRET_SIZE, Owner
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import Instant, Raise, Request
-from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import HighestToken
-from django_redlock.core.verdict import GRANTS
-from django_redlock.core.wanted import Wanted
+from django_redlock.core.protocol import Instant, Kind, Raise, Reply, Request
+from django_redlock.core.rules import Rules, Wanted
 
 NAME = "a"
 SLUG = slug(NAME)

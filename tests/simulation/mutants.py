@@ -13,22 +13,19 @@ from unittest.mock import patch
 
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
-from django_redlock.core.attempt import Attempt
+from django_redlock.core.attempt import GRANTS, Attempt
 from django_redlock.core.hold import Hold
-from django_redlock.core.names import permit_slug
+from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.decisions import Decisions
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.owner import secret_of
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import SHARED
+from django_redlock.core.protocol import SHARED, Kind, Reply
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
-from django_redlock.core.verdict import GRANTS
-from django_redlock.nodes.cas import records
-from django_redlock.nodes.cas.clock import EraClock, Moment
-from django_redlock.nodes.etcd import table as etcd_table
-from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.nodes.etcd import node as etcd_table
+from django_redlock.nodes.etcd.node import EtcdTable
+from django_redlock.nodes.records import records
+from django_redlock.nodes.records.clock import EraClock, Moment
 
 from . import database, schedule
 from .driver import Process

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.replies import Reply
-from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey
+from django_redlock.core.protocol import SHARED, Acquire, Extend, Raise, Release, Reply, Request, Survey
 
 from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World

@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from django_redlock.core.attempt import Granted
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import Acquire, Extend, Raise, Release, Request, Term
+from django_redlock.core.protocol import Acquire, Extend, Kind, Raise, Release, Reply, Request, Term
 from django_redlock.core.round import Round
 
 from .profiles import TTL
@@ -266,9 +265,7 @@ class Oracles:
             key = slug + "!" if lease.shared else slug  # a later holder that shares the lock does not supersede
             before = bisect_left(self._completed[key], asked)
             if before and self._highest[key][before - 1] > hold.fencing_token:
-                self.violated(
-                    "heal", f"{hold.fencing_token} of {slug} was extended after a later token was complete"
-                )
+                self.violated("heal", f"{hold.fencing_token} of {slug} was extended after a later token was complete")
 
     # At the end
 

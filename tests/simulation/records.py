@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from greenlet import getcurrent, greenlet
 
 from django_redlock.core.admission import Greeting
-from django_redlock.core.owner import secret_of
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import SHARED, Acquire, Extend, Release, Request
+from django_redlock.core.names import secret_of
+from django_redlock.core.protocol import SHARED, Acquire, Extend, Kind, Release, Reply, Request
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas.place import Place as Addresses
-from django_redlock.nodes.cas.records import Decision
-from django_redlock.nodes.cas.table import PAUSE, UntouchedError
-from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.nodes.etcd.node import EtcdTable
+from django_redlock.nodes.records.record import Decision
+from django_redlock.nodes.records.replicated import Place as Addresses
+from django_redlock.nodes.records.table import PAUSE, UntouchedError
 
 from .etcd import Cluster, Member
 from .network import NOBODY, Faults, describe
@@ -166,7 +165,7 @@ class RecordLink:
 
 
 class Worker:
-    """The thread of a process that uses one store; see :class:`django_redlock.nodes.cas.worker.Worker`."""
+    """The thread of a process that uses one store; see :class:`django_redlock.nodes.records.worker.Worker`."""
 
     def __init__(self, process: "Process", store: Store, profile: Profile, faults: Faults) -> None:
         self.process = process

@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 
 from django_redlock.core.acquisition import GaveUp
-from django_redlock.core.requests import Survey
+from django_redlock.core.protocol import Survey
 
 from .database import CLAIMED, increment
 from .driver import Lease

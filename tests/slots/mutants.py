@@ -12,13 +12,18 @@ from unittest.mock import patch
 
 from celery.exceptions import Ignore
 
-from django_redlock.celery import arrival, overlap, redelivery, request, sightings, slots, trailing
+from django_redlock.celery import pending as trailing
+from django_redlock.celery import request, slots
+from django_redlock.celery import slots as sightings
+from django_redlock.celery import worker as arrival
+from django_redlock.celery import worker as overlap
+from django_redlock.celery import worker as redelivery
 from django_redlock.celery.execution import Execution
-from django_redlock.celery.message import Message
-from django_redlock.celery.state import SlotState
+from django_redlock.celery.slots import SlotState
+from django_redlock.celery.worker import Message
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.node_state import decisions
-from django_redlock.core.replies import Kind
+from django_redlock.core.protocol import Kind
 from django_redlock.engine.acquirer import fresh_secret
 
 from .profiles import PROFILES

@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args
 from celery import states
 
 from django_redlock.celery import SingletonOptions
-from django_redlock.celery.sightings import peek
-from django_redlock.celery.slots import free
+from django_redlock.celery.slots import free, peek
 from django_redlock.exceptions import RedlockError
 
 from . import oracles

@@ -26,18 +26,16 @@ from unittest.mock import patch
 from greenlet import getcurrent, greenlet
 
 from django_redlock import locks
-from django_redlock.celery import message, result
+from django_redlock.celery import dispatch as result
 from django_redlock.celery import request as received
+from django_redlock.celery import worker as message
 from django_redlock.core.acquisition import Waiter
-from django_redlock.core.failure import Failure
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import Request
+from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from django_redlock.engine.connections import Connection, ConnectionSet
 from django_redlock.engine.idle import IdleConnections
 from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError
-from django_redlock.testing.simulated_node import EPOCH
-from django_redlock.testing.simulation import RETRY, Process, Simulation, VirtualNotifications
+from django_redlock.testing.simulation import EPOCH, RETRY, Process, Simulation, VirtualNotifications
 
 SWITCH = 0.4  # how often a machine loses its turn before a request
 LONGEST_RETRY = 30.0  # seconds between two tries to redeliver a release to a node that stays away

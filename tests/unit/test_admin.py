@@ -27,9 +27,8 @@ from django.utils.safestring import SafeString
 
 from django_redlock import LockManager, lock, locks
 from django_redlock.admin import MAX_RELEASE, HeldLockAdminMixin, clock, rows
-from django_redlock.admin.actions import audit, look_again
-from django_redlock.core.names import slug
-from django_redlock.core.owner import Owner, encode, fingerprint
+from django_redlock.admin.pages import audit, look_again
+from django_redlock.core.names import Owner, encode, fingerprint, slug
 from django_redlock.inventory import PAGE, ask_to_stop, find_locks, held_locks
 from django_redlock.inventory import HeldLock as Held
 from django_redlock.models import HeldLock, key_of, parse_key
@@ -864,7 +863,7 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
     """
     L74: for a lock that a task holds the confirmation offers to revoke the task, and does so when it is ticked.
     """
-    from django_redlock.celery import control
+    from django_redlock.celery import handle as control
 
     revoked = []
     monkeypatch.setattr(control, "revoke", lambda task_id, **how: revoked.append((task_id, how)) is None)

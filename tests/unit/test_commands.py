@@ -11,8 +11,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redlock import lock, locks
-from django_redlock.core.names import slug
-from django_redlock.core.owner import Owner, encode
+from django_redlock.core.names import Owner, encode, slug
 from django_redlock.inventory import find_lock
 from django_redlock.nodes.memory import forget_nodes
 from tests.managers import stop_time

@@ -29,7 +29,7 @@ from redis.asyncio.lock import Lock as RedisAsyncLock
 from redis.lock import Lock as RedisLock
 
 import django_redlock.compat
-import django_redlock.redis_py.key
+import django_redlock.compat.key
 from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redlock.core.names import slug
@@ -508,7 +508,7 @@ async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
 # Interrupts
 
 
-INTERRUPTED = (django_redlock.compat.__file__, django_redlock.redis_py.key.__file__)
+INTERRUPTED = (django_redlock.compat.__file__, django_redlock.compat.key.__file__)
 
 
 def interrupted(action, line):

@@ -27,8 +27,7 @@ from django.views.debug import (
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.conf import InvalidRedlockError
 from django_redlock.contrib.telemetry import MAX_LABELS, Labels
-from django_redlock.core.names import permit_slug, slug
-from django_redlock.core.owner import Owner, encode
+from django_redlock.core.names import Owner, encode, permit_slug, slug
 from django_redlock.core.rules import Rules
 from django_redlock.inventory import (
     MAX_NAMES,
@@ -684,7 +683,7 @@ def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
     @app.task(name="shop.plain")
     def plain() -> None: ...
 
-    monkeypatch.setattr("django_redlock.celery.explain.get_current_app", lambda: app)
+    monkeypatch.setattr("django_redlock.celery.handle.get_current_app", lambda: app)
 
     _out, err, code = run("redlock_inspect", "--task", "shop.plain")
 

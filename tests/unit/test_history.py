@@ -18,8 +18,7 @@ from django.utils import timezone
 from django_redlock import LockTakenError, lock, locks
 from django_redlock.contrib.history import recorder as recorders
 from django_redlock.contrib.history.admin import DASH
-from django_redlock.contrib.history.advice import kinds
-from django_redlock.contrib.history.models import Hold
+from django_redlock.contrib.history.models import Hold, kinds
 from django_redlock.contrib.history.recorder import KEEP, MOST, Recorder
 from django_redlock.nodes.memory import forget_nodes
 

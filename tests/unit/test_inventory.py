@@ -12,10 +12,9 @@ import pytest
 from django.test import override_settings
 
 from django_redlock import LockManager, QuorumUnavailableError, inventory, lock, locks
-from django_redlock.core.names import slug
+from django_redlock.core.names import Owner, encode, fingerprint, slug
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.owner import Owner, encode, fingerprint
-from django_redlock.core.requests import Survey
+from django_redlock.core.protocol import Survey
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,

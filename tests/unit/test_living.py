@@ -13,9 +13,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redlock import Lease, LockTakenError, QuorumUnavailableError
-from django_redlock.core.names import slug
-from django_redlock.core.owner import SECRET_SIZE
-from django_redlock.core.requests import SHARED
+from django_redlock.core.names import SECRET_SIZE, slug
+from django_redlock.core.protocol import SHARED
 from django_redlock.engine.drops import note_drops
 from django_redlock.engine.heartbeat import ProcessHeartbeat
 from django_redlock.engine.process import process

@@ -65,7 +65,7 @@ PATHS = {
     ],
     "django_redlock.testing": django_redlock.testing.__all__,
     "django_redlock.testing.plugin": ["redlock_reset", "redlock_servers", "redlock_simulation"],
-    "django_redlock.testing.processes": ["spawn"],
+    "django_redlock.testing.servers": ["spawn"],
     "django_redlock.testing.proxy": ["FaultProxy"],
     "django_redlock.views": ["locked_view"],
 }

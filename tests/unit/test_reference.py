@@ -16,8 +16,7 @@ import django_redlock
 from django_redlock import signals
 from django_redlock.celery import SingletonOptions
 from django_redlock.celery.signals import DUPLICATE, LOST, OVERLAP, STOLEN
-from django_redlock.core.failure import Failure
-from django_redlock.core.outcome import EndReason
+from django_redlock.core.protocol import EndReason, Failure
 from django_redlock.core.rules import Rules
 from django_redlock.engine.options import LockOptions
 from django_redlock.exceptions import EXPLANATIONS

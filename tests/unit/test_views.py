@@ -25,11 +25,10 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.keys import Call, ViewKey
 from django_redlock.nodes.clock import steady
 from django_redlock.signals import lock_acquired
-from django_redlock.views import locked_view
-from django_redlock.web.keys import Call, ViewKey
-from django_redlock.web.responses import response_to
+from django_redlock.views import locked_view, response_to
 from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
 from tests.shop.models import Order
 from tests.shop.views import pay

@@ -15,11 +15,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.columns import labelled
+from ...admin.rows import labelled
 from ...inventory import duration
 from ...models import HeldLock
-from .advice import Kind, kinds
-from .models import Hold
+from .models import Hold, Kind, kinds
 
 DASH = "\N{EN DASH}"
 OUTCOMES = {

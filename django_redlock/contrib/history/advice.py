@@ -9,7 +9,7 @@ from datetime import timedelta
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ...core.outcome import EndReason, Outcome
+from ...core.protocol import EndReason, Outcome
 from .models import Hold
 
 PERIOD = timedelta(days=7)

@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from ...core.outcome import Outcome
+from ...core.protocol import Outcome
 from ..telemetry import Labels, Listener, listen, unlisten
 
 UID = "opentelemetry"

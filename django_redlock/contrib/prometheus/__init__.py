@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...conf import InvalidRedlockError
-from ...core.outcome import EndReason, Outcome
+from ...core.protocol import EndReason, Outcome
 from ...handler import locks
 from ..telemetry import Labels, Listener, listen, unlisten
 

@@ -9,6 +9,6 @@ It reads no clock but the one that it is given.
 as its callers see it.
 """
 
-from .state import NodeState
+from .decisions import NodeState
 
 __all__ = ["NodeState"]

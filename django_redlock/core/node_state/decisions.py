@@ -7,9 +7,8 @@ a request or none. The reply has the highest token and the node's time, which th
 
 from collections.abc import Callable, Mapping, Set
 
-from ..owner import SECRET_SIZE
-from ..replies import Kind, Reply, is_absurd
-from ..requests import SHARED, SUPERSEDED, Acquire, Extend, Raise, Release, Repair, Term
+from ..names import SECRET_SIZE
+from ..protocol import SHARED, SUPERSEDED, Acquire, Extend, Kind, Raise, Release, Repair, Reply, Term, is_absurd
 from .queues import NOBODY, Queues
 from .records import Records, Tombstone
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..requests import HIGHEST, SHARED
+from ..protocol import HIGHEST, SHARED
 from .queues import NOBODY, Queue
 from .records import Records, Tombstone
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, MutableMapping, Set
 
-from ..requests import ENROLMENT, QUEUE_CAP, Acquire, Release
+from ..protocol import ENROLMENT, QUEUE_CAP, Acquire, Release
 
 
 class Queue:

@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from ..owner import SECRET_SIZE
-from ..replies import ABSENT
-from ..requests import LONGEST_VALUE, SHARED
+from ..names import SECRET_SIZE
+from ..protocol import ABSENT, LONGEST_VALUE, SHARED
 from .queues import Queue
 
 NO_FENCE: tuple[int, float | None] = (0, None)

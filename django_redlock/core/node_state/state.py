@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ..replies import Reply
-from ..requests import Acquire, Extend, Raise, Release, Repair, Request, Survey
-from . import dump as dumps
-from .decisions import Decisions
+from ..protocol import Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
+from . import records as dumps
+from .decisions import Decisions, survey
 from .queues import NOBODY
 from .records import Records
-from .survey import survey
 
 
 class NodeState:

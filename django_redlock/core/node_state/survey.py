@@ -3,8 +3,7 @@
 import math
 
 from ..names import queue_of
-from ..replies import Kind, Reply, Row
-from ..requests import HIGHEST, LONGEST_SLUG, LONGEST_VALUE, SHARED, Survey
+from ..protocol import HIGHEST, LONGEST_SLUG, LONGEST_VALUE, SHARED, Kind, Reply, Row, Survey
 from .queues import NOBODY
 from .records import Records
 

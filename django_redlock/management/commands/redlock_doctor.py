@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...conf import InvalidRedlockError, aliases
 from ...inventory import printable
 from ...inventory.doctor import Diagnosis, diagnose
-from ...inventory.findings import Finding, Level
+from ...inventory.node_checks import Finding, Level
 from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
@@ -82,7 +82,7 @@ class Command(OperatorCommand):
                 "and try again in a day.",
                 returncode=MISUSED,
             )
-        from ...contrib.history.advice import kinds  # only here: its table may not exist
+        from ...contrib.history.models import kinds  # only here: its table may not exist
 
         for alias in using or (None,):
             for kind in kinds(alias):

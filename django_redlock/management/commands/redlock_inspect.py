@@ -25,7 +25,7 @@ from ..output import (
 )
 
 if TYPE_CHECKING:
-    from ...celery.explain import Explanation
+    from ...celery.handle import Explanation
 
 FREE = 1
 
@@ -75,7 +75,7 @@ class Command(OperatorCommand):
             raise CommandError(f"{printable(name)} is free.", returncode=FREE)
 
     def _explain(self, found: "Explanation") -> None:
-        from ...celery.state import SlotState  # only here: it needs Celery
+        from ...celery.slots import SlotState  # only here: it needs Celery
 
         self.stdout.write(found.text)
         if found.state is SlotState.UNKNOWN:
@@ -95,7 +95,7 @@ class Command(OperatorCommand):
 
 def explained(task: str, args: str, kwargs: str) -> "Explanation":
     """Return what is known about the slot of a singleton task's call."""
-    from ...celery.explain import explain_call  # only here: it needs Celery
+    from ...celery.handle import explain_call  # only here: it needs Celery
 
     try:
         return explain_call(task, args, kwargs)

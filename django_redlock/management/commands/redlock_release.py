@@ -156,7 +156,7 @@ class Command(OperatorCommand):
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(f"{printable(lock.name)}: not held by a Celery task.", self.style.WARNING)
             return True
-        from ...celery import control  # only here: Celery is optional
+        from ...celery import handle as control  # only here: Celery is optional
 
         name, task = printable(lock.name), printable(lock.owner.ref)
         try:

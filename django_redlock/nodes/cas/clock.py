@@ -22,7 +22,7 @@ make this safe:
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...core.node_state.dump import moment as moment_of
+from ...core.node_state.records import moment as moment_of
 from ..clock import Clock, steady
 
 RATE = 0.001

@@ -13,12 +13,10 @@ from contextlib import nullcontext, suppress
 from functools import partial
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Kind, Reply
-from ...core.requests import Request
+from ...core.protocol import Failure, Kind, Reply, Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
+from ..records.worker import Job, Worker
 from ..threads import start
-from .worker import Job, Worker
 
 
 class WorkerLink:

@@ -4,14 +4,12 @@ import secrets
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import ABSENT, Reply
-from ...core.requests import ENDLESS, Survey
+from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
 from ..base import LinkError
-from .clock import Moment
-from .place import Place
-from .records import Stored, is_held
-from .table import ANSWERING, RecordTable, UntouchedError
+from ..records.clock import Moment
+from ..records.record import Stored, is_held
+from ..records.replicated import Place
+from ..records.table import ANSWERING, RecordTable, UntouchedError
 
 SEARCHING = 0.3  # share of the patience that a survey spends on records of locks that have ended
 

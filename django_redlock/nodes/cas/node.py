@@ -10,13 +10,11 @@ from contextlib import suppress
 from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from ...core.failure import Failure
-from ...core.requests import Request
+from ...core.protocol import Failure, Request
 from ..base import AsyncNotificationLink, LinkError, NotificationLink
 from ..gevent import here, uses_gevent
-from .link import AsyncWorkerLink, WorkerLink
-from .table import RecordTable
-from .worker import Worker
+from ..records.table import RecordTable
+from ..records.worker import AsyncWorkerLink, Worker, WorkerLink
 
 
 class RecordNode:

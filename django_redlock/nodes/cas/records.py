@@ -12,11 +12,10 @@ from time import time
 from typing import Any, NamedTuple
 
 from ...core.node_state import NodeState
-from ...core.node_state.dump import moment as moment_of
-from ...core.replies import Reply
-from ...core.requests import SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ...core.node_state.records import moment as moment_of
+from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
 from ..clock import Clock
-from .clock import Moment
+from ..records.clock import Moment
 
 
 class Stored(NamedTuple):

@@ -6,9 +6,9 @@ from functools import partial
 from typing import ClassVar
 
 from ..base import LinkError, NodeSpec
-from .node import RecordNode
-from .place import Store, address, read_place
-from .watch import AsyncWatchLink, Watch, WatchLink
+from ..records.node import RecordNode
+from ..records.replicated import Store, address, read_place
+from ..records.watch import AsyncWatchLink, Watch, WatchLink
 
 SAMPLES = 5  # round trips; the shortest one counts
 

@@ -13,15 +13,12 @@ from itertools import islice
 from typing import ClassVar
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
 from ...core.names import queue_of
-from ...core.parts import merge, split
-from ...core.replies import POSITIVE, Kind, Reply, failed
-from ...core.requests import PART, Extend, Request, Survey
+from ...core.protocol import PART, POSITIVE, Extend, Failure, Kind, Reply, Request, Survey, failed, merge, split
 from ..base import LinkError
 from ..clock import steady
-from .clock import Moment
-from .records import Decision, Names, Stored, load, names_of
+from ..records.clock import Moment
+from ..records.record import Decision, Names, Stored, load, names_of
 
 ANSWERING = 0.8  # share of the node timeout after which the node gives up, so that its reason arrives in time
 PAUSE = 0.005  # longest pause, in seconds, before a request is tried again because another process was faster

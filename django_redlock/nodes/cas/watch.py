@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
+from ..records.replicated import Place
 from ..threads import new_event, start
-from .place import Place
 
 Deliver = Callable[[list[str] | LinkError], object]
 

@@ -16,13 +16,11 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Reply, failed
-from ...core.requests import Request, Survey
+from ...core.protocol import Failure, Reply, Request, Survey, failed
 from ..base import LinkError
 from ..clock import SLICES, Patience, steady
+from ..records.table import RecordTable, UntouchedError
 from ..threads import exiting, new_event, start
-from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link

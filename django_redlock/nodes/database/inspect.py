@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from ...core.node_state import NodeState
-from ...core.replies import is_absurd
+from ...core.protocol import is_absurd
 from ..base import Node
 from ..token_search import TokenSearch, search_each
 from .node import DatabaseNode

@@ -1,7 +1,7 @@
 """
 A database of ``DATABASES`` as a node: SQLite, PostgreSQL, MySQL or MariaDB (internal).
 
-:mod:`.table` reads and writes the rows; see :mod:`~django_redlock.nodes.cas` for everything else.
+:mod:`.table` reads and writes the rows; see :mod:`~django_redlock.nodes.records` for everything else.
 """
 
 import os
@@ -11,12 +11,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ...core.failure import Failure
-from ...core.requests import Acquire, Request
+from ...core.protocol import Acquire, Failure, Request
 from ..base import NodeSpec
-from ..cas.node import RecordNode
-from .table import LockTable
-from .vendors import CLOCKS, in_own_transaction
+from ..records.node import RecordNode
+from .table import CLOCKS, LockTable, in_own_transaction
 
 
 class DatabaseNode(RecordNode):

@@ -4,7 +4,7 @@ import json
 import secrets
 from typing import Any, NamedTuple
 
-from ..cas.records import Change, needed_until
+from ..records.record import Change, needed_until
 
 FOR_EVER = 2**62  # microseconds since the epoch: a time that never comes
 

@@ -2,7 +2,7 @@
 The table of a database node, and how requests change it (internal).
 
 A node stores everything about a name in one row. A request changes the row by compare and set: read the row and the
-server's clock, decide (:mod:`~django_redlock.nodes.cas`), and write the row back if its version is still the one that
+server's clock, decide (:mod:`~django_redlock.nodes.records`), and write the row back if its version is still the one that
 was read. Otherwise another process was faster, and the request starts again. For one name, this takes one statement
 that reads and one that writes, each a transaction of its own. A process that is paused between them therefore holds no
 lock of the database, least of all SQLite's only one. Several rows are written in one transaction, in the order of their
@@ -21,26 +21,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Reply
-from ...core.requests import ENDLESS, HIGHEST, Survey
+from ...core.protocol import ENDLESS, HIGHEST, Failure, Reply, Survey
 from ..base import LinkError
-from ..cas.clock import Moment
-from ..cas.records import Decision, Stored, digest, parsed
-from ..cas.table import RecordTable, UntouchedError
 from ..clock import steady
-from .rows import FOR_EVER, Row, row
-from .vendors import (
-    BEGINS,
-    CLOCKS,
-    GREET,
-    INSERTS,
-    PREPARE,
-    counts_together,
-    failure_of,
-    own_connection,
-    shut_down,
-)
+from ..records.clock import Moment
+from ..records.record import Decision, Stored, digest, parsed
+from ..records.table import RecordTable, UntouchedError
 
 TABLE = "redlock_noderecord"
 CLEANING = 60.0  # seconds between two searches for rows that are no longer needed; such rows are kept as long

@@ -13,9 +13,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
-from ..cas.table import ANSWERING
+from ..records.table import ANSWERING
 
 Query = Callable[..., list[tuple[Any, ...]]]
 

@@ -15,11 +15,10 @@ from io import BufferedReader, RawIOBase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...core.failure import Failure
-from ..base import LinkError
-from ..cas.place import Place
+from ...core.protocol import Failure
+from ..base import LinkError, known_cause
 from ..clock import steady
-from ..redis.decode import known_cause
+from ..records.replicated import Place
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token

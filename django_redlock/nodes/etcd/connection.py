@@ -5,11 +5,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
-from ..cas.members import MemberTable
-from ..cas.place import Place
-from ..cas.records import Stored, parsed
+from ..records.record import Stored, parsed
+from ..records.replicated import MemberTable, Place
 from .client import (
     EXHAUSTED,
     INVALID_ARGUMENT,

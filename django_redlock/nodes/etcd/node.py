@@ -4,11 +4,8 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from ..base import NodeSpec
-from ..cas.place import Store
-from ..cas.replicated import ReplicatedNode, also, oldest, shortest
+from ..records.replicated import ReplicatedNode, Store, also, oldest, shortest
 from .client import Client, EtcdError, link_error, number
-from .table import EtcdTable
-from .watch import EtcdWatch
 
 EXAMPLE = "etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379"
 

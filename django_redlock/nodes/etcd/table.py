@@ -2,7 +2,7 @@
 The records in an etcd cluster (internal).
 
 A request is one transaction that reads and one that writes. The second compares the revision of each record that it
-writes, and that of the record of the present era; see :mod:`~django_redlock.nodes.cas.clock`.
+writes, and that of the record of the present era; see :mod:`~django_redlock.nodes.records.clock`.
 
 etcd has no wall clock. Its leader counts the seconds of each lease on a monotonic clock, so a lease that never ends
 serves as a clock: what was granted minus what remains. Nothing else depends on that lease, and no lock is attached to
@@ -14,15 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...core.failure import Failure
-from ...core.requests import SMALLEST_PART
-from ..cas.clock import Era, EraClock, Moment
-from ..cas.members import Page, check_identity
-from ..cas.place import Place
-from ..cas.records import Decision, Stored, in_present_era, needed_until
-from ..cas.table import ANSWERING, TooLargeError
+from ...core.protocol import SMALLEST_PART, Failure
+from ..records.clock import Era, EraClock, Moment
+from ..records.record import Decision, Stored, in_present_era, needed_until
+from ..records.replicated import Page, Place, check_identity
+from ..records.table import ANSWERING, TooLargeError
 from .client import EtcdError, Header, encoded, header_of, number
-from .connection import EtcdConnection, identity_of, records_of
+from .node import EtcdConnection, identity_of, records_of
 
 AT_ONCE = 128  # operations that etcd accepts in one transaction, by the default of --max-txn-ops
 LARGEST_WRITE = 120  # records in one transaction, with room for some notifications

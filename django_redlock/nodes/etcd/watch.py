@@ -7,9 +7,9 @@ A release puts the names of waiters under a key of their process, and a watch of
 import json
 from http.client import HTTPException, HTTPResponse
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
-from ..cas.watch import Watch
+from ..records.watch import Watch
 from .client import Client, EtcdError, decoded, encoded, link_error, parsed
 
 LONGEST = 2**20  # bytes of one notification

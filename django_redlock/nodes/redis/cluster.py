@@ -13,13 +13,13 @@ from urllib.parse import urlsplit, urlunsplit
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
-from .connector import Connector, check_url
-from .decode import DEMOTED, Age, link_error, parse_age, parse_error
-from .discovery import DiscoveredNode, Place
-from .encode import Encoder
-from .services import refuse_service
+from .connector import Connector, check_url, refuse_service
+from .discovered import DiscoveredNode, Place
+from .errors import DEMOTED, link_error, parse_error
+from .node import Age, parse_age
+from .wire import Encoder
 
 EXAMPLE = "redis+cluster://redis-1:6379,redis-2:6379,redis-3:6379"
 

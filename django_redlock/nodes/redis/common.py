@@ -7,8 +7,7 @@ expression recognizes. :mod:`.resp` and :mod:`.decode` read all other replies.
 
 import re
 
-from ...core.replies import Kind, Reply
-from ...core.requests import HIGHEST, PART, Acquire, Release, Request
+from ...core.protocol import HIGHEST, PART, Acquire, Kind, Release, Reply, Request
 
 # The node grants a free lock and accepts its token, or it releases a lock. The numbers have 16 digits until the year
 # 2286, so each form has a fixed length.

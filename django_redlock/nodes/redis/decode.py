@@ -13,12 +13,26 @@ from typing import Any, NamedTuple
 from redis import exceptions
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.parts import many, merge, split
-from ...core.replies import Kind, Reply, Row, failed
-from ...core.requests import HIGHEST, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ...core.protocol import (
+    HIGHEST,
+    Acquire,
+    Extend,
+    Failure,
+    Kind,
+    Raise,
+    Release,
+    Repair,
+    Reply,
+    Request,
+    Row,
+    Survey,
+    failed,
+    many,
+    merge,
+    split,
+)
 from ..base import INCOMPLETE, LinkError
-from .fields import LONGEST_NUMBER, all_seconds_left, fencing_token, fencing_tokens, seconds_left, texts, whole
+from .wire import LONGEST_NUMBER, all_seconds_left, fencing_token, fencing_tokens, seconds_left, texts, whole
 
 # redis-py drops the first word of an error that has a class of its own. Which errors have one depends on its version.
 ERROR_CLASSES: tuple[tuple[type[Exception], Failure], ...] = (

@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector
-from .decode import BROKEN, link_error
-from .encode import resp
-from .handshake import aexchange, exchange, unchanged
-from .link import RedisLink
-from .link_async import AsyncRedisLink
+from .errors import BROKEN, link_error
+from .link import AsyncRedisLink, RedisLink, aexchange, exchange, unchanged
 from .node import RedisNode
+from .wire import resp
 
 SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 

@@ -11,8 +11,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from ...core.parts import many, split
-from ...core.requests import ENROLMENT, FAR, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ...core.protocol import ENROLMENT, FAR, Acquire, Extend, Raise, Release, Repair, Request, Survey, many, split
 
 Words = tuple[int, int, str]
 

@@ -4,8 +4,7 @@ Read the fields of a script's reply: numbers, times and texts, one at a time or 
 
 from typing import Any
 
-from ...core.replies import ABSENT
-from ...core.requests import HIGHEST
+from ...core.protocol import ABSENT, HIGHEST
 
 LONGEST_NUMBER = 16  # digits of 2^53
 

@@ -14,11 +14,11 @@ from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
 from ..clock import SLICES, Patience, steady
-from .decode import BROKEN, link_error
-from .resp import PARTIAL, Replies
+from .errors import BROKEN, link_error
+from .wire import PARTIAL, Replies
 
 READ_SIZE = 16_384  # bytes that are read at a time
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

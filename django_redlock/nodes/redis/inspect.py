@@ -16,16 +16,14 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
-from ...core.failure import Failure
-from ...core.replies import is_absurd
+from ...core.protocol import Failure, is_absurd
 from ..base import LinkError, Node
 from ..token_search import TokenSearch, search_each
-from .decode import BROKEN, link_error, parse_age, parse_error
-from .discovery import DiscoveredNode
-from .encode import resp
-from .fields import fencing_token, whole
-from .handshake import exchange, unchanged
-from .node import RedisNode
+from .discovered import DiscoveredNode
+from .errors import BROKEN, link_error, parse_error
+from .link import exchange, unchanged
+from .node import RedisNode, parse_age
+from .wire import fencing_token, resp, whole
 
 AT_ONCE = 100  # keys on a page, about
 SAMPLES = 5  # round trips; the shortest one counts

@@ -12,15 +12,10 @@ from redis import exceptions
 from redis.connection import AbstractConnection
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Reply
-from ...core.requests import Request
+from ...core.protocol import Failure, Reply, Request
 from ..base import INCOMPLETE, LinkError
-from .common import COMMON, common_reply
-from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
-from .encode import Encoder
-from .handshake import BLOCKED, READ_SIZE, some
-from .resp import PARTIAL, Replies
+from .errors import BROKEN, DEMOTED, link_error
+from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, parse_answer
 
 # The errors of a non-blocking socket when it would block.
 NOTHING = object()  # stands for a reply that has not arrived

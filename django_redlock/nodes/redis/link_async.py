@@ -15,15 +15,11 @@ from redis import exceptions
 from redis.asyncio import connection as aioconnection
 
 from ...core.admission import Greeting
-from ...core.failure import Failure
-from ...core.replies import Kind, Reply, failed
-from ...core.requests import Request
+from ...core.protocol import Failure, Kind, Reply, Request, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
-from .common import COMMON, common_reply
-from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
-from .encode import Encoder
-from .handshake import READ_SIZE, some
-from .resp import PARTIAL, Replies
+from .errors import BROKEN, DEMOTED, link_error
+from .link import READ_SIZE, parse_notification, some
+from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, parse_answer
 
 # Events: there is data to read; the connection has ended. Where poll() does not report the end, a read finds it.
 READABLE, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)

@@ -15,14 +15,20 @@ from redis.connection import AbstractConnection
 
 from ...core.admission import Greeting
 from ..base import LinkError, NodeSpec
-from .connector import Connector
-from .decode import BROKEN, aged, check_subscription, link_error, parse_age, parse_info
-from .encode import Encoder
-from .handshake import Parse, aexchange, exchange
-from .link import RedisLink, RedisNotificationLink
-from .link_async import AsyncRedisLink, AsyncRedisNotificationLink, drop
-from .resp import Replies
-from .services import refuse_service
+from .connector import Connector, refuse_service
+from .errors import BROKEN, link_error
+from .link import (
+    AsyncRedisLink,
+    AsyncRedisNotificationLink,
+    Parse,
+    RedisLink,
+    RedisNotificationLink,
+    aexchange,
+    check_subscription,
+    drop,
+    exchange,
+)
+from .wire import Encoder, Replies
 
 # The errors of redis-py's own lock, for django_redlock.compat.
 RedisLockError = exceptions.LockError
@@ -121,7 +127,7 @@ class RedisNode:
 
 
 def start(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
-    """Open a connection and send the first commands; see :func:`~django_redlock.nodes.redis.handshake.exchange`."""
+    """Open a connection and send the first commands; see :func:`~django_redlock.nodes.redis.link.exchange`."""
     try:
         connection.connect()
         return exchange(connection, data, *parsers)

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector
-from .decode import DEMOTED, link_error
-from .discovery import DiscoveredNode, Place, SomeLink
+from .discovered import DiscoveredNode, Place, SomeLink
+from .errors import DEMOTED, link_error
 
 
 class SentinelNode(DiscoveredNode):

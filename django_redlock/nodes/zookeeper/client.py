@@ -31,11 +31,10 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from ...core.failure import Failure
-from ..base import LinkError
-from ..cas.place import Place, address
+from ...core.protocol import Failure
+from ..base import LinkError, known_cause
 from ..clock import steady
-from ..redis.decode import known_cause
+from ..records.replicated import Place, address
 from ..threads import new_event
 
 SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive

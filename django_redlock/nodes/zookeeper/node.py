@@ -3,13 +3,10 @@
 from contextlib import closing
 from importlib.util import find_spec
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
-from ..cas.place import Store
-from ..cas.replicated import ReplicatedNode, also, oldest, shortest
+from ..records.replicated import ReplicatedNode, Store, also, oldest, shortest
 from .client import connected, link_error
-from .table import ZookeeperTable, root_of
-from .watch import ZookeeperWatch
 
 EXAMPLE = "zookeeper://zoo-1:2181,zoo-2:2181,zoo-3:2181/redlock"
 SASL = ("sasl_mechanism", "sasl_service", "sasl_principal")

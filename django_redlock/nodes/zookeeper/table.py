@@ -3,7 +3,7 @@ The records in a ZooKeeper ensemble (internal).
 
 A request is one batch of reads and one transaction. The reads begin with a ``sync``, so that the member catches up with
 its leader. The transaction compares the version of each record that it writes, and that of the record of the present
-era (:mod:`~django_redlock.nodes.cas.clock`). It also writes ``clock``: its reply then has the time of the write on the
+era (:mod:`~django_redlock.nodes.records.clock`). It also writes ``clock``: its reply then has the time of the write on the
 leader's wall clock, and the write's number, whose upper half says which leader it was. That half is the era.
 
 A deposed leader answers reads for a while. So even a request that changes nothing, such as a refused attempt, ends
@@ -21,16 +21,14 @@ from urllib.parse import quote
 
 from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 
-from ...core.failure import Failure
-from ...core.requests import HIGHEST, PART
+from ...core.protocol import HIGHEST, PART, Failure
 from ..base import LinkError
-from ..cas.clock import Era, EraClock, Moment
-from ..cas.members import MemberTable, Page, check_identity
-from ..cas.place import Place
-from ..cas.records import Decision, digest, in_present_era, needed_until, parsed
-from ..cas.records import Stored as Record
-from ..cas.table import TooLargeError
 from ..clock import steady
+from ..records.clock import Era, EraClock, Moment
+from ..records.record import Decision, digest, in_present_era, needed_until, parsed
+from ..records.record import Stored as Record
+from ..records.replicated import MemberTable, Page, Place, check_identity
+from ..records.table import TooLargeError
 from .client import AnswerError, Change, Client, Stored, link_error
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB

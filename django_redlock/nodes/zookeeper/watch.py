@@ -11,9 +11,9 @@ from typing import Any
 
 from kazoo.protocol.states import EventType
 
-from ...core.failure import Failure
+from ...core.protocol import Failure
 from ..base import LinkError
-from ..cas.watch import Watch
+from ..records.watch import Watch
 from .client import Change, Client, link_error
 
 

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from django.core.management.base import CommandError
 
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 
 from .nodes import Nodes, RedisNodes
 from .processes import reserve_port

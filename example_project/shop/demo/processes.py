@@ -9,7 +9,7 @@ from os import killpg
 from pathlib import Path
 from signal import SIGKILL, SIGQUIT, SIGTERM, Signals
 
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 
 Goodbyes = Sequence[tuple[Signals, float]]
 GOODBYES: Goodbyes = [(SIGTERM, 5.0)]

@@ -15,7 +15,7 @@ from urllib.error import URLError
 from django.core.management.base import CommandError
 
 from django_redlock.testing import Server, ServerNotFoundError, ServerStartError
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 
 from .nodes import Nodes
 from .processes import GOODBYES, WORKER_GOODBYES, Goodbyes, Process, reserve_port

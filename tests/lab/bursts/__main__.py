@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_redlock.testing import Server, start_servers
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 
 POOLS, STRATEGIES = ("prefork", "threads"), ("rerun", "replace")
 THREADS, CALLS = 10, 3

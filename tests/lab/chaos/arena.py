@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 from tests import clusters
 from tests.etcd import Cluster, Member, cluster
 from tests.zookeeper import Ensemble, Zoo, ensemble

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from django_redlock.testing import Server, start_servers
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 
 OURS = "django-redlock"
 PATIENCE = 45.0  # seconds within which a slot must be free again

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from django.db import DatabaseError, connections
 
 from django_redlock import Lease, StaleTokenError, fenced
-from django_redlock.db.fences import is_conflict
+from django_redlock.fencing import is_conflict
 
 from .counting import CounterTable
 from .sources import lease_of

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Self
 
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 
 CHECKOUT = Path(__file__).parents[3]
 TIMEOUT = 120.0  # seconds for a reply

@@ -9,7 +9,7 @@ import asyncio
 import weakref
 from typing import Any
 
-from django_redlock.core.requests import Release
+from django_redlock.core.protocol import Release
 from django_redlock.engine.redelivery import Redelivery
 from django_redlock.engine.renewal import NEVER, Watchdog
 from django_redlock.nodes.clock import steady

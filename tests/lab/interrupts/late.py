@@ -18,13 +18,11 @@ from typing import Any
 from unittest.mock import patch
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock.core.acquisition import Waiter
 from django_redlock.core.admission import Admission
-from django_redlock.core.failure import Failure
-from django_redlock.core.replies import failed
-from django_redlock.core.requests import Release, Survey
+from django_redlock.core.protocol import Failure, Release, Survey, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
-from django_redlock.core.waiter import Waiter
 from django_redlock.engine import idle, notifications, renewal
 from django_redlock.engine.connections import ConnectionSet
 from django_redlock.engine.idle import IdleConnections

@@ -13,8 +13,7 @@ from unittest.mock import patch
 import redis
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
-from django_redlock.core.failure import Failure
-from django_redlock.core.requests import Release
+from django_redlock.core.protocol import Failure, Release
 from django_redlock.core.round import Round
 from django_redlock.engine import rounds
 from django_redlock.engine.connections import ConnectionSet

@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from django_redlock.celery.slots import state_of
-from django_redlock.core.owner import decode
+from django_redlock.core.names import decode
 from django_redlock.testing import Servers
 
 SLOTS = ("{task:", "{queued:", "{next:", "{watch:", "{replaced:")

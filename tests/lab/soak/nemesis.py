@@ -12,8 +12,8 @@ from glob import glob
 from pathlib import Path
 
 from django_redlock.testing import Servers
-from django_redlock.testing.processes import spawn
 from django_redlock.testing.proxy import FaultProxy
+from django_redlock.testing.servers import spawn
 
 NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
 BACKEND_AWAY = (2.0, 12.0)  # seconds

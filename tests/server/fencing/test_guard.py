@@ -17,7 +17,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from django_redlock import LockLostError, StaleTokenError, fenced
-from django_redlock.db.checks import check_databases, check_fence_tables
+from django_redlock.checks import check_databases, check_fence_tables
 from django_redlock.models import Fence
 from django_redlock.operations import RequireFence
 from tests.lab.fencing.sources import lease_of

@@ -20,7 +20,7 @@ from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
 from django_redlock import fenced, lock, lock_for_update, locked_view
-from django_redlock.db.checks import check_routers
+from django_redlock.checks import check_routers
 from django_redlock.routers import FencedRouter
 from tests.lab.fencing.sources import lease_of
 from tests.services import django_database

@@ -16,7 +16,7 @@ from django.db import connections
 
 from django_redlock.models import Fence
 from django_redlock.testing import Servers
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 from tests.services import django_database
 from tests.shop.models import Order
 

@@ -22,7 +22,7 @@ from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, Signals
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 from tests.managers import rules
 
 from .conftest import CHECKOUT, PATIENCE, Live, outcome, said

@@ -15,22 +15,43 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, locks
-from django_redlock.core.failure import Failure
+from django_redlock.core.attempt import HighestToken
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import Kind, Reply, believable, failed
-from django_redlock.core.requests import FAR, HIGHEST, Acquire, Extend, Raise, Repair, Request, Survey, Term
-from django_redlock.core.tokens import HighestToken
+from django_redlock.core.protocol import (
+    FAR,
+    HIGHEST,
+    Acquire,
+    Extend,
+    Failure,
+    Kind,
+    Raise,
+    Repair,
+    Reply,
+    Request,
+    Survey,
+    Term,
+    believable,
+    failed,
+)
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas.place import Place
 from django_redlock.nodes.database.table import TABLE
 from django_redlock.nodes.etcd.client import Client
-from django_redlock.nodes.redis.common import COMMON, common_reply
-from django_redlock.nodes.redis.decode import Assembly, checked, parse_reply
-from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
+from django_redlock.nodes.records.replicated import Place
+from django_redlock.nodes.redis.wire import (
+    COMMON,
+    LONGEST_LIST,
+    LONGEST_REPLY,
+    PARTIAL,
+    Assembly,
+    Replies,
+    checked,
+    common_reply,
+    parse_reply,
+)
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager, wait_until
 

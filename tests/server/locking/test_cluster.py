@@ -10,7 +10,7 @@ import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.attempt import Attempt
-from django_redlock.core.requests import Instant
+from django_redlock.core.protocol import Instant
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from django_redlock import inventory, lock, locks
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import Acquire, Release, Request, Survey
+from django_redlock.core.protocol import Acquire, Kind, Release, Request, Survey
 from django_redlock.nodes.database.table import TABLE, LockTable
 from tests.managers import Tables, connect
 
@@ -180,7 +179,7 @@ from tests.drivers import install_mysql
 install_mysql()
 import django
 django.setup()
-from django_redlock.core.requests import Acquire, Extend, Release, Term
+from django_redlock.core.protocol import Acquire, Extend, Release, Term
 from django_redlock.nodes.database.table import LockTable
 
 def acquire(secret):

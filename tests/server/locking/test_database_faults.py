@@ -23,13 +23,12 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import Release
+from django_redlock.core.protocol import Kind, Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
-from django_redlock.nodes.cas.table import UntouchedError
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
+from django_redlock.nodes.records.table import UntouchedError
 from tests.conftest import needs
 from tests.managers import (
     EACH_TABLE_ONCE,
@@ -196,7 +195,7 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
     """P21: after a jump of its clock, nobody knows which locks a database has forgotten, as with any node."""
     sqlite_tables.empty()
     ahead = [0]
-    monkeypatch.setattr("django_redlock.nodes.database.vendors.time_ns", lambda: time.time_ns() + ahead[0])
+    monkeypatch.setattr("django_redlock.nodes.database.table.time_ns", lambda: time.time_ns() + ahead[0])
     with closing(real_manager(sqlite_tables.urls[:1])) as manager:
         manager.lock("a", renew=False).acquire()
         ahead[0] = 3_600_000_000_000

@@ -8,9 +8,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import Kind, Reply, believable
-from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
-from django_redlock.core.surveying import survey_round
+from django_redlock.core.protocol import (
+    SHARED,
+    Acquire,
+    Extend,
+    Kind,
+    Raise,
+    Release,
+    Reply,
+    Request,
+    Survey,
+    Term,
+    believable,
+)
+from django_redlock.core.round import survey_round
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import real_manager

@@ -12,9 +12,8 @@ import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.attempt import Granted
-from django_redlock.core.failure import Failure
-from django_redlock.core.replies import Kind
-from django_redlock.core.surveying import survey_round
+from django_redlock.core.protocol import Failure, Kind
+from django_redlock.core.round import survey_round
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
@@ -22,7 +21,7 @@ from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.link_async import AsyncRedisLink
+from django_redlock.nodes.redis.link import AsyncRedisLink
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy

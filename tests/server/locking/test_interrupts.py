@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.celery.interrupt import raise_in
+from django_redlock.celery.execution import raise_in
 from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lease_hold import LeaseHold

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
-from django_redlock.core.cleanup import cleanup
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import SHARED, Release
+from django_redlock.core.protocol import SHARED, Kind, Release
+from django_redlock.core.round import cleanup
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, Virtual, held_by, holders, real_manager

@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import Acquire
+from django_redlock.core.protocol import Acquire, Kind, Reply
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
-from django_redlock.nodes.redis.link_async import CROWD, AsyncRedisLink
+from django_redlock.nodes.redis.link import CROWD, AsyncRedisLink
 from django_redlock.testing import Servers
 from tests.managers import eventually, real_manager
 

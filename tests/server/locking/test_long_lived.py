@@ -17,8 +17,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from redis.credentials import CredentialProvider
 
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import Survey
+from django_redlock.core.protocol import Kind, Survey
 from django_redlock.core.round import Round
 from django_redlock.engine import connections, renewal
 from django_redlock.engine.idle import MAX_IDLE

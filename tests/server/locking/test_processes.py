@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.core.replies import Kind
+from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.redis.link import RedisLink
 from django_redlock.testing import Servers

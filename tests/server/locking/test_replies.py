@@ -14,8 +14,7 @@ import redis
 
 from django_redlock import QuorumUnavailableError
 from django_redlock.core.attempt import Granted
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import Raise, Release
+from django_redlock.core.protocol import Kind, Raise, Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Server, Servers
 from tests.clusters import cluster_nodes

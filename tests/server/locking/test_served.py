@@ -14,8 +14,7 @@ from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
-from django_redlock.inventory.findings import Finding
-from django_redlock.inventory.node_checks import CHECKS
+from django_redlock.inventory.node_checks import CHECKS, Finding
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.redis.inspect import inspect

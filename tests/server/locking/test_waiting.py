@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.core import attempt, backoff
-from django_redlock.core.failure import Failure
-from django_redlock.core.replies import Kind
+from django_redlock.core import acquisition as backoff
+from django_redlock.core import attempt
+from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
@@ -21,12 +21,12 @@ from django_redlock.engine.notifications import Listener
 from django_redlock.engine.waiters import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas.records import Names, load
-from django_redlock.nodes.cas.replicated import ReplicatedNode
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.memory import MemoryNode
-from django_redlock.nodes.redis.cluster import ClusterNode
+from django_redlock.nodes.records.record import Names, load
+from django_redlock.nodes.records.replicated import ReplicatedNode
+from django_redlock.nodes.redis.discovered import ClusterNode
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from django_redlock.core.cleanup import cleanup
+from django_redlock.core.names import SECRET_SIZE
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.owner import SECRET_SIZE
-from django_redlock.core.requests import SHARED, Release
+from django_redlock.core.protocol import SHARED, Release
+from django_redlock.core.round import cleanup
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Server, Servers

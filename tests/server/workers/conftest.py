@@ -17,7 +17,7 @@ from django.test import override_settings
 from kombu import pools
 
 from django_redlock.testing import Server, Servers
-from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import spawn
 from tests.managers import wait_until
 
 from . import project, worker_settings

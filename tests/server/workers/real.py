@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock.celery.sightings import peek
+from django_redlock.celery.slots import peek
 from tests.managers import wait_until
 
 from . import project

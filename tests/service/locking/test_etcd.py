@@ -14,23 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
+from django_redlock.core.protocol import ENDLESS, SHARED, Failure, Kind, Release, Request, Survey
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
-from django_redlock.inventory.findings import Level
+from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas.records import Decision, Names, load
-from django_redlock.nodes.cas.table import UntouchedError
 from django_redlock.nodes.clock import steady
-from django_redlock.nodes.etcd import table as tables
+from django_redlock.nodes.etcd import node as tables
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
-from django_redlock.nodes.etcd.node import EtcdNode
-from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.nodes.etcd.node import EtcdNode, EtcdTable
+from django_redlock.nodes.records.record import Decision, Names, load
+from django_redlock.nodes.records.table import UntouchedError
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.etcd import Member

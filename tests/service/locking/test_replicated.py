@@ -20,9 +20,7 @@ from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.admin.pages import NodeRow, panels
-from django_redlock.core.failure import Failure
-from django_redlock.core.replies import ABSENT, Kind, Reply
-from django_redlock.core.requests import Release, Request, Survey
+from django_redlock.core.protocol import ABSENT, Failure, Kind, Release, Reply, Request, Survey
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Servers

@@ -16,8 +16,7 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers, find_server, start_servers
-from django_redlock.testing.processes import spawn
-from django_redlock.testing.servers import reserve_port
+from django_redlock.testing.servers import reserve_port, spawn
 from tests.clusters import served
 from tests.managers import Asyncio, Blocking, Flavour
 

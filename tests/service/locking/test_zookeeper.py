@@ -15,15 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock import locks
-from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import POSITIVE, Kind
-from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
+from django_redlock.core.protocol import ENDLESS, POSITIVE, SHARED, Failure, Kind, Release, Request, Survey
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas.records import Names, load
+from django_redlock.nodes.records.record import Names, load
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
@@ -34,10 +32,9 @@ from tests.zookeeper import Zoo
 from .test_replicated import between, comparable, readable
 
 if find_spec("kazoo"):
-    from django_redlock.nodes.zookeeper import table as tables
+    from django_redlock.nodes.zookeeper import node as tables
     from django_redlock.nodes.zookeeper.client import Change, Client
-    from django_redlock.nodes.zookeeper.node import ZookeeperNode
-    from django_redlock.nodes.zookeeper.table import ZookeeperTable
+    from django_redlock.nodes.zookeeper.node import ZookeeperNode, ZookeeperTable
 else:
     pytestmark = pytest.mark.skip("needs kazoo: pip install django-redlock[zookeeper]")
 

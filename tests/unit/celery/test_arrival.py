@@ -9,7 +9,8 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
-from django_redlock.celery import Return, redelivery, singleton_task
+from django_redlock.celery import Return, singleton_task
+from django_redlock.celery import worker as redelivery
 from django_redlock.celery.dispatch import Call
 from django_redlock.celery.slots import HEADER, Ticket, take_note
 from django_redlock.testing import Simulation

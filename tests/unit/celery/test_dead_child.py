@@ -9,10 +9,10 @@ from celery import Task
 from celery.exceptions import TimeLimitExceeded
 from kombu.exceptions import DecodeError
 
-from django_redlock.celery import pending, trailing
+from django_redlock.celery import pending
+from django_redlock.celery import pending as trailing
 from django_redlock.celery.request import freeing_unreadable
-from django_redlock.celery.sightings import peek
-from django_redlock.celery.slots import RUN_HEADER, claim, take_running
+from django_redlock.celery.slots import RUN_HEADER, claim, peek, take_running
 from django_redlock.engine.acquirer import fresh_secret
 from django_redlock.engine.renewal import watchdog
 from django_redlock.nodes.clock import steady

@@ -16,7 +16,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from django_redlock import LockTakenError, locks
 from django_redlock.celery import DuplicateTask, dispatch, singleton_task
 from django_redlock.celery.slots import HEADER, Ticket
-from django_redlock.core.requests import Extend
+from django_redlock.core.protocol import Extend
 
 NAME = "task:shop.sync:shop_id=7"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from django_redlock.celery import interrupt
-from django_redlock.celery.interrupt import Interrupt, SlotLostError
+from django_redlock.celery import execution as interrupt
+from django_redlock.celery.execution import Interrupt, SlotLostError
 from django_redlock.nodes import threads
 
 TRACED = """
 import sys, threading
-from django_redlock.celery.interrupt import Interrupt, SlotLostError
+from django_redlock.celery.execution import Interrupt, SlotLostError
 
 interrupt, looping = Interrupt(), threading.Lock()
 

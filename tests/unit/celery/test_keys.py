@@ -16,8 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.utils import json as celery_json
 
-from django_redlock.celery import SingletonOptions, keys, singleton_task
-from django_redlock.celery.keys import Parameters, check_key, lock_name
+from django_redlock import keys
+from django_redlock.celery import SingletonOptions, singleton_task
+from django_redlock.keys import Parameters, check_key, lock_name
 
 
 def sync(x: Any, y: Any = 2) -> None: ...

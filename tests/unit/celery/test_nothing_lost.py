@@ -17,13 +17,13 @@ from kombu.exceptions import OperationalError
 from django_redlock import locks
 from django_redlock.celery import (
     Return,
-    message,
     singleton_duplicate,
     singleton_lost,
     singleton_overlap,
     singleton_stolen,
     singleton_task,
 )
+from django_redlock.celery import worker as message
 from django_redlock.celery.dispatch import Call
 from django_redlock.celery.slots import Ticket, take_running
 from django_redlock.contrib import telemetry
@@ -423,7 +423,7 @@ def test_nodes_fall_silent_after_the_slot_was_taken(
     )
     result = task.delay(7)
     with monkeypatch.context() as patch:
-        patch.setattr("django_redlock.celery.arrival.take_running", silent_after(memory_nodes))
+        patch.setattr("django_redlock.celery.worker.take_running", silent_after(memory_nodes))
         first = worker.run(redelivered=True)
 
     if how == "retry":
@@ -462,7 +462,7 @@ def test_slot_is_given_back(make, worker, runs, monkeypatch):
             raise QuorumUnavailableError(NAME)
 
     with monkeypatch.context() as patch:
-        patch.setattr("django_redlock.celery.redelivery.Redelivery.leave_if_done", silent)
+        patch.setattr("django_redlock.celery.worker.Redelivery.leave_if_done", silent)
         assert worker.run() == "RETRY"
 
     duplicate = task.delay(7)
@@ -481,7 +481,7 @@ def test_run_without_further_questions_leaves_nothing(make, worker, runs, monkey
     def silent(again):
         raise QuorumUnavailableError(NAME)
 
-    monkeypatch.setattr("django_redlock.celery.redelivery.Redelivery.leave_if_begun", silent)
+    monkeypatch.setattr("django_redlock.celery.worker.Redelivery.leave_if_begun", silent)
 
     assert worker.run(redelivered=watch) == "SUCCESS"
     assert (runs, names()) == ([7], set())
@@ -500,7 +500,7 @@ def test_slot_is_lost_before_the_body_begins(make, worker, runs, monkeypatch):
                 task.apply_async((7,), task_id="second")
 
         with monkeypatch.context() as patch:
-            patch.setattr("django_redlock.celery.redelivery.Redelivery.leave_if_done", slow)
+            patch.setattr("django_redlock.celery.worker.Redelivery.leave_if_done", slow)
             assert worker.run() == "RETRY"
         assert runs == []
         worker.run_all()
@@ -688,7 +688,7 @@ def test_ended_before_the_body_begins(app, worker, monkeypatch, where, strategy,
     if where == "init":
         monkeypatch.setattr(app.loader, "on_task_init", fail)
     if where == "arrival":
-        monkeypatch.setattr("django_redlock.celery.arrival.take_running", fail)
+        monkeypatch.setattr("django_redlock.celery.worker.take_running", fail)
     if where == "prerun":
         signals.task_prerun.connect(fail)
     try:
@@ -719,7 +719,7 @@ def test_stopped_before_the_body_begins(app, worker, monkeypatch, where):
 
     result = sync.delay(7)
     if where == "arrival":
-        monkeypatch.setattr("django_redlock.celery.arrival.take_running", fail)
+        monkeypatch.setattr("django_redlock.celery.worker.take_running", fail)
     if where == "prerun":
         signals.task_prerun.connect(fail)
     try:

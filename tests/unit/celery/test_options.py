@@ -12,8 +12,8 @@ from django.test import override_settings
 
 from django_redlock import InvalidRedlockError
 from django_redlock.celery import DuplicateTask, SingletonOptions, SingletonTask, override_singleton, singleton_task
-from django_redlock.celery.override import switched_off
 from django_redlock.celery.request import SingletonRequest
+from django_redlock.celery.task import switched_off
 
 
 def nothing(x: Any = 1) -> None: ...

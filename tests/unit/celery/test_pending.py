@@ -5,9 +5,8 @@ import pytest
 from django_redlock import lock
 from django_redlock.celery import pending
 from django_redlock.celery.pending import UNKNOWN, began_secret, is_superseded, label_of
-from django_redlock.celery.sightings import FREE, Seen, peek
-from django_redlock.celery.slots import NOTE, QUEUED, Ticket
-from django_redlock.core.owner import Owner, encode
+from django_redlock.celery.slots import FREE, NOTE, QUEUED, Seen, Ticket, peek
+from django_redlock.core.names import Owner, encode
 
 from .slots import NAME, names
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from celery.worker.state import revoked
 
-from django_redlock.celery import pending, singleton_task, trailing
+from django_redlock.celery import pending, singleton_task
+from django_redlock.celery import pending as trailing
 from django_redlock.celery.pending import began_name
-from django_redlock.celery.sightings import peek
-from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.celery.slots import HEADER, Ticket, peek
 
 from .slots import die, names, ticket_of
 

@@ -7,10 +7,9 @@ from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
-from django_redlock.celery.sightings import peek
-from django_redlock.celery.slots import free
+from django_redlock.celery.slots import free, peek
 from django_redlock.core.names import slug
-from django_redlock.core.requests import Survey
+from django_redlock.core.protocol import Survey
 
 from .slots import NAME, names
 

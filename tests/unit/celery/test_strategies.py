@@ -17,19 +17,11 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import (
-    DuplicateTask,
-    Return,
-    dispatch,
-    override_singleton,
-    result,
-    signals,
-    singleton_task,
-    trailing,
-)
-from django_redlock.celery.explain import explain_call
-from django_redlock.celery.sightings import peek
-from django_redlock.celery.slots import HEADER, Ticket, free
+from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, signals, singleton_task
+from django_redlock.celery import dispatch as result
+from django_redlock.celery import pending as trailing
+from django_redlock.celery.handle import explain_call
+from django_redlock.celery.slots import HEADER, Ticket, free, peek
 
 from .slots import NAME, names, tickets
 

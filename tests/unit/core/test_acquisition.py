@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
-from django_redlock.core.acquisition import Acquisition, GaveUp, Step
-from django_redlock.core.attempt import Granted
-from django_redlock.core.backoff import Pause
-from django_redlock.core.failure import Failure
-from django_redlock.core.owner import Owner, counted, encode
-from django_redlock.core.replies import ABSENT, Kind, Reply, Row, failed
-from django_redlock.core.requests import Acquire, Instant, Raise, Release
+from django_redlock.core.acquisition import Acquisition, GaveUp, Pause, Step, Waiter
+from django_redlock.core.attempt import Granted, HighestToken
+from django_redlock.core.names import Owner, counted, encode
+from django_redlock.core.protocol import ABSENT, Acquire, Failure, Instant, Kind, Raise, Release, Reply, Row, failed
 from django_redlock.core.round import Round
-from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import HighestToken
-from django_redlock.core.waiter import Waiter
-from django_redlock.core.wanted import Wanted
+from django_redlock.core.rules import Rules, Wanted
 
 NOW = 1_795_000_000_000_000
 

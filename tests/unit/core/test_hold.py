@@ -9,17 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redlock.core.attempt import Granted
+from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import Hold, release_outcome, renewal
+from django_redlock.core.names import Owner
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.outcome import EndReason, Outcome
-from django_redlock.core.owner import Owner
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import Acquire, Extend, Raise, Release, Term
+from django_redlock.core.protocol import Acquire, EndReason, Extend, Kind, Outcome, Raise, Release, Reply, Term
 from django_redlock.core.round import Round
-from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import HighestToken
-from django_redlock.core.wanted import Wanted
+from django_redlock.core.rules import Rules, Wanted
 from django_redlock.exceptions import EXPLANATIONS, LockLostError
 
 H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN

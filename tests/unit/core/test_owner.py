@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redlock.core.owner import MAX_LABEL, MAX_REF, Owner, decode, encode, encode_since
+from django_redlock.core.names import MAX_LABEL, MAX_REF, Owner, decode, encode, encode_since
 
 SECRET = "0123456789abcdef" * 2
 

@@ -7,8 +7,8 @@ import pytest
 
 from django_redlock.core import names
 from django_redlock.core.admission import Admission, Greeting
-from django_redlock.core.owner import Owner, decode, encode, fingerprint, secret_of
-from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.names import Owner, decode, encode, fingerprint, secret_of
+from django_redlock.core.protocol import Kind, Reply
 from django_redlock.core.round import Round, count
 from django_redlock.core.rules import Rules, check_wait, majority
 from django_redlock.engine.manager import LockManager

@@ -4,10 +4,8 @@ Replies of a node, decided on their bytes.
 
 import pytest
 
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import HIGHEST, PART, Acquire, Raise, Release, Request
-from django_redlock.nodes.redis.common import COMMON, common_reply
-from django_redlock.nodes.redis.decode import parse_reply
+from django_redlock.core.protocol import HIGHEST, PART, Acquire, Kind, Raise, Release, Reply, Request
+from django_redlock.nodes.redis.wire import COMMON, common_reply, parse_reply
 
 NUMBER, NOW = 1_795_000_000_000_000, 1_795_000_000_123_456
 ACQUIRE = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, NUMBER, None, 30.0)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from django_redlock.core.requests import Acquire, Release, Request
-from django_redlock.nodes.redis.encode import SCRIPTS, Encoder, resp
+from django_redlock.core.protocol import Acquire, Release, Request
+from django_redlock.nodes.redis.wire import SCRIPTS, Encoder, resp
 
 CONNECTION = Connection()
 words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12)

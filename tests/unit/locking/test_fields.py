@@ -4,9 +4,8 @@ The fields of a listing, which are read a column at a time.
 
 import pytest
 
-from django_redlock.core.replies import ABSENT
-from django_redlock.core.requests import HIGHEST
-from django_redlock.nodes.redis.fields import all_seconds_left, fencing_token, fencing_tokens, seconds_left, texts
+from django_redlock.core.protocol import ABSENT, HIGHEST
+from django_redlock.nodes.redis.wire import all_seconds_left, fencing_token, fencing_tokens, seconds_left, texts
 
 USUAL = "1795000000000000"
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from django_redlock.core.replies import POSITIVE, Kind, Reply
-from django_redlock.core.requests import Acquire, Extend, Release, Request, Survey, Term
+from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Kind, Release, Reply, Request, Survey, Term
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.cas import records, table
-from django_redlock.nodes.cas.clock import RATE, Era, EraClock, Moment
-from django_redlock.nodes.cas.records import Decision, Stored, in_present_era, needed_until, parsed
-from django_redlock.nodes.cas.table import RecordTable, UntouchedError, batches, chunked, joined
+from django_redlock.nodes.records import records, table
+from django_redlock.nodes.records.clock import RATE, Era, EraClock, Moment
+from django_redlock.nodes.records.record import Decision, Stored, in_present_era, needed_until, parsed
+from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked, joined
 
 NOW = 1_700_000_000_000_000
 TTL = 30.0

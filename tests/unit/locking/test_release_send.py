@@ -13,8 +13,7 @@ from django.test import RequestFactory
 
 from django_redlock import LockLostError, lock, locks
 from django_redlock.core.names import slug
-from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import Survey
+from django_redlock.core.protocol import Kind, Reply, Survey
 from django_redlock.core.rules import Rules
 from django_redlock.engine import process as processes
 from django_redlock.engine.unattended import LOOK

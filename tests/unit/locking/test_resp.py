@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redlock.nodes.redis.resp import LONGEST_LINE, PARTIAL, Replies
+from django_redlock.nodes.redis.wire import LONGEST_LINE, PARTIAL, Replies
 
 
 def depth(reply: Any) -> int:

@@ -9,8 +9,7 @@ import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.admission import Admission
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import Acquire
+from django_redlock.core.protocol import Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
 from django_redlock.engine import redelivery

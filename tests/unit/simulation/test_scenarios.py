@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import Kind
-from django_redlock.core.requests import ENROLMENT, Acquire, Extend, Raise, Release, Request, Term
+from django_redlock.core.protocol import ENROLMENT, Acquire, Extend, Kind, Raise, Release, Request, Term
 from tests.simulation.driver import Lease
 from tests.simulation.profiles import APART, CALM, LEADERS, MIXED, TTL, Profile
 from tests.simulation.scenarios import (
