@@ -17,9 +17,9 @@ from typing import Any, Self
 from celery.contrib.django.task import DjangoTask
 from celery.utils.imports import symbol_by_name
 
-from ..keys import check_key
+from ..keys import check_key, nearest
 from .dispatch import DuplicateTask, SingletonResult
-from .options import Key, SingletonOptions, nearest
+from .options import Key, SingletonOptions
 from .task import SingletonTask
 
 ONCE = ("keys", "graceful", "timeout", "unlock_before_run")

@@ -11,6 +11,7 @@ from celery import Task
 from ..conf import DEFAULT_ALIAS
 from ..core.rules import number, optional_seconds, seconds
 from ..engine.options import LockOptions
+from ..keys import nearest
 from .slots import LIFETIME, RUNNING, SCOPES, WAITING
 
 Key = str | Sequence[str] | Callable[[BoundArguments], str] | None
@@ -279,12 +280,6 @@ def check_celery_options(options: Iterable[str]) -> None:
 def retired(name: str) -> str:
     """Return the message about an option of the first edition."""
     return f"{name} is no option of a singleton task any more; write {RETIRED_OPTIONS[name]}."
-
-
-def nearest(word: object, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" for the end of a message, or an empty text."""
-    close = get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:

@@ -1,40 +1,204 @@
 """
-The task class, which takes the slot when a call is sent and again when a worker runs it (internal).
+:func:`singleton_task` and the task class, which takes the slot when a call is sent and again when it runs (internal).
 
 Every call passes through ``apply_async`` and ``__call__``. ``delay``, ``retry``, signatures and ``delay_on_commit`` all
 call the first. The second surrounds the body so closely that the slot is free before the result can be seen. Celery's
 handlers and signals offer neither.
+
+The task class is built when an app is finalized, from the mixin and the project's own task class. A ``base=`` of our
+own, as in other packages, would drop ``delay_on_commit`` and everything else that the project's class adds.
 """
 
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ContextDecorator
+from functools import cache, cached_property, wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, cast, overload
 
-from celery import signals, states
+from celery import Celery, Task, _state, signals, states
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
+from celery.local import Proxy
 from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
 from ..engine.acquirer import fresh_secret
+from ..engine.decorator import makes_coroutine, makes_generator
 from ..exceptions import printable
 from ..handler import locks
 from ..keys import Parameters, check_key, lock_name, signature_of
 from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result, result_of
 from .execution import EXECUTION, Execution, SlotLostError
 from .handle import Singleton
-from .options import OPTIONS, SingletonOptions
+from .options import (
+    OPTIONS,
+    Key,
+    OnDuplicate,
+    OnLost,
+    OnOverlap,
+    OnUnavailable,
+    Redelivery,
+    Scope,
+    SingletonOptions,
+    check_celery_options,
+)
 from .pending import TrailingCall, discard
 from .slots import HEADER, Ticket
 from .worker import Answered, Arrival, Skipped, stays_with_its_message, under_direct_call
 
-log = logging.getLogger("django_redlock")
-
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
+P = ParamSpec("P")
+
+
+@overload
+def singleton_task(function: Callable[P, R], /) -> "SingletonTask[P, R]": ...
+
+
+@overload
+def singleton_task(
+    *,
+    bind: Literal[True],
+    key: Key = ...,
+    scope: Scope = ...,
+    on_duplicate: OnDuplicate = ...,
+    on_overlap: OnOverlap = ...,
+    wait_for: float | None = ...,
+    hold_for: float = ...,
+    lease: float = ...,
+    max_hold: float | None = ...,
+    queue_ttl: float = ...,
+    using: str = ...,
+    group: str | None = ...,
+    version: int = ...,
+    on_lost: OnLost = ...,
+    on_unavailable: OnUnavailable = ...,
+    redelivery: Redelivery = ...,
+    lock_direct_calls: bool = ...,
+    **celery_options: Any,
+) -> "Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]": ...
+
+
+@overload
+def singleton_task(
+    *,
+    key: Key = ...,
+    scope: Scope = ...,
+    on_duplicate: OnDuplicate = ...,
+    on_overlap: OnOverlap = ...,
+    wait_for: float | None = ...,
+    hold_for: float = ...,
+    lease: float = ...,
+    max_hold: float | None = ...,
+    queue_ttl: float = ...,
+    using: str = ...,
+    group: str | None = ...,
+    version: int = ...,
+    on_lost: OnLost = ...,
+    on_unavailable: OnUnavailable = ...,
+    redelivery: Redelivery = ...,
+    lock_direct_calls: bool = ...,
+    **celery_options: Any,
+) -> "Callable[[Callable[P, R]], SingletonTask[P, R]]": ...
+
+
+def singleton_task(
+    function: Callable[..., Any] | None = None,
+    /,
+    **options: Any,
+) -> Any:
+    """
+    Make a Celery task that waits or runs at most once at any time for the same arguments.
+
+    Use it like ``shared_task``, with or without options; it takes all options of ``shared_task``. For those given here
+    see :class:`~django_redlock.celery.SingletonOptions`. Settings are read when the task is first called.
+
+    Raises:
+        TypeError: An option does not exist or has the wrong type.
+        ValueError: An option has a value that cannot work.
+    """
+    celery_options = {name: value for name, value in options.items() if name not in OPTIONS}
+    check_celery_options(celery_options)
+    chosen = SingletonOptions(**{name: value for name, value in options.items() if name in OPTIONS})
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        check_function(function)
+        check_key(chosen.key, _parameters(function, celery_options))
+        return _shared(function, chosen, celery_options)
+
+    return decorate if function is None else decorate(function)
+
+
+def check_function(function: object) -> None:
+    """
+    Refuse a *function* that cannot become a task.
+
+    Raises:
+        TypeError: It is a task already, a class, a coroutine or generator function, or cannot be called.
+    """
+    if isinstance(function, (Proxy, Task)):
+        raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
+    if isinstance(function, type):
+        name = function.__name__
+        raise TypeError(f"@singleton_task decorates a function, not the class {name}. Derive it from SingletonTask.")
+    if not callable(function):
+        raise TypeError(f"@singleton_task decorates a function, not {repr(function)[:40]}.")
+    if makes_coroutine(function) or makes_generator(function):
+        raise TypeError(
+            f"@singleton_task decorates a function that does its work when it is called: the slot would be free before "
+            f"the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may call "
+            "async_to_sync()."
+        )
+
+
+def _parameters(function: Callable[..., Any], celery_options: dict[str, Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:] if celery_options.get("bind") else parameters)
+
+
+def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:
+    """Register the task with every present and future app; return a proxy that finds it in the current app."""
+
+    def register(app: Celery) -> Any:
+        chosen: Any = celery_options.get("base") or app.Task
+        base = mixed_with(chosen)
+        own = {"base": base, "singleton_options": options, "shared": False, "lazy": False}
+        return app.task(**(celery_options | own))(function)
+
+    _state.connect_on_app_finalize(register)
+    for app in list(_state._get_active_apps()):  # type: ignore[attr-defined]
+        if app.finalized:
+            register(app)
+
+    def find() -> Any:
+        app = _state.get_current_app()
+        name = celery_options.get("name")
+        return app.tasks[name or app.gen_task_name(function.__name__, function.__module__)]
+
+    return cast(Any, Proxy(find))
+
+
+log = logging.getLogger("django_redlock")
+
+if TYPE_CHECKING:
+    from celery.contrib.django.task import DjangoTask
+
+    class BaseTask(DjangoTask[P, R]):
+        """Celery's task class for Django, which the app of every Django project has."""
+
+else:  # before Celery 5.7, its classes are not generic when the code runs
+
+    class BaseTask(Task):
+        """Celery's task class."""
+
+        __class_getitem__ = classmethod(GenericAlias)
 
 
 class SingletonTask(BaseTask[P, R]):
@@ -291,3 +455,61 @@ def mixed_with(base: Any) -> Any:
     if issubclass(base, SingletonTask):
         return base
     return type(f"Singleton{base.__name__}", (SingletonTask, base), {"__module__": __name__, "abstract": True})
+
+
+_mutex = threading.Lock()
+
+_off: list[object] = []
+
+
+def switched_off() -> bool:
+    """Return whether tasks are now sent and run without slots."""
+    return bool(_off)
+
+
+class override_singleton(ContextDecorator):
+    """
+    Treat singleton tasks as ordinary ones during a ``with`` block, a decorated function or a coroutine.
+
+    This applies to the whole process, and to workers that receive a message sent meanwhile. To test the singletons
+    themselves, use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://a"}}``.
+
+    Args:
+        enabled: Whether singletons are on. Inside a block that has switched them off, True has no effect.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def __call__(self, function: Any) -> Any:
+        """
+        Return *function*, which may be a coroutine function, so that it runs inside this block.
+
+        Raises:
+            TypeError: It is a class or a generator function, whose body would run after the call.
+        """
+        if isinstance(function, type) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TypeError(
+                f"override_singleton decorates functions and methods, not {function!r}; in a fixture or setUp write "
+                "it as a with block, or self.enterContext(override_singleton(enabled=False))."
+            )
+        if not iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @wraps(function)
+        async def switched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return switched
+
+    def __enter__(self) -> Self:
+        if not self._enabled:
+            with _mutex:
+                _off.append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._enabled:
+            with _mutex:
+                _off.remove(self)

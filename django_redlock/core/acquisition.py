@@ -6,12 +6,13 @@ after each, so the blocking driver, the asyncio driver and the simulation run th
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
-from . import names as owners
-from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken
-from .names import permit_slug, slug
+from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken, Verdict
+from .names import permit_slug, secret_of, slug
 from .protocol import ABSENT, Instant, Kind, Release, Reply, Survey
 from .round import Round, cleanup, count
 from .rules import Rules, Wanted
@@ -19,6 +20,9 @@ from .rules import Rules, Wanted
 FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; each later pause is twice as long
 CONTEST = 2  # node timeouts for which a contender in a split vote goes on; the one that came first, twice as many
 FEW_PERMITS = 3  # with no more permits than this, each is tried without asking first which are taken
+POLL = 1.0  # seconds after which a waiter asks again, even though nodes would notify it of its turn
+LEAST_POLL = 0.02  # least seconds before a waiter asks again about a hold that is about to end
+UNNOTIFIED_POLL = 0.05  # seconds of pause per waiter ahead in the queue, while too few nodes can notify this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,21 @@ class GaveUp:
     holder: str
     queued: bool
     agreed: bool
+
+
+class Pause(NamedTuple):
+    """
+    Wait before the next attempt, or until a node notifies the waiter.
+
+    Args:
+        seconds: How long to wait if too few nodes can notify the waiter of its turn.
+        notified: How long to wait, in seconds, if a quorum of nodes can.
+        silent: The replies of nodes that gave no vote, if their silence is why the caller has no lock yet.
+    """
+
+    seconds: float
+    notified: float
+    silent: Mapping[int, Reply] = MappingProxyType({})
 
 
 Step = Round | Pause
@@ -212,7 +231,7 @@ class Acquisition:
         self._at = yield round
         ours = {self.wanted.secret, self.wanted.adopt} - {""}
         rows = [row for reply in round.replies.values() for row in reply.rows]
-        taken = Counter(row.slug for row in rows if row.left != ABSENT and owners.secret_of(row.value) not in ours)
+        taken = Counter(row.slug for row in rows if row.left != ABSENT and secret_of(row.value) not in ours)
         return [(slug,) for (slug,) in permits if taken[slug] <= rules.spare]
 
     def _permits(self) -> list[tuple[str, ...]]:
@@ -276,3 +295,112 @@ class Acquisition:
             queued=count(verdict.replies, Kind.QUEUED) > 0 and count(verdict.replies, Kind.BUSY) == 0,
             agreed=verdict.agreed,
         )
+
+
+class Backoff:
+    """
+    The pauses of one acquisition.
+
+    A waiter relies on being notified, and asks again by itself only because a notification can be lost. A contender
+    that nobody will notify backs off with random pauses that grow, as "Exponential Backoff And Jitter" (AWS
+    Architecture Blog) recommends under the name "decorrelated jitter".
+
+    Args:
+        rules: The options of the alias.
+        chance: Draws a number from 0 to 1, for jitter.
+    """
+
+    __slots__ = ("_chance", "_delay", "_rules")
+
+    def __init__(self, rules: Rules, chance: Callable[[], float]) -> None:
+        self._rules = rules
+        self._chance = chance
+        self._delay = rules.retry_delay
+
+    def pause(self, verdict: Verdict, left: float | None) -> Pause:
+        """
+        Return the next pause, which is hardly longer than the present hold can last.
+
+        Args:
+            verdict: What the replies to the last attempt mean.
+            left: Seconds for which to go on trying; None is for ever.
+        """
+        notified = self._poll(verdict.free_in)
+        if verdict.split:
+            # The contenders gave back what they had, so one of them wins soon unless all of them ask again at the same
+            # moment.
+            seconds = notified = self._rules.retry_delay * self._chance()
+        elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
+            # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
+            # pauses that get shorter as its turn comes nearer.
+            seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
+        else:
+            # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings.
+            seconds = notified = min(notified, self._grow())
+        limit = float("inf") if left is None else max(left, 0.0)
+        return Pause(min(seconds, limit), min(notified, limit), verdict.silent)
+
+    def _poll(self, free_in: float | None) -> float:
+        """Return the seconds after which a waiter asks again even if no notification has come."""
+        poll = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
+        return poll + LEAST_POLL * self._chance()
+
+    def _grow(self) -> float:
+        """Return a random delay from the shortest to three times the previous one, at most ten times the shortest."""
+        shortest = self._rules.retry_delay
+        self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
+        return self._delay
+
+
+class Waiter:
+    """
+    A caller that waits for a lock, as the nodes' queues know it.
+
+    The waiter acts only on notifications from a quorum of nodes. A holder often lacks one node. Every waiter that asks
+    is then granted that node and gives it back. If a single notification were enough, that release would wake the next
+    waiter, and so on without end.
+
+    A waiter that gives back grants without a quorum is notified by those nodes itself, if it is first in their queues.
+    Such a notification is no news.
+
+    Args:
+        name: The waiter's name in the queues: ``process|number``.
+        needed: How many nodes must notify the waiter before it asks again.
+    """
+
+    def __init__(self, name: str, needed: int) -> None:
+        self.name = name
+        self._needed = needed
+        self._heard: set[int] = set()
+        self._given_back: Set[int] = frozenset()
+        self._recalled = False
+
+    def hear(self, node: int) -> bool:
+        """Note a node's notification that the waiter is first in its queue; return whether it is time to ask."""
+        self._heard.add(node)
+        return self.called
+
+    def recall(self) -> None:
+        """Have the waiter ask again in any case, because it may have missed a notification."""
+        self._recalled = True
+
+    @property
+    def called(self) -> bool:
+        """
+        Whether it is time to ask again.
+
+        That takes a quorum of nodes that have notified the waiter, or that it gave a grant back to. At least one
+        notification must be news: from a node that the waiter gave nothing back to. A recall needs neither.
+        """
+        enough = len(self._heard | self._given_back) >= self._needed
+        return self._recalled or (enough and not self._heard <= self._given_back)
+
+    def attend(self) -> None:
+        """Forget the notifications so far, because a new attempt begins."""
+        self._heard.clear()
+        self._given_back = frozenset()
+        self._recalled = False
+
+    def gives_back(self, nodes: Set[int]) -> None:
+        """Note the nodes that granted the failed attempt; they will notify the waiter when it gives the grants back."""
+        self._given_back = nodes

@@ -10,18 +10,22 @@ unique and increase from hold to hold, without any assumption about clocks. The 
 likely to succeed.
 """
 
-from collections.abc import Callable, Generator, Mapping, Set
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from . import names as owners
-from .names import queue_of
-from .protocol import Acquire, Instant, Kind, Raise, Reply, Request, is_absurd
+from .names import SECRET_SIZE, SHARED_KIND, Owner, decode, encode, encode_since, queue_of, uncounted
+from .protocol import ANSWERS, HIGHEST, Acquire, Instant, Kind, Raise, Reply, Request, is_absurd
 from .round import Round, count, unanswered
 from .rules import Rules, Wanted
 
 PATIENCE = 0.005  # seconds for which a waiter's refused round waits for the replies still in flight
+
+GRANTS = (Kind.ACCEPTED, Kind.GRANTED)
+VOTELESS = (Kind.NO_VOTE, Kind.EXCLUDED)
+NOT_FREE = (Kind.BUSY, Kind.QUEUED)
 
 NEVER = Instant(0.0, 0)
 NO_NODES: frozenset[int] = frozenset()
@@ -88,7 +92,7 @@ class Attempt:
         slugs: tuple[str, ...],
         secret: str,
         rules: Rules,
-        highest: HighestToken,
+        highest: "HighestToken",
         waiter: str,
         timeout: float,
     ) -> None:
@@ -162,7 +166,7 @@ class Attempt:
         )
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> "Verdict":
         """The meaning of the replies to the first round."""
         return Verdict(self._replies, self._rules)
 
@@ -195,8 +199,8 @@ class Attempt:
     def _new_value(self) -> str:
         """Return the value to store; that of a shared lock describes no single holder."""
         if self._wanted.shared:
-            return owners.encode(self.secret, owners.Owner(kind=owners.SHARED_KIND, ttl=self._wanted.ttl))
-        return owners.encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
+            return encode(self.secret, Owner(kind=SHARED_KIND, ttl=self._wanted.ttl))
+        return encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
 
     def _ask_all(self, number: int, stamp: int) -> Generator[Round, Instant, Round]:
         wanted, rules = self._wanted, self._rules
@@ -282,6 +286,190 @@ def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     return count(replies, Kind.ACCEPTED) >= rules.needed
 
 
-def learn(highest: HighestToken, slugs: tuple[str, ...], reply: Reply) -> None:
+def learn(highest: "HighestToken", slugs: tuple[str, ...], reply: Reply) -> None:
     """Remember the highest token that a node has accepted."""
     highest.lift(slugs, reply.fence)
+
+
+class Verdict:
+    """
+    What the replies of an attempt's first round mean together, which decides what happens next.
+
+    "Taken" and "cannot tell" are kept apart here. A node that reports another holder has answered, so waiting may help.
+    A silent node has not answered; if too many nodes are silent, nobody knows whether the lock is free.
+
+    Args:
+        replies: The replies of the first round by node; a node that did not reply in time is missing.
+        rules: The options of the alias.
+    """
+
+    __slots__ = ("_rules", "replies")
+
+    def __init__(self, replies: Mapping[int, Reply], rules: Rules) -> None:
+        self.replies = replies
+        self._rules = rules
+
+    @property
+    def split(self) -> bool:
+        """
+        Whether contenders may each hold some of the nodes that answer, so that none of them has a quorum.
+
+        A silent node may have granted the lock to any of them. So nobody can know whether one of them has won; those
+        that have not go on, see :meth:`precedes`.
+        """
+        pending = self._rules.nodes - len(self.replies)
+        return (
+            not self.cut_off
+            and count(self.replies, Kind.BUSY) > 0
+            and in_the_way(self.replies) + pending < self._rules.needed
+        )
+
+    def precedes(self, value: str) -> bool:
+        """
+        Return whether the contender that stores *value* comes before all others that were seen.
+
+        Of several contenders, the one that began first keeps what it was granted, and the others give theirs back. All
+        of them compare the same texts, so they agree who that is. If the lock is free, but a node serves a waiter
+        first, that waiter comes first.
+        """
+        mine = _rank(value[SECRET_SIZE:])
+        rivals = [reply.detail for reply in self.replies.values() if reply.kind is Kind.BUSY]
+        return count(self.replies, Kind.QUEUED) == 0 and all(mine < _rank(rival) for rival in rivals)
+
+    @property
+    def queued(self) -> bool:
+        """Whether earlier waiters, in the queues of too many nodes, must be served before a quorum is possible."""
+        return count(self.replies, Kind.QUEUED) > self._rules.spare
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether too few nodes answered. A waiter that cannot win must not be first in the queues that it reaches."""
+        return silent(self.replies) > self._rules.spare
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether no quorum is possible until servers or settings change, so that waiting is pointless."""
+        return misconfigured(self.replies) > self._rules.spare
+
+    @property
+    def taken(self) -> bool:
+        """
+        Whether the lock is known to be held, or to have waiters that came first.
+
+        Fewer refusals than this prove nothing: the others may be free, and a vote on a single node may be all that is
+        left of a client that died during its attempt.
+        """
+        return count(self.replies, *NOT_FREE) > self._rules.spare and not self.misconfigured
+
+    @property
+    def agreed(self) -> bool:
+        """Whether a quorum of nodes names one holder."""
+        return most_held(self.replies) >= self._rules.needed
+
+    @property
+    def holder(self) -> str:
+        """The holder of the lock on the most nodes, described as JSON; empty if no node reports one."""
+        refused = [reply.detail for reply in self.replies.values() if reply.kind in NOT_FREE and reply.detail]
+        holders = [uncounted(detail) for detail in refused]
+        return max(dict.fromkeys(holders), key=holders.count, default="")  # of several, the one of the first node
+
+    @property
+    def granted(self) -> set[int]:
+        """The nodes that granted the attempt, including those whose vote does not count."""
+        return {node for node, reply in self.replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
+
+    @property
+    def unanswering(self) -> Mapping[int, Reply]:
+        """The replies that are no answer."""
+        return {node: reply for node, reply in self.replies.items() if reply.kind not in ANSWERS}
+
+    @property
+    def silent(self) -> Mapping[int, Reply]:
+        """The replies that are no answer, if they leave too few nodes for a quorum; otherwise none."""
+        return self.unanswering if self.cut_off else {}
+
+    @property
+    def last_position(self) -> int:
+        """The waiter's worst position in the queue of any node, 0 for the first; -1 if it is in none."""
+        return max([reply.position for reply in self.replies.values()], default=-1)
+
+    @property
+    def lacks_votes(self) -> bool:
+        """Whether a quorum of nodes granted the lock, but too few of them may vote."""
+        return len(self.granted) >= self._rules.needed
+
+    @property
+    def free_in(self) -> float | None:
+        """The seconds after which a quorum can be free by expiry alone; None if never or unknown."""
+        held = sorted(
+            float("inf") if reply.left is None else reply.left
+            for reply in self.replies.values()
+            if reply.kind is Kind.BUSY
+        )
+        # ``spare`` nodes may stay taken. When all other nodes are free, those are a quorum.
+        enough = len(held) - self._rules.spare
+        if enough <= 0:
+            return None
+        return None if held[enough - 1] == float("inf") else max(held[enough - 1], 0.0)
+
+
+def _rank(detail: str) -> tuple[float, str]:
+    """Return the rank of a contender: when it began, and the rest of its description for those that began together."""
+    described = decode(detail)
+    return (described.since if described else 0.0, uncounted(detail))
+
+
+def silent(replies: Mapping[int, Reply]) -> int:
+    """Return how many replies do not report the state of the lock."""
+    return sum([reply.kind not in ANSWERS for reply in replies.values()])
+
+
+def misconfigured(replies: Mapping[int, Reply]) -> int:
+    """Return how many nodes will not vote until they or the settings change."""
+    return sum([reply.misconfigured for reply in replies.values()])
+
+
+def granting_time(replies: Mapping[int, Reply]) -> int:
+    """Return the time on the slowest clock of the nodes that granted, in microseconds; 0 if none reports one."""
+    return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
+
+
+def in_the_way(replies: Mapping[int, Reply]) -> int:
+    """Return how many nodes one holder and the waiters that came first have together."""
+    return most_held(replies) + count(replies, Kind.QUEUED)
+
+
+def most_held(replies: Mapping[int, Reply]) -> int:
+    """
+    Return how many nodes one other holder has: the one that has the most nodes.
+
+    Values are compared without the number of extensions, because a node may have missed some.
+    """
+    reported = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    if reported.count(reported[0] if reported else "") == len(reported):  # the usual case
+        return len(reported)
+    holders = list(map(uncounted, reported))
+    return max(map(holders.count, holders))
+
+
+class HighestToken:
+    """The highest token seen for each name; the next proposal goes above it. The oldest entries are dropped first."""
+
+    def __init__(self, size: int = 10_000) -> None:
+        self._size = size
+        self._highest: OrderedDict[str, int] = OrderedDict()
+
+    def of(self, slugs: Iterable[str]) -> int:
+        """Return the highest number seen for any of *slugs*."""
+        return max([self._highest.get(slug, 0) for slug in slugs], default=0)  # a generator would take twice as long
+
+    def lift(self, slugs: Iterable[str], number: int) -> None:
+        """Remember that *number* has been seen for *slugs*, unless no node could accept a higher one."""
+        if number >= HIGHEST:
+            return
+        for name in slugs:
+            if number > self._highest.get(name, 0):
+                self._highest[name] = number
+                self._highest.move_to_end(name)
+        while len(self._highest) > self._size:
+            self._highest.popitem(last=False)

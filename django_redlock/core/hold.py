@@ -22,17 +22,18 @@ BATCH = 100  # most leases in one round; a script over more would block its node
 BATCH_NAMES = 200  # most names in one round
 
 
-class Validity:
+class Hold:
     """
-    Tell by the clock alone how long a held lock is valid, and how long it may be extended.
+    One held lock, from grant to end.
 
     Args:
         wanted: The lock that was requested.
         granted: The won acquisition.
         rules: The options of the alias.
+        highest: The highest tokens seen in this process.
     """
 
-    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules) -> None:
+    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
         self.ttl = wanted.ttl
         self.since = granted.start
         self.deadline = granted.deadline
@@ -43,6 +44,31 @@ class Validity:
         self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
         self._rules = rules
+        self.names = wanted.names
+        self.secret = granted.secret
+        self.fencing_token = granted.fencing_token
+        self.waited = granted.waited
+        self.shared = wanted.shared
+        self._value = granted.value
+        self._highest = highest
+        self._slugs = granted.slugs
+        self._leaving = granted.leaving
+        self._queue = granted.queue
+        self._renew_at = granted.start + self.ttl / 3
+        self._rounds: list[Round] = list(granted.rounds)
+        # If the caller chose the secret, a later hold may have the same one; these rounds distinguish the two.
+        self._granting = granted.rounds if wanted.secret and not wanted.shared else ()
+        self._untouched = granted.untouched
+        self._numbers = itertools.count()
+        self._preparing: set[int] = set()  # extensions that are about to be sent
+        self._shortening: list[Round] = []  # rounds that asked for less time and still lack replies
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for which one round about this hold waits for its slowest node."""
+        return self._rules.timeout(self.ttl, len(self._slugs))
+
+    # Validity, by the clock alone
 
     def remaining(self, now: float) -> float:
         """Return the seconds of validity left; 0 once the hold has ended."""
@@ -68,61 +94,6 @@ class Validity:
     def beat(self, now: float) -> None:
         """Note a sign of life from the work, for a lease with ``heartbeat=``."""
         self._beat = now
-
-    def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._max_hold
-
-    def _silent(self, when: float) -> bool:
-        return self._heartbeat is not None and when - self._beat >= self._heartbeat
-
-    def _used_up(self) -> bool:
-        allowed = self._rules.max_extensions
-        return allowed is not None and self.extensions >= allowed
-
-    def _reason_of_lapse(self) -> EndReason:
-        if self._used_up():
-            return EndReason.MAX_EXTENSIONS
-        if self._silent(self.deadline):
-            return EndReason.HEARTBEAT
-        return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
-
-
-class Hold(Validity):
-    """
-    One held lock, from grant to end.
-
-    Args:
-        wanted: The lock that was requested.
-        granted: The won acquisition.
-        rules: The options of the alias.
-        highest: The highest tokens seen in this process.
-    """
-
-    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
-        super().__init__(wanted, granted, rules)
-        self.names = wanted.names
-        self.secret = granted.secret
-        self.fencing_token = granted.fencing_token
-        self.waited = granted.waited
-        self.shared = wanted.shared
-        self._value = granted.value
-        self._highest = highest
-        self._slugs = granted.slugs
-        self._leaving = granted.leaving
-        self._queue = granted.queue
-        self._renew_at = granted.start + self.ttl / 3
-        self._rounds: list[Round] = list(granted.rounds)
-        # If the caller chose the secret, a later hold may have the same one; these rounds distinguish the two.
-        self._granting = granted.rounds if wanted.secret and not wanted.shared else ()
-        self._untouched = granted.untouched
-        self._numbers = itertools.count()
-        self._preparing: set[int] = set()  # extensions that are about to be sent
-        self._shortening: list[Round] = []  # rounds that asked for less time and still lack replies
-
-    @property
-    def timeout(self) -> float:
-        """Seconds for which one round about this hold waits for its slowest node."""
-        return self._rules.timeout(self.ttl, len(self._slugs))
 
     # Used by the fence in a database
 
@@ -238,6 +209,23 @@ class Hold(Validity):
         """Correct the reason ``released``: by the *outcome* of the release, the nodes had lost the lock before."""
         if self.ended is EndReason.RELEASED:
             self.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
+
+    def _may_extend(self, when: float) -> bool:
+        return not self._used_up() and when - self.since < self._max_hold
+
+    def _silent(self, when: float) -> bool:
+        return self._heartbeat is not None and when - self._beat >= self._heartbeat
+
+    def _used_up(self) -> bool:
+        allowed = self._rules.max_extensions
+        return allowed is not None and self.extensions >= allowed
+
+    def _reason_of_lapse(self) -> EndReason:
+        if self._used_up():
+            return EndReason.MAX_EXTENSIONS
+        if self._silent(self.deadline):
+            return EndReason.HEARTBEAT
+        return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
 
     def _limit(self, round: Round, releases: Mapping[int, Release]) -> None:
         """

@@ -1,17 +1,41 @@
-"""One round: the same request to all nodes, and their replies (internal)."""
+"""
+One round: the same request to several nodes, and their replies (internal).
 
-from collections.abc import Callable, Mapping
+Rounds of every kind are made elsewhere, except for two: the one that ends a hold or an attempt, and the one that asks
+nodes which locks they have.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypedDict
 
-from .protocol import LEAVING_TRACES, MISSES, POSITIVE, Acquire, Extend, Kind, Reply, Request, Term, in_parts, no_vote
+from .protocol import (
+    LEAVING_TRACES,
+    MISSES,
+    POSITIVE,
+    Acquire,
+    Extend,
+    Kind,
+    Release,
+    Reply,
+    Request,
+    Survey,
+    Term,
+    in_parts,
+    no_vote,
+)
+from .rules import Rules
 
+NO_CURSORS: Mapping[int, str] = MappingProxyType({})
 LIFETIME = 10.0  # seconds for which the reply to a round that takes or extends no lease is of use
 
 
 @dataclass(eq=False, slots=True)
-class Plan:
+class Round:
     """
-    The plan of one round: what it sends to which nodes, and what decides it.
+    One round: what it sends to which nodes, what decides it, and the nodes' replies.
 
     Args:
         requests: The request for each node, by the node's index in the settings.
@@ -29,6 +53,15 @@ class Plan:
             does, because it restores the lock on nodes that were away and have lost it.
         unattended: Whether the round, with a timeout of 0, stays open after it was sent. The next reader of its
             connections gives it the replies; see :mod:`django_redlock.engine.unattended`.
+
+    ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
+    driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with the
+    nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
+    except a *hoped* one to a round that is already won.
+
+    A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes. It is
+    ``complete`` if every node gave that reply in time. For nearly every lock these two flags suffice, and the replies
+    are not examined.
     """
 
     requests: Mapping[int, Request]
@@ -42,28 +75,6 @@ class Plan:
     remedy: Mapping[int, Request] = field(default_factory=dict)
     mending: bool = False
     unattended: bool = False
-
-    @property
-    def in_full(self) -> bool:
-        """Whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
-        return not self.timeout and not self.unattended
-
-
-@dataclass(eq=False, slots=True)
-class Round(Plan):
-    """
-    One round: the same request to some nodes, and their replies.
-
-    ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
-    driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with the
-    nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
-    except a *hoped* one to a round that is already won.
-
-    A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes. It is
-    ``complete`` if every node gave that reply in time. For nearly every lock these two flags suffice, and the replies
-    are not examined.
-    """
-
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
@@ -73,6 +84,11 @@ class Round(Plan):
     on_missed: "Callable[[Round, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
     _as_hoped: int = 0
+
+    @property
+    def in_full(self) -> bool:
+        """Whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
+        return not self.timeout and not self.unattended
 
     @property
     def wanted(self) -> bool:
@@ -193,3 +209,68 @@ class Round(Plan):
 def count(replies: Mapping[int, Reply], *kinds: Kind) -> int:
     """Return how many replies are of one of *kinds*."""
     return sum([reply.kind in kinds for reply in replies.values()])
+
+
+def cleanup(
+    release: Release,
+    nodes: Iterable[int],
+    unsure: Collection[int],
+    tombstone: float,
+    timeout: float,
+    needed: int | None = None,
+) -> Round:
+    """
+    Return the round that sends *release* to *nodes*.
+
+    The round is decided when *needed* nodes have released the lock, or when all have replied if *needed* is None.
+
+    A release may overtake a request that is still on its way, because that request sits in a buffer or on another
+    connection. So the release to a node in *unsure*, which may execute an earlier request afterwards, also leaves a
+    tombstone there, which refuses such requests for *tombstone* seconds.
+    """
+    refusing = release._replace(tombstone=tombstone) if unsure else release
+    return Round(
+        requests={node: refusing if node in unsure else release for node in nodes},
+        decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
+        timeout=timeout,
+        needed=needed or 0,
+        hoped=Kind.RELEASED if needed else None,
+        cleanup=True,
+        lasting=tombstone,
+    )
+
+
+def unanswered(rounds: Iterable[Round]) -> set[int]:
+    """Return the nodes that may still execute a request of one of *rounds*."""
+    return {node for round in rounds for node in round.unanswered()}
+
+
+class SurveyOptions(TypedDict, total=False):
+    """
+    The options of a survey.
+
+    Attributes:
+        slugs: The names, as written in the keys.
+        after: The cursor that each node gave with the previous page; a node without a cursor gives its first page.
+        count: How many names a page has; 0, the default, asks for the locks in *slugs*.
+        waiters: The most waiters to list; 0 only counts them, and None, the default, does neither.
+        but: The nodes that are not asked, by index.
+        patience: The most seconds to wait; never longer than the node timeout, which is the default.
+    """
+
+    slugs: tuple[str, ...]
+    after: Mapping[int, str]
+    count: int
+    waiters: int | None
+    but: Iterable[int]
+    patience: float
+
+
+def survey_round(rules: Rules, options: SurveyOptions) -> Round:
+    """Return the round of a survey, which waits for all nodes that it asks."""
+    after = options.get("after", NO_CURSORS)
+    slugs, count, waiters = options.get("slugs", ()), options.get("count", 0), options.get("waiters")
+    asked = set(range(rules.nodes)).difference(options.get("but", ()))
+    requests = {node: Survey(slugs, after.get(node, ""), count, waiters) for node in asked}
+    timeout = min(rules.timeout(rules.ttl), options.get("patience", math.inf))
+    return Round(requests, lambda replies: False, timeout, rules.needed)

@@ -23,10 +23,8 @@ from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
 from . import absurd_tokens, held_locks, name_of, printable
-from . import node_checks as store_checks
 from .node_checks import CHECKS, Finding, Level, severity
 
-ALL_CHECKS = (*CHECKS, *store_checks.CHECKS)
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip
 
 
@@ -69,12 +67,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
     found = [
         *_settings(using),
         *_quorum(inspected, manager.rules),
-        *(
-            finding
-            for node in inspected
-            for check in (*CHECKS, *store_checks.CHECKS)
-            for finding in check(node, manager.rules)
-        ),
+        *(finding for node in inspected for check in CHECKS for finding in check(node, manager.rules)),
         *_duplicates(inspected),
         *_clocks(inspected),
         *_tokens(using, inspected, timeout),

@@ -28,7 +28,6 @@ from redis.retry import Retry
 from django_redlock.core.protocol import Failure
 from django_redlock.core.rules import Rules
 from django_redlock.inventory import doctor, node_checks
-from django_redlock.inventory import node_checks as store_checks
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.node_checks import GUIDES, Finding, Level
 from django_redlock.nodes.redis import inspect
@@ -49,8 +48,8 @@ FINDINGS = (DOCS / "operate" / "doctor.md").read_text().partition("## Findings")
 ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split()
 RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
 OPEN = {"restart_guard": False, "node_timeout": 1.0}
-SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, store_checks, node_checks))
-IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE)) | GUIDES.keys() | store_checks.SHARED_IDS
+SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, node_checks))
+IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE)) | GUIDES.keys() | node_checks.SHARED_IDS
 
 CLOCK = r"""
 #define _GNU_SOURCE
@@ -359,7 +358,7 @@ def test_findings_about_stores_with_members(facts: dict[str, str], options: dict
         Rules(1, **{"ttl": 30.0, "node_timeout": 1.0, **options}),
     )
 
-    assert {each.id: each.level for check in store_checks.CHECKS for each in check(node, rules)} == expected
+    assert {each.id: each.level for check in node_checks.CHECKS for each in check(node, rules)} == expected
 
 
 def test_sentinels_that_do_not_run(three):

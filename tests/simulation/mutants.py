@@ -24,7 +24,7 @@ from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.nodes.etcd import node as etcd_table
 from django_redlock.nodes.etcd.node import EtcdTable
-from django_redlock.nodes.records import records
+from django_redlock.nodes.records import record as records
 from django_redlock.nodes.records.clock import EraClock, Moment
 
 from . import database, schedule

@@ -12,12 +12,7 @@ from unittest.mock import patch
 
 from celery.exceptions import Ignore
 
-from django_redlock.celery import pending as trailing
-from django_redlock.celery import request, slots
-from django_redlock.celery import slots as sightings
-from django_redlock.celery import worker as arrival
-from django_redlock.celery import worker as overlap
-from django_redlock.celery import worker as redelivery
+from django_redlock.celery import pending, request, slots, worker
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.slots import SlotState
 from django_redlock.celery.worker import Message
@@ -90,7 +85,7 @@ def forgets_the_record(right: Any) -> Any:
     """Note that the call has begun, and leave the record."""
 
     def begin(ticket: Any, task: Any, seen: Any, began: Any) -> None:
-        right(replace(ticket, secret=fresh_secret()), task, sightings.FREE, began)
+        right(replace(ticket, secret=fresh_secret()), task, slots.FREE, began)
 
     return begin
 
@@ -109,7 +104,7 @@ def sees_nothing(right: Any) -> Any:
 
     def look(call: Any) -> Any:
         run, _ = right(call)
-        return run, sightings.Seen("", 0.0, 0)
+        return run, slots.Seen("", 0.0, 0)
 
     return look
 
@@ -234,7 +229,7 @@ MUTANTS = (
     ),
     Mutant("a minority is believed", ("one after another", "flapping"), (Acquisition, "_gave_up"), anybodys_word),
     Mutant("the backend decides", ("backend away",), (Message, "stored"), asks_plainly),
-    Mutant("silence after the take fails", ("quorum away",), (arrival.Arrival, "_without_nodes"), lets_it_fail),
+    Mutant("silence after the take fails", ("quorum away",), (worker.Arrival, "_without_nodes"), lets_it_fail),
     Mutant(
         "what has begun is dropped",
         ("workers die", "workers stop"),
@@ -261,32 +256,32 @@ MUTANTS = (
         lambda right: 0.0,
         also=((slots, "SUPERSEDED", lambda right: 0.0),),
     ),
-    Mutant("no turn for callers", ("rerun burst", "replace burst"), (trailing, "turn"), lambda right: no_turn),
-    Mutant("an id for each caller", ("rerun burst",), (trailing.TrailingCall, "_take_over_pending"), fresh_id),
-    Mutant("no numbers", ("rerun freed", "node away"), (trailing.TrailingCall, "_take_over_pending"), without_number),
-    Mutant("the record stays", ("rerun burst",), (arrival, "begin"), forgets_the_record),
-    Mutant("no note of what began", ("rerun crowd", "debounce"), (arrival, "begin"), forgets_the_note),
-    Mutant("the record is not looked at", ("replace waiting",), (trailing.TrailingCall, "_look"), sees_nothing),
+    Mutant("no turn for callers", ("rerun burst", "replace burst"), (pending, "turn"), lambda right: no_turn),
+    Mutant("an id for each caller", ("rerun burst",), (pending.TrailingCall, "_take_over_pending"), fresh_id),
+    Mutant("no numbers", ("rerun freed", "node away"), (pending.TrailingCall, "_take_over_pending"), without_number),
+    Mutant("the record stays", ("rerun burst",), (worker, "begin"), forgets_the_record),
+    Mutant("no note of what began", ("rerun crowd", "debounce"), (worker, "begin"), forgets_the_note),
+    Mutant("the record is not looked at", ("replace waiting",), (pending.TrailingCall, "_look"), sees_nothing),
     Mutant(
         "older messages run",
         ("rerun crowd", "replace waiting"),
-        (arrival, "is_superseded"),
+        (worker, "is_superseded"),
         lambda right: lambda *a: False,
     ),
-    Mutant("every message is older", ("rerun",), (arrival, "is_superseded"), lambda right: lambda *a: True),
-    Mutant("a copy runs beside the run", ("redelivered",), (arrival, "take_running"), shared_token),
-    Mutant("copies of what began run", ("redelivered",), (arrival, "has_begun"), lambda right: lambda *a: False),
-    Mutant("single nodes are no evidence", ("nodes come and go",), (arrival, "is_superseded"), quorums_only),
+    Mutant("every message is older", ("rerun",), (worker, "is_superseded"), lambda right: lambda *a: True),
+    Mutant("a copy runs beside the run", ("redelivered",), (worker, "take_running"), shared_token),
+    Mutant("copies of what began run", ("redelivered",), (worker, "has_begun"), lambda right: lambda *a: False),
+    Mutant("single nodes are no evidence", ("nodes come and go",), (worker, "is_superseded"), quorums_only),
     Mutant("slots stay", ("once",), (Execution, "end"), never_free),
-    Mutant("pending calls are skipped", ("rerun",), (overlap, "_wait"), not_waiting),
-    Mutant("wrong answers", ("rerun",), (trailing.TrailingCall, "_joined"), accepted),
+    Mutant("pending calls are skipped", ("rerun",), (worker, "_wait"), not_waiting),
+    Mutant("wrong answers", ("rerun",), (pending.TrailingCall, "_joined"), accepted),
     Mutant(
         "newer arguments are not taken over",
         ("rerun burst",),
-        (trailing.TrailingCall, "_has_these_arguments"),
+        (pending.TrailingCall, "_has_these_arguments"),
         lambda right: lambda call, record: bool(record.record),
     ),
-    Mutant("messages give way to other ids", ("rerun freed",), (arrival, "is_superseded"), any_id),
+    Mutant("messages give way to other ids", ("rerun freed",), (worker, "is_superseded"), any_id),
     Mutant(
         "an older message expires its call",
         ("expiring",),
@@ -296,25 +291,23 @@ MUTANTS = (
     Mutant(
         "a run that may be dead is left alone",
         ("dropped",),
-        (redelivery.Redelivery, "watch"),
+        (worker.Redelivery, "watch"),
         lambda right: raises_ignore,
     ),
-    Mutant("no note of what gave up", ("waits briefly",), (arrival, "discard"), frees_only),
+    Mutant("no note of what gave up", ("waits briefly",), (worker, "discard"), frees_only),
     Mutant("older messages of revoked ones run", ("replace revoked",), (request, "discard"), frees_only),
-    Mutant("messages of revoked calls run", ("debounce revoked",), (trailing, "discard_seen"), frees_what_it_sees),
-    Mutant(
-        "revoked calls are joined", ("revoked",), (trailing.TrailingCall, "is_over"), lambda right: lambda *a: False
-    ),
+    Mutant("messages of revoked calls run", ("debounce revoked",), (pending, "discard_seen"), frees_what_it_sees),
+    Mutant("revoked calls are joined", ("revoked",), (pending.TrailingCall, "is_over"), lambda right: lambda *a: False),
     Mutant(
         "hold_for does not hold",
         ("rerun held",),
-        (arrival.Arrival, "_take_begun"),
+        (worker.Arrival, "_take_begun"),
         lambda right: lambda *a: (None, None),
     ),
     Mutant(
         "what is replaced runs as well",
         ("replace waiting",),
-        (trailing.TrailingCall, "_take_over_pending"),
+        (pending.TrailingCall, "_take_over_pending"),
         runs_as_well,
     ),
 )

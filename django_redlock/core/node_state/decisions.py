@@ -5,12 +5,144 @@ A node carries out a request in one step. It reads everything before it writes a
 a request or none. The reply has the highest token and the node's time, which the client uses for its next proposal.
 """
 
+import math
 from collections.abc import Callable, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from ..names import SECRET_SIZE
-from ..protocol import SHARED, SUPERSEDED, Acquire, Extend, Kind, Raise, Release, Repair, Reply, Term, is_absurd
+from ..names import SECRET_SIZE, queue_of
+from ..protocol import (
+    HIGHEST,
+    LONGEST_SLUG,
+    LONGEST_VALUE,
+    SHARED,
+    SUPERSEDED,
+    Acquire,
+    Extend,
+    Kind,
+    Raise,
+    Release,
+    Repair,
+    Reply,
+    Request,
+    Row,
+    Survey,
+    Term,
+    is_absurd,
+)
 from .queues import NOBODY, Queues
 from .records import Records, Tombstone
+
+
+class NodeState:
+    """
+    The keys of one node, and how it carries out requests.
+
+    Args:
+        clock: Returns the node's time in seconds since the epoch.
+        mutex: Held during each step; without it, only one thread at a time may use this object.
+        wall: Returns seconds since the epoch, for the bound of fencing tokens. Given if *clock* counts from another
+            moment; replies then have no time.
+
+    ``skew`` is by how many seconds the node's time is ahead of *clock*. ``listeners`` has a function for each process,
+    which is called with the name of a waiter of that process when it is first in a queue.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        mutex: AbstractContextManager[object] | None = None,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._wall = wall
+        self._mutex = mutex or nullcontext()
+        self.skew = 0.0
+        self.listeners: dict[str, Callable[[str], object]] = {}
+        self.records = Records()
+
+    def now(self) -> float:
+        """Return the node's time, in seconds since the epoch."""
+        # Whole microseconds, as TIME gives them: expiry and tokens are compared with this time.
+        return int((self._clock() + self.skew) * 1e6) / 1e6
+
+    def execute(self, request: Request) -> Reply:
+        """Carry out one request in one atomic step."""
+        with self._mutex:
+            now = self.now()
+            decisions = Decisions(self.records, self.listeners, now, self._wall and self._wall())
+            match request:
+                case Acquire():
+                    return decisions.acquire(request)
+                case Raise():
+                    return decisions.raise_token(request)
+                case Extend():
+                    return decisions.extend(request)
+                case Release():
+                    return decisions.release(request)
+                case Survey():
+                    reported = survey(self.records, request, now)
+                    return reported._replace(time=0) if self._wall else reported
+                case Repair():
+                    return decisions.repair(request)
+
+    def reset(self) -> None:
+        """Forget everything, as a restart without data does."""
+        with self._mutex:
+            self.records = Records()
+
+    def serve(self, run_id: str, replication_id: str, *, was_replica: bool = False) -> float:
+        """
+        Return for how many seconds the server with these ids has served these locks; see ``served.lua``.
+
+        Args:
+            run_id: Changes with every start.
+            replication_id: Changes when the server becomes a master again, and when it has had no replica for long.
+            was_replica: Whether the server remembers having been a replica.
+        """
+        with self._mutex:
+            now = int(self.now() * 1e6)
+            ran, replicated, since = self.records.served or ("", "", now)
+            # A master without a replica for an hour gets another replication id and has lost nothing. A master that was
+            # a replica meanwhile may lack the last locks. A start in the future was noted before the clock was set
+            # back.
+            stayed = replicated == replication_id or not was_replica
+            if ran != run_id or not stayed or since > now:
+                since = now
+            self.records.served = (run_id, replication_id, since)
+            return (now - since) / 1e6
+
+    def put(self, slug: str, value: str, ttl: float | None) -> None:
+        """Write a holder key as a foreign program would; *ttl* in seconds, None for no expiry."""
+        with self._mutex:
+            now = self.now()
+            self.records.holders[slug] = (value, None if ttl is None else now + ttl)
+            self.records.index[slug] = now + (ttl or 0.0)
+
+    def sharers(self, slug: str) -> list[str]:
+        """Return the secrets that share a name."""
+        return list(self.records.shared.get(slug, {}))
+
+    def waiters(self, slug: str) -> list[str]:
+        """Return the waiters for a name, in the order of their turns."""
+        with self._mutex:
+            return self.records.queues.get(slug, NOBODY).waiting(self.now())
+
+    def load(self, slug: str, record: Mapping[str, Any]) -> None:
+        """Restore the record of a name from :meth:`dump`, for nodes that store it elsewhere."""
+        self.records.load(slug, record)
+
+    def dump(self, slug: str) -> dict[str, Any]:
+        """Return the record of a name in a form that JSON can write, without anything that has expired."""
+        return self.records.dump(slug, self.now())
+
+    def load_tombstone(self, secret: str, record: Mapping[str, Any]) -> None:
+        """Restore a tombstone from :meth:`dump_tombstone`."""
+        self.records.load_tombstone(secret, record)
+
+    def dump_tombstone(self, secret: str) -> dict[str, Any]:
+        """Return the tombstone of an attempt or hold that was released; empty if there is none."""
+        return self.records.dump_tombstone(secret, self.now())
 
 
 class Decisions:
@@ -232,3 +364,51 @@ class Decisions:
         if records.holder(slug, self._now) is None:
             records.index.pop(slug, None)
         return Reply(Kind.RELEASED, 0, self._time)
+
+
+def survey(records: Records, request: Survey, now: float) -> Reply:
+    """Return the reply of a node to a survey at *now*, in seconds since the epoch."""
+    slugs, cursor = request.slugs, ""
+    if request.size > 0:
+        slugs, cursor = page(records, request.after, request.size)
+    rows: list[Row] = []
+    named = 0
+    for slug in slugs:
+        rows.append(row(records, slug, now, request.waiters, named))
+        named += len(rows[-1].waiters)
+    return Reply(Kind.LISTED, 0, int(now * 1e6), rows=tuple(rows), total=len(records.index), cursor=cursor)
+
+
+def page(records: Records, after: str, size: int) -> tuple[tuple[str, ...], str]:
+    """
+    Return at most *size* slugs, and the cursor of the next page.
+
+    A page begins after the position that the last name of the previous page had. If pages were numbered, names would be
+    skipped whenever others before them are extended and move to the end.
+    """
+    score, _, last = after.partition(" ")
+    behind = (float(score), last) if after else (-math.inf, "")
+    found = sorted((ends, slug) for slug, ends in records.index.items() if (ends, slug) > behind)
+    shown = [(ends, slug) for ends, slug in found[:size] if len(slug.encode()) <= LONGEST_SLUG]
+    more = len(found) > size
+    return tuple(slug for _, slug in shown), f"{shown[-1][0]!r} {shown[-1][1]}" if more and shown else ""
+
+
+def row(records: Records, slug: str, now: float, asked: int | None, named: int) -> Row:
+    """
+    Return one lock of a survey.
+
+    Args:
+        records: What the node stores.
+        slug: The lock's name, as written in the keys.
+        now: The node's time, in seconds since the epoch.
+        asked: The most waiters to list, over all rows; None counts neither waiters nor sharers.
+        named: How many waiters the earlier rows list.
+    """
+    waiting = records.queues.get(queue_of(slug) or slug, NOBODY).waiting(now)
+    held = (records.holder(slug, now) or "")[:LONGEST_VALUE]
+    names = tuple(waiting[: max(0, (asked or 0) - named)]) if held else ()
+    count = 0 if asked is None else len(waiting)
+    shared = asked is not None and records.owner(slug, now) == SHARED
+    sharers = len(records.sharers(slug, now)) if shared else 0
+    return Row(slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count, sharers)

@@ -1,10 +1,12 @@
 """What one node stores: a record for each name, and tombstones against late requests (internal)."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ..names import SECRET_SIZE
-from ..protocol import ABSENT, LONGEST_VALUE, SHARED
-from .queues import Queue
+from ..protocol import ABSENT, HIGHEST, LONGEST_VALUE, SHARED
+from .queues import NOBODY, Queue
 
 NO_FENCE: tuple[int, float | None] = (0, None)
 
@@ -132,3 +134,57 @@ class Records:
                 del self.index[slug]
             else:
                 self.index[slug] = float("inf") if left is None else now + left
+
+    # For nodes that store the record of a name elsewhere, as JSON. Other programs may change such a record, so each
+    # number is checked when it is read.
+
+    def load(self, slug: str, record: Mapping[str, Any]) -> None:
+        """Restore the record of a name from what :meth:`dump` returned."""
+        if "holder" in record:
+            value, until = record["holder"]
+            ends = moment(until)
+            self.holders[slug], self.index[slug] = (str(value), ends), math.inf if ends is None else ends
+            self.shared[slug] = {secret: moment(until) or 0.0 for secret, until in record.get("sharers", {}).items()}
+        if "fence" in record:
+            number, until = record["fence"]
+            self.fences[slug] = (counted(number), moment(until))
+        if "queue" in record:
+            queue = self.queues[slug] = Queue()
+            for waiter, (stamp, until) in record["queue"].items():
+                queue.stamps[waiter], queue.enrolled[waiter] = counted(stamp), moment(until) or 0.0
+
+    def dump(self, slug: str, now: float) -> dict[str, Any]:
+        """Return everything stored under a name, except what has expired."""
+        record: dict[str, Any] = {}
+        if self.holder(slug, now) is not None:
+            record["holder"] = list(self.holders[slug])
+        if self.owner(slug, now) == SHARED:
+            record["sharers"] = dict(self.sharers(slug, now))
+        if self.fence(slug, now):
+            record["fence"] = list(self.fences[slug])
+        queue = self.queues.get(slug, NOBODY)
+        if waiting := queue.waiting(now):
+            record["queue"] = {waiter: [queue.stamps[waiter], queue.enrolled[waiter]] for waiter in waiting}
+        return record
+
+    def load_tombstone(self, secret: str, record: Mapping[str, Any]) -> None:
+        """Restore a tombstone from what :meth:`dump_tombstone` returned."""
+        if "until" in record:
+            words = bool(record.get("revoked")), bool(record.get("superseded"))
+            self.tombstones[secret] = Tombstone(moment(record["until"]) or 0.0, *words)
+
+    def dump_tombstone(self, secret: str, now: float) -> dict[str, Any]:
+        """Return the tombstone of an attempt or hold that was released; empty if there is none."""
+        if not self.cancelled(secret, now):
+            return {}
+        return self.tombstones[secret]._asdict()
+
+
+def counted(number: Any) -> int:
+    """Return the number in a record; anything that is not a valid number becomes one above the highest."""
+    return number if isinstance(number, int) and 0 <= number <= HIGHEST else HIGHEST + 1
+
+
+def moment(until: Any) -> float | None:
+    """Return when something ends, in seconds since the epoch; None, for never, if *until* is not a time."""
+    return float(until) if isinstance(until, (int, float)) and abs(until) <= HIGHEST / 1e6 else None

@@ -166,14 +166,14 @@ class Client:
             text = response.read(LARGEST + 1)
         except HTTPException:
             raise ConnectionResetError from None
-        return parsed(text, response.status)
+        return reply_in(text, response.status)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
         """Send a request and return the response, whose lines are replies; it ends if the member loses its leader."""
         self._http.response_class = HTTPResponse  # each line may take the timeout
         response = self._send(path, body, {"Grpc-Metadata-hasleader": "true"})
         if response.status != 200:
-            parsed(response.read(LARGEST), response.status)
+            reply_in(response.read(LARGEST), response.status)
         return response
 
     def _send(self, path: str, body: Mapping[str, Any], more: Mapping[str, str] = MappingProxyType({})) -> HTTPResponse:
@@ -203,7 +203,7 @@ class Client:
             self._http.sock.shutdown(socket.SHUT_RDWR)
 
 
-def parsed(text: bytes, status: int) -> dict[str, Any]:
+def reply_in(text: bytes, status: int) -> dict[str, Any]:
     """Return the reply in a response; raise EtcdError if there is none."""
     try:
         reply = json.loads(text) if len(text) <= LARGEST else None

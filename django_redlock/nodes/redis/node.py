@@ -6,7 +6,8 @@ A node makes links: it connects, sends the first commands, and reads what the se
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -14,9 +15,10 @@ from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
 
 from ...core.admission import Greeting
+from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector, refuse_service
-from .errors import BROKEN, link_error
+from .errors import BROKEN, link_error, parse_error
 from .link import (
     AsyncRedisLink,
     AsyncRedisNotificationLink,
@@ -28,11 +30,7 @@ from .link import (
     drop,
     exchange,
 )
-from .wire import Encoder, Replies
-
-# The errors of redis-py's own lock, for django_redlock.compat.
-RedisLockError = exceptions.LockError
-RedisLockNotOwnedError = exceptions.LockNotOwnedError
+from .wire import Encoder, Replies, whole
 
 
 class RedisNode:
@@ -54,8 +52,6 @@ class RedisNode:
     """The mode in which the server must run."""
     guide = ""
     """The kind of server that names the master, such as "sentinel"; empty if the URL does."""
-    parse_age = staticmethod(parse_age)
-    """The function that reads how long the server has served these locks."""
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.connector = Connector(spec)
@@ -98,7 +94,7 @@ class RedisNode:
         Raises:
             LinkError: The server cannot be reached, or is not one that can keep locks.
         """
-        (greeting, age), _ = start(connection, self.encoder.greeting, self._parse_info, self.parse_age)
+        (greeting, age), _ = start(connection, self.encoder.greeting, self.read_info, self.read_age)
         return RedisLink(connection, self.encoder, aged(greeting, age))
 
     async def aconnect(self, timeout: float) -> AsyncRedisLink:
@@ -113,17 +109,41 @@ class RedisNode:
         _, messages = await astart(connection, timeout, self.encoder.subscription(process), check_subscription)
         return AsyncRedisNotificationLink(connection, messages)
 
-    def _parse_info(self, raw: Any) -> Greeting:
+    def read_info(self, raw: Any) -> Greeting:
+        """Return the part of the server's INFO that matters to a vote; raise LinkError if it cannot be used."""
         return parse_info(raw, self.mode)
+
+    def read_age(self, raw: Any) -> "Age":
+        """Return how long the server has served these locks; raise LinkError if it does not serve them now."""
+        return parse_age(raw)
 
     async def agreet(self, connection: aioconnection.AbstractConnection, timeout: float) -> AsyncRedisLink:
         """Do what :meth:`greet` does without blocking, within *timeout* seconds."""
-        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, self._parse_info, self.parse_age)
+        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, self.read_info, self.read_age)
         try:
             return AsyncRedisLink(connection, self.encoder, aged(greeting, age))
         except LinkError:
             drop(connection)
             raise
+
+
+def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
+    """
+    Return the node of a ``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys`` URL.
+
+    Raises:
+        ValueError: The URL or the options cannot be used.
+    """
+    if urlsplit(spec.url).scheme == "unix" and not urlsplit(spec.url).path:
+        raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
+    if "," in urlsplit(spec.url).netloc.rpartition("@")[2]:
+        raise ValueError(
+            "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "
+            "if they are members of one cluster"
+        )
+    node = RedisNode(spec, prefix)
+    refuse_service(node.connector.host, clustered=False)
+    return node
 
 
 def start(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
@@ -151,20 +171,87 @@ async def astart(
         raise  # cancelled
 
 
-def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
+def parse_info(raw: Any, expected: str = "standalone") -> Greeting:
     """
-    Return the node of a ``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys`` URL.
+    Return the part of a node's INFO that matters to a vote.
+
+    Args:
+        raw: The reply.
+        expected: The mode in which the server must run.
 
     Raises:
-        ValueError: The URL or the options cannot be used.
+        LinkError: The server cannot be used, now or at all.
     """
-    if urlsplit(spec.url).scheme == "unix" and not urlsplit(spec.url).path:
-        raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
-    if "," in urlsplit(spec.url).netloc.rpartition("@")[2]:
-        raise ValueError(
-            "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "
-            "if they are members of one cluster"
-        )
-    node = RedisNode(spec, prefix)
-    refuse_service(node.connector.host, clustered=False)
-    return node
+    if isinstance(raw, exceptions.NoPermissionError):
+        return Greeting(refused="NOPERM")
+    if isinstance(raw, exceptions.RedisError):
+        raise link_error(raw)
+    if not isinstance(raw, bytes) or b"run_id:" not in raw:
+        raise LinkError(Failure.MALFORMED)
+    mode = line_of(raw, "redis_mode", line_of(raw, "server_mode", "standalone"))
+    if mode != expected:
+        raise LinkError(Failure.WRONG_MODE, f"runs in {mode} mode")
+    if line_of(raw, "role", "") == "slave":
+        raise LinkError(Failure.REPLICA)
+    evicts = line_of(raw, "maxmemory", "0") != "0" and line_of(raw, "maxmemory_policy", "noeviction") != "noeviction"
+    return Greeting(
+        run_id=line_of(raw, "run_id", ""),
+        evicts=evicts,
+        promoted=line_of(raw, "master_replid", "?") if line_of(raw, "second_repl_offset", "-1") != "-1" else "",
+    )
+
+
+def line_of(info: bytes, name: str, default: str) -> str:
+    """Return the value of the line *name* of INFO: six searches take less time than reading all 200 lines."""
+    begins = f"{name}:".encode()
+    start = 0 if info.startswith(begins) else info.find(b"\n" + begins) + 1
+    if not start and not info.startswith(begins):
+        return default
+    end = info.find(b"\n", start)
+    return info[start + len(begins) : end if end >= 0 else None].rstrip(b"\r").decode("utf-8", "replace")
+
+
+class Age(NamedTuple):
+    """How many seconds the server with a run id has served the locks; None if it does not report that."""
+
+    run_id: str = ""
+    seconds: float | None = None
+
+
+def parse_age(raw: Any) -> Age:
+    """
+    Return how long a server has served these locks.
+
+    Raises:
+        LinkError: The server is loading its data, or has become a replica.
+    """
+    if isinstance(raw, exceptions.RedisError):
+        failure = parse_error(raw).failure
+        if failure is Failure.LOADING:
+            raise LinkError(failure)  # it will know soon, but this connection is not asked again
+        if failure in (Failure.READONLY, Failure.MASTERDOWN):
+            raise LinkError(Failure.REPLICA)
+        return Age()
+    try:
+        word, run_id, micros = raw.decode().split(" ")
+        return Age(run_id, whole(micros) / 1e6) if word == "SERVED" else Age()
+    except (ValueError, AttributeError):
+        return Age()
+
+
+def aged(greeting: Greeting, age: Age) -> Greeting:
+    """
+    Return *greeting* with the server's age.
+
+    Raises:
+        LinkError: The greeting and the age come from two servers.
+    """
+    if greeting.run_id and age.run_id not in ("", greeting.run_id):
+        raise LinkError(Failure.TWO_SERVERS)
+    return replace(greeting, age=age.seconds)
+
+
+# The errors of redis-py's own lock, for django_redlock.compat.
+RedisLockError = exceptions.LockError
+
+RedisLockNotOwnedError = exceptions.LockNotOwnedError

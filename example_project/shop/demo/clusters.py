@@ -159,6 +159,7 @@ class ClusterNode(Nodes):
     member: ClassVar[type[ClusterMember]]
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         if missing := self.missing():
             raise CommandError(f"{missing}, or run the demo on the servers that come with it: --nodes redis.")
         self._members = [self.member(number, folder, self.call) for number in range(1, MEMBERS + 1)]

@@ -63,6 +63,7 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         self.servers: Sequence[Member] = ()
+        self.kills: list[float] = []  # when a server was killed, on the monotonic clock
 
     @property
     def setting(self) -> str:
@@ -91,6 +92,7 @@ class RedisNodes(Nodes):
     options: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self._servers = Servers(5)
         self.servers = list(self._servers)
 

@@ -80,6 +80,7 @@ class RedisClusterNode(Nodes):
     gaps = True
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self._pairs: list[tuple[ClusterServer, ClusterServer]] = []
         while len(self._pairs) < MASTERS:
             pair = ClusterServer(), ClusterServer()

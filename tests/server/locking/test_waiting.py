@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.core import acquisition as backoff
-from django_redlock.core import attempt
+from django_redlock.core import acquisition, attempt
 from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
@@ -219,7 +218,7 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
 ):
     """L45, P28: after its notification, a waiter needs one more attempt, however long its pause would have been."""
     manager = make()
-    monkeypatch.setattr(backoff, "POLL", 30.0)
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
     line = Line(flavour, manager, manager.lock("a", wait=25))
     task = await line.join(0)
@@ -411,7 +410,7 @@ async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(node
     """
     L45, P27: when the waiter that reads for all has reached its timeout, another one continues to read, and so on.
     """
-    monkeypatch.setattr(backoff, "POLL", 30.0)
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
     manager = real_manager(nodes.urls[:3])
     holder = manager.lock("a", ttl=60.0).acquire()
     line = Line(Blocking(), manager, manager.lock("a", wait=60))
@@ -497,7 +496,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
     await eventually(lambda: one.driver.notifications.waiters.notified)
     holder.release()
     await first
-    monkeypatch.setattr(backoff, "POLL", 60.0)
+    monkeypatch.setattr(acquisition, "POLL", 60.0)
     holder = one.lock("a", ttl=60.0).acquire()
     ask = one.ask
 
@@ -505,7 +504,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
         ask(round)
         monkeypatch.undo()
         holder.release()  # with their replies, a quorum of nodes has also notified the next waiter
-        monkeypatch.setattr(backoff, "POLL", 60.0)
+        monkeypatch.setattr(acquisition, "POLL", 60.0)
 
     monkeypatch.setattr(one, "ask", ask_and_be_called)
     start = time.monotonic()

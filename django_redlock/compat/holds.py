@@ -1,0 +1,225 @@
+"""Keep the holds of threads and tasks (internal)."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+from ..core.rules import Rules
+from ..engine.lease import Lease
+from ..engine.runtime import Dog, Runtime
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
+
+
+class Blocking:
+    """Wait by blocking."""
+
+    @staticmethod
+    async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call *method*, the blocking one of two twins."""
+        return method(*args, **kwargs)
+
+    @staticmethod
+    def watchdog(runtime: Runtime) -> Dog:
+        """Return the watchdog of this flavour."""
+        return runtime.watchdog
+
+
+class Awaiting:
+    """Wait in the event loop."""
+
+    @staticmethod
+    async def call(method: object, amethod: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call *amethod*, the asyncio one of two twins."""
+        return await amethod(*args, **kwargs)
+
+    @staticmethod
+    def watchdog(runtime: Runtime) -> Dog:
+        """Return the watchdog of this flavour."""
+        return runtime.loop_watchdog()
+
+
+Flavour = type[Blocking] | type[Awaiting]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of the blocking flavour to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a blocking lock was suspended")
+
+
+class Term:
+    """
+    The time for which a lock with a ``timeout`` is held.
+
+    No lease is longer than ``max_ttl``, the time for which a restarted node gives no vote. A longer term is covered by
+    leases of ``OPTIONS["ttl"]``, one after another; the last lease ends with the term.
+
+    Args:
+        lease: The lease to extend; nobody else extends it.
+        length: The length of the term from the start of the lease, in seconds.
+        rules: The rules of the lock's alias.
+        flavour: How to wait.
+    """
+
+    def __init__(self, lease: Lease, length: float, rules: Rules, flavour: Flavour) -> None:
+        ttl = piece(length, rules)
+        self._lease, self._rules, self._flavour = lease, rules, flavour
+        self._covered = lease.hold.clock() + lease.remaining() + rules.drift(ttl)
+        self._next = self._covered - ttl * 2 / 3
+        self.since = self._covered - ttl
+        self.until = self.since + length
+        self._watchdog.watch(self)
+
+    async def end_at(self, until: float) -> bool:
+        """Change when the term ends; return whether a quorum agreed."""
+        # A shorter term applies before the nodes know of it, because their answer may never come.
+        self.until = min(self.until, until)
+        agreed = await self._extend(until, self._flavour)
+        if agreed:
+            self.until = until
+        for changed in (self._lease, self):  # the watchdog may have to look at them earlier now
+            self._watchdog.watch(changed)
+        return agreed
+
+    async def _extend(self, until: float, flavour: Flavour) -> bool:
+        now = self._lease.hold.clock()
+        ttl = piece(until - now, self._rules)
+        agreed = await flavour.call(self._lease.extend, self._lease.aextend, ttl)
+        self._next = now + ttl / (3 if agreed else 12)
+        if agreed:
+            self._covered = now + ttl
+        return agreed
+
+    async def _go_on(self, flavour: Flavour) -> int:
+        """Extend the lease towards the end of the term."""
+        self._next = math.inf
+        with suppress(ValueError):  # too little is left for another lease: the present lease is the last
+            await self._extend(self.until, flavour)
+        return 1
+
+    @property
+    def _watchdog(self) -> Dog:
+        return self._flavour.watchdog(self._lease.hold.keeper.runtime)
+
+    @property
+    def lease(self) -> Lease:
+        """The lease that this term extends."""
+        return self._lease
+
+    # Used by the watchdog
+
+    renewed = True
+
+    @property
+    def hold(self) -> Self:
+        """The object that knows when the watchdog must look at the term: itself."""
+        return self
+
+    @property
+    def keeper(self) -> Self:
+        """The object that extends the lease: itself."""
+        return self
+
+    slack = 0.0
+
+    def due(self) -> float:
+        """Return when to extend the lease next; infinity if it has ended or reaches the end of the term."""
+        return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
+
+    def valid(self) -> bool:
+        """Return whether the lock is still held."""
+        return self._lease.valid()
+
+    def extend(self, terms: object) -> int:
+        """Extend the lease towards the end of the term."""
+        return run(self._go_on(Blocking))
+
+    async def aextend(self, terms: object) -> int:
+        """Do what :meth:`extend` does without blocking."""
+        return await self._go_on(Awaiting)
+
+
+def piece(length: float, rules: Rules) -> float:
+    """Return the length of the next lease for a lock that is to be held for *length* more seconds."""
+    return length if length <= rules.max_ttl else rules.ttl
+
+
+class Hold(NamedTuple):
+    """
+    The hold of one thread or task.
+
+    Args:
+        token: The token that redis-py would have written to the node.
+        lease: The lease; None for a token that was handed over, until the lock is used.
+        term: The term of the hold; None if the hold has no end.
+    """
+
+    token: bytes
+    lease: Lease | None = None
+    term: Term | None = None
+
+
+class Slot:
+    """Keep a hold. Its ``token`` can be read, and set to a token that another process handed over."""
+
+    hold: Hold | None = None
+
+    @property
+    def token(self) -> bytes | None:
+        """The token of the held lock, or None."""
+        return self.hold.token if self.hold else None
+
+    @token.setter
+    def token(self, token: str | bytes | None) -> None:
+        self.hold = None if token is None else Hold(as_bytes(token))
+
+    def mine(self) -> "Slot":
+        """Return the slot of the calling thread or task."""
+        return self
+
+
+class ThreadSlot(threading.local, Slot):
+    """A slot for each thread."""
+
+
+class TaskSlot(Slot):
+    """A slot for each asyncio task. When a task ends, its slot goes with it, as a thread's does."""
+
+    def __init__(self) -> None:
+        self._slots: WeakKeyDictionary[asyncio.Task[Any], Slot] = WeakKeyDictionary()
+        self._outside = Slot()
+
+    def mine(self) -> Slot:
+        """Return the slot of the running task."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop runs here
+            task = None
+        return self._outside if task is None else self._slots.setdefault(task, Slot())
+
+    @property
+    def hold(self) -> Hold | None:
+        """The hold of the running task."""
+        return self.mine().hold
+
+    @hold.setter
+    def hold(self, hold: Hold | None) -> None:
+        self.mine().hold = hold
+
+
+def as_bytes(token: str | bytes) -> bytes:
+    """Return a token as redis-py keeps it."""
+    return token.encode() if isinstance(token, str) else bytes(token)
