@@ -25,9 +25,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from .engine import mistakes
-from .engine.contexts import Block
+from .engine import options as mistakes
 from .engine.lease import Lease, fence_out
+from .engine.lock import Block
 from .engine.options import check_switch
 from .exceptions import StaleTokenError
 from .handler import in_transaction

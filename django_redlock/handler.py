@@ -18,12 +18,10 @@ from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
 from .core.rules import Rules
-from .engine.holdings import caller_frame
 from .engine.lock import Lock
-from .engine.manager import LockManager
-from .engine.mistakes import explained
-from .engine.options import LockOptions, complete
-from .engine.surroundings import Released, Surroundings
+from .engine.manager import LockManager, Released, Surroundings
+from .engine.options import LockOptions, complete, explained
+from .engine.reentrancy import caller_frame
 
 
 class RedlockHandler:

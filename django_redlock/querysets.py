@@ -27,11 +27,9 @@ from .conf import DEFAULT_ALIAS
 from .core.names import slug
 from .core.rules import UNSET, Wait, check_wait, optional_seconds
 from .db.targets import Instance, Instances, Related, Row, Rows, Target
-from .engine.contexts import Block
 from .engine.lease import Lease
-from .engine.lock import Lock
-from .engine.mistakes import explained
-from .engine.options import check_switch
+from .engine.lock import Block, Lock
+from .engine.options import check_switch, explained
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks

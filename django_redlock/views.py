@@ -35,7 +35,7 @@ from .core.protocol import LOST
 from .core.rules import check_wait, optional_seconds
 from .engine.lease import Lease, arelease_at_end, release_at_end
 from .engine.lock import Lock, decorators
-from .engine.mistakes import explained
+from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .handler import in_transaction, lock, locks
 from .keys import Call, Key, ViewKey

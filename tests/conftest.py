@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, settings
 
 from django_redlock.engine import rounds, rounds_async
 from django_redlock.engine.lease import Lease
-from django_redlock.engine.renewal import watchdog
-from django_redlock.engine.surroundings import Surroundings
+from django_redlock.engine.manager import Surroundings
+from django_redlock.engine.watchdog import watchdog
 from django_redlock.handler import DjangoSurroundings
 from django_redlock.nodes import clock
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..core.names import Owner
 from ..core.protocol import EndReason
-from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
+from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..nodes.threads import STARTS

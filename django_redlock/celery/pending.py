@@ -53,8 +53,8 @@ from typing import Any
 from django.utils.crypto import salted_hmac
 
 from ..core.rules import Rules
-from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
+from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..keys import canonical

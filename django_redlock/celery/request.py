@@ -19,7 +19,7 @@ from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 from kombu.exceptions import DecodeError
 
-from ..engine.acquirer import fresh_secret
+from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
 from .pending import began_name, discard, is_superseded

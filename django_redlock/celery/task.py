@@ -28,8 +28,8 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
-from ..engine.acquirer import fresh_secret
-from ..engine.decorator import makes_coroutine, makes_generator
+from ..engine.lock import makes_coroutine, makes_generator
+from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
 from ..keys import Parameters, check_key, lock_name, signature_of

@@ -21,8 +21,8 @@ from celery.exceptions import (
 )
 from kombu.exceptions import EncodeError
 
-from ..engine.acquirer import fresh_secret
 from ..engine.lease import Lease
+from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..nodes.clock import steady
 from .dispatch import Call

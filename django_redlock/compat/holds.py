@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
-from ..engine.runtime import Dog, Runtime
+from ..engine.manager import Runtime
+from ..engine.watchdog import Dog
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -52,7 +52,7 @@ class Round:
         mending: Whether a decided round still waits, within its timeout, for links that are being made. An extension
             does, because it restores the lock on nodes that were away and have lost it.
         unattended: Whether the round, with a timeout of 0, stays open after it was sent. The next reader of its
-            connections gives it the replies; see :mod:`django_redlock.engine.unattended`.
+            connections gives it the replies; see :mod:`django_redlock.engine.watchdog`.
 
     ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
     driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with the

@@ -17,11 +17,9 @@ from ..core.names import HolderKind, Owner, check_names, named
 from ..core.protocol import Release
 from ..core.rules import MIN_TTL, Rules, Wanted, seconds
 from ..nodes.threads import exiting
-from .lease import AsyncLease, Lease
-from .lease_hold import LASTING, LeaseHold, Manager
+from .lease import LASTING, AsyncLease, Lease, LeaseHold, Manager, error_of, explain_waiting
 from .notifications import AsyncNotifications, Notifications
 from .process import HOST, process
-from .refused import error_of, explain_waiting
 
 
 def fresh_secret() -> str:

@@ -13,8 +13,7 @@ from ..nodes.base import Link, LinkError, Node
 from ..nodes.clock import Clock
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import start
-from .breaker import Breakers
-from .connections import CONNECT_TIMEOUT, ConnectionSet
+from .connections import CONNECT_TIMEOUT, Breakers, ConnectionSet
 
 log = logging.getLogger("django_redlock")
 

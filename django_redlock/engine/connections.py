@@ -9,7 +9,6 @@ from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
 from ..nodes.base import INCOMPLETE, Link, LinkError
 from ..nodes.threads import exiting
-from .wakeup import WakeUp
 
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
 CONNECT_TIMEOUT = 0.25  # least seconds to allow: connecting is off the hot path and need not be as quick as a round

@@ -15,15 +15,13 @@ from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes import Node
 from ..nodes.threads import exiting
-from .heartbeat import ProcessHeartbeat
+from .connections import PerLoop
+from .manager import Runtime
 from .notifications import AsyncNotifications, Notifications
-from .per_loop import PerLoop
 from .process import process
-from .redelivery import Redelivery
 from .rounds import Gather
 from .rounds_async import AsyncGather
-from .runtime import Dog, Runtime
-from .unattended import Ended, UnattendedReleases
+from .watchdog import Dog, Ended, ProcessHeartbeat, UnattendedReleases
 
 Report = Callable[..., None]
 

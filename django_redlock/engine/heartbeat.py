@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from ..core.names import SECRET_SIZE, Owner, encode, heartbeat
 from ..core.protocol import POSITIVE, Acquire
 from ..core.round import Round, count
-from .drops import note_drops
+from .watchdog import note_drops
 
 FIRST = 2.0  # seconds from taking a lock to the first heartbeat, so that short holds cost nothing
 EVERY = 3.0  # seconds between two heartbeats

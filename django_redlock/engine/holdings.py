@@ -26,7 +26,7 @@ Keys = tuple[Any, tuple[str, ...], int, bool]
 
 
 class Hold(Protocol):
-    """The part of a :class:`~django_redlock.engine.lease_hold.LeaseHold` that is used here."""
+    """The part of a :class:`~django_redlock.engine.lease.LeaseHold` that is used here."""
 
     clock: Clock
     deadline: float

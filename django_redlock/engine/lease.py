@@ -15,11 +15,9 @@ from ..core.rules import number
 from ..exceptions import LockLostError
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting
-from .holdings import is_in_block
-from .lease_hold import LeaseHold, end_of_earlier_hold
-from .loss import AsyncLoss, Loss, log_loss
-from .mistakes import LEASE_ATTRIBUTES, Explained, explained
+from .options import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
+from .reentrancy import is_in_block
 
 
 class Lease(Explained, advice=LEASE_ATTRIBUTES):

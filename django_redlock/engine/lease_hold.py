@@ -18,11 +18,9 @@ from ..core.rules import Rules, Wanted
 from ..nodes.base import Node
 from ..nodes.threads import exiting
 from .driver import Driver
-from .drops import Drop, unreleased, watch_drop
+from .manager import Runtime, Surroundings
 from .process import process
-from .runtime import Runtime
-from .surroundings import Surroundings
-from .unattended import Ended
+from .watchdog import Drop, Ended, unreleased, watch_drop
 
 NEVER = float("inf")
 LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered

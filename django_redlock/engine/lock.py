@@ -18,14 +18,30 @@ from ..core.protocol import EndReason, Outcome
 from ..core.rules import Rules, Wanted
 from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
-from .decorator import Function, decorated
-from .holdings import Keys, Waiting, remember, unsuspected
 from .lease import Lease, arelease_at_end, leave, release_at_end
-from .mistakes import ATTRIBUTES, Explained, refuse_arguments, without_arguments
-from .options import LockOptions, check_block, check_not_skipped
-from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
-from .runtime import Runtime
-from .surroundings import Surroundings
+from .manager import Runtime, Surroundings
+from .options import (
+    ATTRIBUTES,
+    Explained,
+    LockOptions,
+    check_block,
+    check_not_skipped,
+    refuse_arguments,
+    without_arguments,
+)
+from .reentrancy import (
+    Entries,
+    Exit,
+    Interruption,
+    Keys,
+    Waiting,
+    WayOut,
+    remember,
+    this_task,
+    this_thread,
+    unsuspected,
+    way_out_of,
+)
 
 
 class Acquirer(Protocol):

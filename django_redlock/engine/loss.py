@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ..core.protocol import EndReason
 from ..exceptions import printable
 from ..nodes.threads import new_event
-from .lease_hold import LeaseHold
+from .lease import LeaseHold
 
 log = logging.getLogger("django_redlock")
 

@@ -18,18 +18,12 @@ from ..core.protocol import ANSWERS, Outcome, Release, Reply
 from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import UNSET, ReleaseMode, Rules, Wanted
 from ..nodes import Node
-from .acquirer import Acquirer, lease_length
-from .confirmations import Confirmations
 from .driver import Driver
-from .heartbeat import ProcessHeartbeat, this_process
-from .lease import Lease, note_extension
-from .lease_hold import LASTING
+from .lease import LASTING, Lease, note_extension
 from .lock import Description, Lock
-from .mistakes import explained
-from .options import LockOptions, complete
+from .options import LockOptions, complete, explained
 from .process import HOST, process
-from .runtime import Dog, Runtime
-from .surroundings import Surroundings
+from .watchdog import Confirmations, Dog, ProcessHeartbeat, this_process
 
 Notify = Callable[..., None]
 

@@ -22,9 +22,7 @@ from ..core.protocol import Failure
 from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock
 from ..nodes.threads import new_event, start
-from .connections import CONNECT_TIMEOUT
-from .waiters import Waiters
-from .wakeup import WakeUp
+from .connections import CONNECT_TIMEOUT, WakeUp
 
 LINGER = 10.0  # seconds without waiters after which the connections are no longer trusted
 RETRY = 1.0  # seconds between two attempts to reach a node

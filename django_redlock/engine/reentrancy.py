@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from ..core.names import named
-from .renewal import abandoned
+from .watchdog import abandoned
 
 
 class _Thread(threading.local):

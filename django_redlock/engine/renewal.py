@@ -20,9 +20,9 @@ from weakref import ref
 from ..nodes.clock import steady
 from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent
 from ..nodes.threads import Background, Bell, Errands
-from .drops import note_drops
-from .per_loop import PerLoop
+from .connections import PerLoop
 from .process import process
+from .watchdog import note_drops
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
 TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread

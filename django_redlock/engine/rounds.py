@@ -15,10 +15,7 @@ from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
 from ..nodes.clock import SLICES, Clock, Patience
-from .breaker import Breakers
-from .connecting import Connector
-from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
-from .idle import IdleConnections
+from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, Connector, IdleConnections
 
 IDLE = 1.0  # seconds after which a server may have closed a link, so that the link is checked before use
 # Seconds for which the first round of a connection set, even if decided, waits for links to the other nodes.

@@ -16,11 +16,8 @@ from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import OWED, SLICES, Clock, crowded
-from .breaker import Breakers
-from .connections import CONNECT_TIMEOUT
-from .idle import MAX_IDLE
+from .connections import CONNECT_TIMEOUT, MAX_IDLE, Breakers
 from .rounds import GRACE
-from .time_limits import TimeLimits
 
 LOOKS = 10  # turns of the event loop in which it reads what arrived before a timeout
 

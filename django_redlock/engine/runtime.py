@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..core.protocol import Instant
 from ..nodes.clock import Clock, steady
-from .renewal import Tended, loop_watchdog, watchdog
+from .watchdog import Tended, loop_watchdog, watchdog
 
 
 class Dog(Protocol):

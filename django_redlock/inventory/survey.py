@@ -10,8 +10,8 @@ from typing import Any
 from ..core.names import HEARTBEAT, decode, fingerprint, fingerprint_of_sharers, heartbeat, lease_of, process_of
 from ..core.protocol import ABSENT, ENDLESS, Kind, Reply, Row, Survey, is_absurd
 from ..core.rules import Rules
-from ..engine.heartbeat import LIFE, SILENCE
 from ..engine.manager import LockManager
+from ..engine.watchdog import LIFE, SILENCE
 from .model import (
     LAST_SECOND,
     SHARED_MARK,

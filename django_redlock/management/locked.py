@@ -18,7 +18,7 @@ from ..core.protocol import EndReason
 from ..core.rules import check_wait, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.mistakes import explained
+from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..keys import Call, Key, ViewKey

@@ -23,7 +23,7 @@ import time  # noqa: E402
 
 from django_redlock.core.rules import Rules  # noqa: E402
 from django_redlock.engine.manager import LockManager  # noqa: E402
-from django_redlock.engine.waiters import Waiters  # noqa: E402
+from django_redlock.engine.notifications import Waiters  # noqa: E402
 from django_redlock.nodes import NodeSpec, open_node  # noqa: E402
 
 in_line: dict[str, float] = {}

@@ -11,7 +11,7 @@ from django.test import override_settings
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.names import heartbeat, slug
 from django_redlock.core.protocol import LONGEST_VALUE
-from django_redlock.engine.lease_hold import LeaseHold
+from django_redlock.engine.lease import LeaseHold
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
@@ -66,7 +66,7 @@ def stale(name: str = "orders:7", later: float = 0.0) -> list[Staleness]:
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process send a heartbeat now, and again soon, that counts for a second."""
     for name, seconds in (("FIRST", 0.0), ("EVERY", 0.1), ("LIFE", 1.0)):
-        monkeypatch.setattr(f"django_redlock.engine.heartbeat.{name}", seconds)
+        monkeypatch.setattr(f"django_redlock.engine.watchdog.{name}", seconds)
 
 
 # States

@@ -19,7 +19,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redlock import Lease, inventory, lock, locks
-from django_redlock.engine.lease_hold import LeaseHold
+from django_redlock.engine.lease import LeaseHold
 from django_redlock.inventory import HeldLock, ask_to_stop, extend_lock, find_lock, force_release, held_locks
 from django_redlock.management.commands import redlock_release
 from django_redlock.management.commands.redlock_top import screen

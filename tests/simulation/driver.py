@@ -4,7 +4,7 @@ The third driver of the core, beside the blocking and the asyncio one.
 Everything that knows the production classes is here. The driver carries out rounds as
 :mod:`django_redlock.engine.rounds` does: one ordered connection per node, the round ends as soon as it is decided,
 silence is noted at the timeout, replies stay in flight until the connection is used again, and a release goes to silent
-nodes too. It carries out acquisitions, extensions and releases as :mod:`django_redlock.engine.acquirer` does. A process
+nodes too. It carries out acquisitions, extensions and releases as :mod:`django_redlock.engine.manager` does. A process
 either gives every current round its own links, as threads have them, or shares one set among all rounds, as the tasks
 of an event loop do. Waiters are those of :mod:`django_redlock.engine.notifications`, with messages that can be late or
 lost.
@@ -24,13 +24,11 @@ from django_redlock.core.names import Owner
 from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply, Request, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
-from django_redlock.engine.breaker import Breakers
-from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT
-from django_redlock.engine.notifications import RETRY
-from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
+from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Breakers
+from django_redlock.engine.driver import FIRST_PAUSE, LONGEST_PAUSE
+from django_redlock.engine.notifications import RETRY, Waiters
 from django_redlock.engine.rounds import GRACE, IDLE
-from django_redlock.engine.unattended import LOOK
-from django_redlock.engine.waiters import Waiters
+from django_redlock.engine.watchdog import LOOK
 
 from .network import Faults, Machine, Wire
 from .oracles import Oracles
@@ -164,7 +162,7 @@ class Process(Computer):
             self.stop(self.world.random.choice((0.02, 0.1, 0.5, 1.0, 3.0)) * self.random() * TTL)
         return AT_ONCE
 
-    # The part of django_redlock.engine.acquirer
+    # The part of django_redlock.engine.manager
 
     def acquire(self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False) -> Routine:
         """
@@ -358,7 +356,7 @@ class Process(Computer):
         else:
             self._follow_up(round)
 
-    # The part of django_redlock.engine.driver and django_redlock.engine.unattended
+    # The part of django_redlock.engine.driver and django_redlock.engine.watchdog
 
     def _follow_up(self, round: Round) -> None:
         if round.lasting:
@@ -397,7 +395,7 @@ class Process(Computer):
             self._drop(connections, connection, "closed")
 
     def _bring(self, node: int, request: Request, until: float) -> Routine:
-        """Do what :class:`django_redlock.engine.redelivery.Redelivery` does."""
+        """Do what :class:`django_redlock.engine.driver.Redelivery` does."""
         pause = FIRST_PAUSE
         while self.clock() < until:
             undelivered = Round({node: request}, lambda replies: False, CONNECT_TIMEOUT, cleanup=True)

@@ -14,7 +14,7 @@ from django_redlock.celery.worker import Message
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
-from django_redlock.engine.acquirer import fresh_secret
+from django_redlock.engine.manager import fresh_secret
 from tests.simulation import mutation
 from tests.simulation.mutation import Kill, Mutant
 

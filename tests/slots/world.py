@@ -31,8 +31,7 @@ from django_redlock.celery import request as received
 from django_redlock.celery import worker as message
 from django_redlock.core.acquisition import Waiter
 from django_redlock.core.protocol import Failure, Kind, Reply, Request
-from django_redlock.engine.connections import Connection, ConnectionSet
-from django_redlock.engine.idle import IdleConnections
+from django_redlock.engine.connections import Connection, ConnectionSet, IdleConnections
 from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError
 from django_redlock.testing.simulation import EPOCH, RETRY, Process, Simulation, VirtualNotifications

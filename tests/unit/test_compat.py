@@ -33,7 +33,7 @@ import django_redlock.compat.key
 from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redlock.core.names import slug
-from django_redlock.engine.renewal import watchdog
+from django_redlock.engine.watchdog import watchdog
 from django_redlock.nodes import memory
 from django_redlock.signals import lock_forced
 from django_redlock.testing import Simulation

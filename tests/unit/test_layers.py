@@ -40,7 +40,7 @@ NOT_IN_CORE = {
 # The engine takes these from its ``Runtime``, so that a simulation can pass its own.
 OF_RUNTIME = {
     *("time", "random", "django_redlock.nodes.clock.steady"),
-    *(f"django_redlock.engine.renewal.{name}" for name in ("watchdog", "loop_watchdog")),
+    *(f"django_redlock.engine.watchdog.{name}" for name in ("watchdog", "loop_watchdog")),
 }
 
 # Who may import it: the runtime of real processes, and the watchdogs that belong to such a process.

@@ -8,10 +8,11 @@ from typing import Any
 from unittest.mock import patch
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
-from django_redlock.engine import notifications, renewal
-from django_redlock.engine.drops import note_drops
+from django_redlock.engine import notifications
+from django_redlock.engine import watchdog as renewal
 from django_redlock.engine.lease import passed_on
 from django_redlock.engine.manager import LockManager
+from django_redlock.engine.watchdog import note_drops
 
 from .background import Unfit
 from .scenarios import (

@@ -10,8 +10,8 @@ import weakref
 from typing import Any
 
 from django_redlock.core.protocol import Release
-from django_redlock.engine.redelivery import Redelivery
-from django_redlock.engine.renewal import NEVER, Watchdog
+from django_redlock.engine.driver import Redelivery
+from django_redlock.engine.watchdog import NEVER, Watchdog
 from django_redlock.nodes.clock import steady
 
 from .scenarios import TTL, Scenario, aside, eventually, fail, mend

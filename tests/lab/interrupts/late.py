@@ -23,13 +23,14 @@ from django_redlock.core.admission import Admission
 from django_redlock.core.protocol import Failure, Release, Survey, failed
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
-from django_redlock.engine import idle, notifications, renewal
-from django_redlock.engine.connections import ConnectionSet
-from django_redlock.engine.idle import IdleConnections
+from django_redlock.engine import connections as idle
+from django_redlock.engine import notifications
+from django_redlock.engine import watchdog as renewal
+from django_redlock.engine.connections import ConnectionSet, IdleConnections
 from django_redlock.engine.manager import LockManager
+from django_redlock.engine.notifications import Waiters
 from django_redlock.engine.rounds import Gather
-from django_redlock.engine.unattended import Sent, UnattendedReleases
-from django_redlock.engine.waiters import Waiters
+from django_redlock.engine.watchdog import Sent, UnattendedReleases
 from django_redlock.nodes.base import INCOMPLETE, LinkError
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.gevent import Here

@@ -16,15 +16,12 @@ from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Failure, Release
 from django_redlock.core.round import Round
 from django_redlock.engine import rounds
-from django_redlock.engine.connections import ConnectionSet
-from django_redlock.engine.contexts import Block
-from django_redlock.engine.drops import note_drops
-from django_redlock.engine.holdings import Waiting
-from django_redlock.engine.idle import IdleConnections
+from django_redlock.engine.connections import ConnectionSet, IdleConnections
 from django_redlock.engine.lease import fence_out, passed_on, resume_renewal, stop_renewal
+from django_redlock.engine.lock import Block
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.reentrancy import this_thread
-from django_redlock.engine.renewal import Watchdog, release_abandoned
+from django_redlock.engine.reentrancy import Waiting, this_thread
+from django_redlock.engine.watchdog import Watchdog, note_drops, release_abandoned
 from django_redlock.nodes import threads
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.clock import steady

@@ -14,7 +14,7 @@ from typing import Any
 
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.renewal import loop_watchdog, watchdog
+from django_redlock.engine.watchdog import loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.memory import MemoryNode
 

@@ -13,7 +13,7 @@ from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import process_of
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.renewal import loop_watchdog, watchdog
+from django_redlock.engine.watchdog import loop_watchdog, watchdog
 from tests.managers import Asyncio, Flavour, Manager, Virtual, eventually, held_by, holders
 
 LONGEST = 12.0

@@ -14,15 +14,14 @@ import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.celery.execution import raise_in
-from django_redlock.engine import wakeup
-from django_redlock.engine.lease import Lease
-from django_redlock.engine.lease_hold import LeaseHold
+from django_redlock.engine import connections as wakeup
+from django_redlock.engine.connections import WakeUp
+from django_redlock.engine.lease import Lease, LeaseHold
 from django_redlock.engine.manager import LockManager
+from django_redlock.engine.notifications import Waiters
 from django_redlock.engine.reentrancy import Entries
-from django_redlock.engine.renewal import Watchdog, abandoned, release_abandoned, watchdog
 from django_redlock.engine.rounds_async import AsyncGather
-from django_redlock.engine.waiters import Waiters
-from django_redlock.engine.wakeup import WakeUp
+from django_redlock.engine.watchdog import Watchdog, abandoned, release_abandoned, watchdog
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.threads import Bell, Errands, Event
 from tests.lab.interrupts.async_scenarios import ASYNC

@@ -19,8 +19,9 @@ from redis.credentials import CredentialProvider
 
 from django_redlock.core.protocol import Kind, Survey
 from django_redlock.core.round import Round
-from django_redlock.engine import connections, renewal
-from django_redlock.engine.idle import MAX_IDLE
+from django_redlock.engine import connections
+from django_redlock.engine import watchdog as renewal
+from django_redlock.engine.connections import MAX_IDLE
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
@@ -135,7 +136,7 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
         thread.join()
     idle = list(manager.driver.gather.idle.sets)
     manager.lock("a").acquire().release()
-    monkeypatch.setattr("django_redlock.engine.idle.MAX_IDLE", 0.0)
+    monkeypatch.setattr("django_redlock.engine.connections.MAX_IDLE", 0.0)
 
     for _ in range(len(idle)):
         manager.lock("a").acquire().release()

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from django_redlock import RedlockError
-from django_redlock.engine import breaker, connecting, rounds, rounds_async
+from django_redlock.engine import connections as breaker
+from django_redlock.engine import connections as connecting
+from django_redlock.engine import rounds, rounds_async
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server, Servers

@@ -16,8 +16,7 @@ from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.notifications import Listener
-from django_redlock.engine.waiters import Waiters
+from django_redlock.engine.notifications import Listener, Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.node import DatabaseNode

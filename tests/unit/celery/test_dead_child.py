@@ -13,8 +13,8 @@ from django_redlock.celery import pending
 from django_redlock.celery import pending as trailing
 from django_redlock.celery.request import freeing_unreadable
 from django_redlock.celery.slots import RUN_HEADER, claim, peek, take_running
-from django_redlock.engine.acquirer import fresh_secret
-from django_redlock.engine.renewal import watchdog
+from django_redlock.engine.manager import fresh_secret
+from django_redlock.engine.watchdog import watchdog
 from django_redlock.nodes.clock import steady
 
 from .slots import NAME, die, names, ticket_of

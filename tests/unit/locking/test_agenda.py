@@ -2,8 +2,7 @@
 
 import math
 
-from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
-from django_redlock.engine.renewal import Agenda
+from django_redlock.engine.watchdog import Agenda, ProcessHeartbeat, this_process
 from django_redlock.nodes.clock import steady
 
 

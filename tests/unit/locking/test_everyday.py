@@ -31,7 +31,7 @@ from django_redlock import (
 )
 from django_redlock.checks import check_decorators, check_deployment, check_settings
 from django_redlock.core.rules import Rules
-from django_redlock.engine.holdings import Holding, _holdings, forget_holdings
+from django_redlock.engine.reentrancy import Holding, _holdings, forget_holdings
 from django_redlock.testing import Simulation
 from tests.managers import Manager, unwatched
 from tests.shop.models import Order

@@ -12,14 +12,12 @@ from django_redlock.core.admission import Admission
 from django_redlock.core.protocol import Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
-from django_redlock.engine import redelivery
-from django_redlock.engine.breaker import Breaker, Breakers
-from django_redlock.engine.connections import ConnectionSet
+from django_redlock.engine import driver as redelivery
+from django_redlock.engine.connections import Breaker, Breakers, ConnectionSet
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.renewal import AsyncWatchdog, Watchdog
 from django_redlock.engine.rounds import Gather
-from django_redlock.engine.rounds_async import AsyncGather
-from django_redlock.engine.time_limits import AGAIN, TimeLimits
+from django_redlock.engine.rounds_async import AGAIN, AsyncGather, TimeLimits
+from django_redlock.engine.watchdog import AsyncWatchdog, Watchdog
 from django_redlock.nodes import clock
 from django_redlock.nodes.clock import OWED, SLICES, Patience, steady
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode

@@ -5,7 +5,7 @@ The wake-up of a thread that polls.
 import select
 import threading
 
-from django_redlock.engine.wakeup import WakeUp
+from django_redlock.engine.connections import WakeUp
 
 
 def test_polling_thread_is_woken():
