@@ -18,8 +18,9 @@ from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
 from .core.rules import Rules
+from .engine.lease import Lease
 from .engine.lock import Lock
-from .engine.manager import LockManager, Released, Surroundings
+from .engine.manager import LockManager, Surroundings
 from .engine.options import LockOptions, complete, explained
 from .engine.reentrancy import caller_frame
 
@@ -122,7 +123,7 @@ class DjangoSurroundings(Surroundings):
         module = frame.f_globals.get("__name__", "")
         warnings.warn_explicit(message, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
-    def keep(self, lease: Released) -> bool:
+    def keep(self, lease: Lease) -> bool:
         """Release *lease* when the last open transaction has ended; return whether a transaction is open."""
         open_ones = open_transactions()
         if open_ones:
@@ -140,8 +141,8 @@ class ReleaseAfterTransactions:
     Django calls this object after a commit. After a rollback, or when the connection is closed, Django only drops it.
     """
 
-    def __init__(self, lease: Released, transactions: int) -> None:
-        self._lease: Released | None = lease
+    def __init__(self, lease: Lease, transactions: int) -> None:
+        self._lease: Lease | None = lease
         self._left = transactions
 
     def __call__(self) -> None:

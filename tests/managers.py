@@ -24,8 +24,8 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.connections import PerLoop
 from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
-from django_redlock.engine.manager import LockManager
-from django_redlock.engine.watchdog import AsyncWatchdog, Dog, loop_watchdog, watchdog
+from django_redlock.engine.manager import Dog, LockManager
+from django_redlock.engine.watchdog import AsyncWatchdog, loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
 from django_redlock.nodes.etcd.node import EtcdTable
@@ -547,7 +547,7 @@ monkey.patch_all()
 import sys
 import gevent
 from tests.managers import patient_manager
-from django_redlock.engine import renewal
+from django_redlock.engine import watchdog
 
 manager = patient_manager(sys.argv[1:])
 order = []
@@ -558,7 +558,7 @@ def work(number):
 
 lease = manager.lock("a").acquire()
 lease.hold._renew_at = 0.0  # due at once
-renewal.watchdog.watch(lease)
+watchdog.watchdog.watch(lease)
 jobs = [gevent.spawn(work, number) for number in range(3)]
 with gevent.Timeout(60):
     while not lease.extensions:

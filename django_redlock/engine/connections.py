@@ -1,14 +1,25 @@
 """The connections to all nodes that one thread uses at a time, and the replies in flight on them (internal)."""
 
+import asyncio
+import logging
 import select
+import socket
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
-from ..nodes.base import INCOMPLETE, Link, LinkError
-from ..nodes.threads import exiting
+from ..nodes.base import INCOMPLETE, Link, LinkError, Node
+from ..nodes.clock import Clock
+from ..nodes.gevent import Here, here, uses_gevent
+from ..nodes.threads import exiting, start
 
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
 CONNECT_TIMEOUT = 0.25  # least seconds to allow: connecting is off the hot path and need not be as quick as a round
@@ -167,3 +178,328 @@ class ConnectionSet:
         """Close the set if an exception came after it was taken from the stack and before it could be given back."""
         if getattr(self, "by_node", None) and not exiting():  # unset if the constructor was interrupted
             self.close()
+
+
+MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls drop idle connections silently
+
+
+class IdleConnections:
+    """
+    The idle connection sets of one alias.
+
+    Attributes:
+        sets: The connection sets that any thread may take; the last one was used most recently.
+    """
+
+    def __init__(self) -> None:
+        self.sets: list[ConnectionSet] = []
+        # For each thread, the set on which it sent an unattended round. The thread's next round uses the same
+        # connections, so that every node sees both in order.
+        self._kept: dict[int, ConnectionSet] = {}
+        self._by_thread: WeakKeyDictionary[Here, list[ConnectionSet]] | None = (
+            WeakKeyDictionary() if uses_gevent() else None
+        )
+
+    def take(self, now: float) -> ConnectionSet:
+        """Return the connection set that was used last, or a new one; close any that has been idle for too long."""
+        stack = self.sets if self._by_thread is None else self._stack()
+        try:
+            connections = (self._kept.pop(get_ident(), None) if self._kept else None) or stack.pop()
+            while connections.closed:  # the thread that gave it back was interrupted just then
+                connections = stack.pop()
+        except IndexError:
+            return ConnectionSet()
+        if connections.used > now - MAX_IDLE:
+            if stack:
+                self._trim(stack, now)
+            return connections
+        connections.retire()
+        with suppress(IndexError):
+            while True:  # all others have been idle for longer
+                stack.pop().retire()
+        return ConnectionSet()
+
+    def borrow(self, connections: ConnectionSet) -> bool:
+        """Take these connections; return whether they were idle."""
+        kept = self._kept.pop(connections.thread, None)
+        if kept is not None and kept is not connections:
+            self.give_back(kept)  # its thread has sent another round meanwhile
+        if kept is not connections:
+            try:
+                self._stack().remove(connections)
+            except ValueError:
+                return False
+        return True
+
+    def give_back(self, connections: ConnectionSet) -> None:
+        """Let any thread take these connections, or only their own thread while an unattended round is open on them."""
+        thread = connections.thread
+        if thread and connections.unattended and self._kept.setdefault(thread, connections) is connections:
+            return
+        connections.thread = 0
+        (self.sets if self._by_thread is None else self._stack()).append(connections)
+
+    @staticmethod
+    def _trim(stack: list[ConnectionSet], now: float) -> None:
+        """Close the connection set that has been idle longest, left from when more threads used locks."""
+        if (oldest := stack[:1]) and oldest[0].used < now - MAX_IDLE:  # another thread may have taken even this one
+            with suppress(IndexError):  # others take connection sets at the same time
+                stack.pop(0).retire()
+
+    def close(self) -> None:
+        """Drop all idle links."""
+        while self._kept:
+            with suppress(KeyError):  # its thread was quicker
+                self._kept.popitem()[1].close()
+        for stack in (self.sets, *list((self._by_thread or {}).values())):
+            while stack:
+                stack.pop().close()
+
+    def _stack(self) -> list[ConnectionSet]:
+        """Return the idle connection sets that may be used here: under gevent, those of this system thread."""
+        if self._by_thread is None:
+            return self.sets
+        thread = here()
+        stack = self._by_thread.get(thread)
+        if stack is None:
+            stack = self._by_thread[thread] = []
+            thread.links.append(stack)
+        return stack
+
+
+FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
+
+
+@dataclass(slots=True)
+class Breaker:
+    """
+    Leaves a node alone for a while after it failed, twice as long each time it fails again.
+
+    If the other nodes do not make a quorum, the node is tried all the same, by one thread of a process at a time, whose
+    result the other threads wait for. Connections from all threads at once would keep an overloaded server down.
+    """
+
+    rest: float = 0.0
+    until: float = 0.0
+    tried: float = 0.0  # until when a thread tries to connect to the node
+    report: Callable[[bool, str], object] = lambda down, why: None  # called when the node goes down or is back
+
+    def failed(self, now: float, why: str = "") -> None:
+        """Note a failure and its reason; the node is left alone for a while."""
+        if not self.rest:
+            self.report(True, why)
+        if now >= self.until:
+            self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
+            self.until = now + self.rest
+
+    def admits(self, now: float, seconds: float) -> float:
+        """Return until when to try to connect, at most *seconds* from *now*; 0.0 while another thread tries."""
+        if self.rest and now < self.tried:
+            return 0.0
+        self.tried = now + seconds
+        return self.tried
+
+    def was_tried(self, until: float) -> None:
+        """Note that the attempt to connect that lasts until *until* is over, unless another one has already begun."""
+        if self.tried == until:
+            self.tried = 0.0
+
+    def answered(self) -> None:
+        """Note an answer; the node is asked again."""
+        if self.rest:
+            self.rest = self.until = 0.0
+            self.report(False, "")
+
+
+class Breakers(list[Breaker]):
+    """
+    One breaker per node, shared by all threads and event loops.
+
+    ``news`` has the nodes that went down, with the reason, or came back; a reader removes what it has read.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.news: deque[tuple[int, bool, str]] = deque(maxlen=100)
+        super().__init__(Breaker(report=partial(self._note, node)) for node in range(nodes))
+
+    def _note(self, node: int, down: bool, why: str) -> None:
+        self.news.append((node, down, why))
+
+    def resting(self, round: Round, now: float) -> set[int]:
+        """
+        Return the nodes to ask only if the others do not decide the round: those that failed lately.
+
+        If too few nodes would remain for a quorum, all are asked at once, because some may have recovered.
+        """
+        resting = {
+            node for node in round.requests if self[node].rest and (self[node].until > now or self[node].tried > now)
+        }
+        return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()
+
+
+log = logging.getLogger("django_redlock")
+
+
+class Connector:
+    """
+    Connects to the nodes of one alias.
+
+    Args:
+        nodes: The nodes, in the order of the settings.
+        breakers: Which nodes failed lately.
+        clock: Returns seconds on a steady clock.
+    """
+
+    def __init__(self, nodes: Sequence[Node], breakers: Breakers, clock: Clock) -> None:
+        self._nodes = nodes
+        self._breakers = breakers
+        self._clock = clock
+        # For each node, the connection sets that wait for the result of another thread's attempt to connect.
+        self._followers: list[deque[ConnectionSet]] = [deque() for _ in nodes]
+
+    def see_to(
+        self, connections: ConnectionSet, round: Round, nodes: Iterable[int], now: float, *, spare: bool = True
+    ) -> list[int]:
+        """
+        Connect to nodes that have no link, or note why that is not tried.
+
+        With *spare*, return the nodes that failed lately and are not tried yet, because the others may be enough.
+        """
+        resting = self._breakers.resting(round, now) if spare else set()
+        timeout = max(round.timeout, CONNECT_TIMEOUT)
+        spared = []
+        for node in nodes:
+            if not round.timeout:
+                round.receive(node, failed(Failure.FAILED_LATELY if node in resting else Failure.NOT_CONNECTED))
+            elif node in connections.connecting:
+                continue
+            elif node in resting:
+                spared.append(node)
+            elif until := self._breakers[node].admits(now, timeout):
+                self._connect(connections, node, timeout, until)
+            else:
+                self._follow(connections, node, timeout)
+        return spared
+
+    def _follow(self, connections: ConnectionSet, node: int, timeout: float) -> None:
+        """Wait for the thread that tries to connect to *node*, and share its failure or connect after it."""
+        if uses_gevent():  # a link belongs to the event loop of the thread that made it
+            self._connect(connections, node, timeout, 0.0)
+            return
+        connections.expect(node)
+        self._followers[node].append(connections)
+        if not self._breakers[node].tried:  # it has just ended, perhaps before it saw this follower
+            self._lead(node, None, timeout)
+
+    def _lead(self, node: int, error: LinkError | None, timeout: float) -> None:
+        """Give the followers of an attempt its error, or have them connect."""
+        followers = self._followers[node]
+        while followers:
+            try:
+                follower = followers.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if error:
+                follower.deliver(node, error)
+            else:
+                self._connect(follower, node, timeout, 0.0)
+
+    def _connect(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
+        arguments = (connections, node, timeout, until)
+        if self._nodes[node].instant:
+            connections.connecting.add(node)
+            self._connect_now(*arguments)
+        else:
+            connections.expect(node)  # the wake-up must exist before the thread starts
+            try:
+                start(partial(self._connect_now, *arguments), "django_redlock connect")
+            except RuntimeError:  # too many threads, or the interpreter is ending: connect in this thread instead
+                self._connect_now(*arguments)
+
+    def _connect_now(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
+        link: Link | LinkError
+        try:
+            link = self._nodes[node].connect(timeout)
+        except LinkError as error:
+            link = error
+        except Exception:  # whatever it was, the node must not stay in the state "connecting"
+            log.exception("connecting to %s failed", self._nodes[node].name)
+            link = LinkError(Failure.UNREACHABLE)
+        self._breakers[node].was_tried(until)
+        if isinstance(link, LinkError) and link.failure is not Failure.LATE:
+            # Noted now, because the connection set may not be used again for a long time.
+            self._breakers[node].failed(self._clock(), link.detail)
+        connections.deliver(node, link)
+        if self._followers[node]:
+            self._lead(node, link if isinstance(link, LinkError) else None, timeout)
+
+
+T = TypeVar("T")
+
+
+class PerLoop(Generic[T]):
+    """
+    One thing per event loop, for as long as the loop is open.
+
+    The things hold timers and connections, and these hold their loop, so neither would ever be freed. Therefore the
+    things of closed loops are dropped when another loop first asks for its own.
+
+    Args:
+        make: Makes the thing in the running loop.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._things: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def get(self) -> T:
+        """Return the thing of the running event loop; make it on first use."""
+        loop = asyncio.get_running_loop()
+        thing = self._things.get(loop)
+        if thing is None:
+            for other in list(self._things):
+                if other.is_closed():
+                    self._things.pop(other, None)
+            thing = self._things[loop] = self._make()
+        return thing
+
+    def pop(self) -> T | None:
+        """Remove and return the thing of the running event loop, if there is one."""
+        return self._things.pop(asyncio.get_running_loop(), None)
+
+
+class WakeUp:
+    """A pair of sockets: a thread that polls one end is woken through the other. Garbage collection closes both."""
+
+    _near: socket.socket | None = None
+    _far: socket.socket | None = None
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self._near.fileno() if self._near else -1
+
+    def ring(self) -> None:
+        """Wake the thread that polls; safe in any thread, even after :meth:`close`."""
+        with suppress(OSError, AttributeError):
+            self._far.send(b"!")  # type: ignore[union-attr]
+
+    def hush(self) -> None:
+        """Clear all wake-ups."""
+        with suppress(OSError, AttributeError):
+            self._near.recv(4096)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Close both ends."""
+        for end in (self._near, self._far):
+            if end is not None:  # None if the constructor was interrupted
+                end.close()
+
+    __del__ = close

@@ -2,22 +2,37 @@
 Leases: the proof of holding a lock that acquiring it gives, for blocking code and for asyncio (internal).
 """
 
+import asyncio
+import logging
+import os
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Any, Self
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet, ref
 
-from ..core.hold import release_outcome
-from ..core.names import named
-from ..core.protocol import LOST, EndReason, Outcome
+from ..core.acquisition import Acquisition, GaveUp, Pause
+from ..core.attempt import Granted, HighestToken
+from ..core.hold import Hold, release_outcome
+from ..core.names import SHARED_KIND, Owner, decode, named
+from ..core.protocol import LOST, EndReason, Outcome, votes_in
 from ..core.round import Round
-from ..core.rules import number
-from ..exceptions import LockLostError
+from ..core.rules import Rules, Wanted, number
+from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
+from ..nodes.base import Node
 from ..nodes.gevent import uses_gevent
-from ..nodes.threads import exiting
+from ..nodes.threads import exiting, new_event
 from .options import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
 from .reentrancy import is_in_block
+from .watchdog import Drop, Ended, unreleased, watch_drop
+
+if TYPE_CHECKING:
+    from .manager import LockManager
 
 
 class Lease(Explained, advice=LEASE_ATTRIBUTES):
@@ -33,7 +48,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     ended.
     """
 
-    def __init__(self, hold: LeaseHold, loss: Loss | None = None) -> None:
+    def __init__(self, hold: "LeaseHold", loss: "Loss | None" = None) -> None:
         self.hold = hold
         self._loss = loss or Loss()
         hold.belongs_to(self, self._loss)
@@ -270,7 +285,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 class AsyncLease(Lease):
     """A lease whose events belong to the event loop that acquired it."""
 
-    def __init__(self, hold: LeaseHold) -> None:
+    def __init__(self, hold: "LeaseHold") -> None:
         super().__init__(hold, AsyncLoss())
 
     def __enter__(self) -> Self:
@@ -379,3 +394,363 @@ def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
     if longer:
         lease.hold.keeper.notify("lock_extended", lease=lease)
     return longer
+
+
+NEVER = float("inf")
+LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
+
+
+class LeaseHold(Hold):
+    """
+    A hold of this process, with its release and what the watchdog needs to know.
+
+    Args:
+        keeper: The manager that extends and releases the hold.
+        wanted: The lock that was requested.
+        granted: The won acquisition.
+        highest: The highest tokens seen in this process.
+        renewed: Whether the watchdog extends the hold.
+    """
+
+    def __init__(
+        self, keeper: "LockManager", wanted: Wanted, granted: Granted, highest: HighestToken, renewed: bool
+    ) -> None:
+        super().__init__(wanted, granted, keeper.rules, highest)
+        self.keeper = keeper
+        self.clock = keeper.runtime.clock
+        self.renewed = renewed
+        self._sends = wanted.sends
+        self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
+        self._pid = process.pid
+        self._abandoned = False  # whether the release was left to the background
+        self._depth = 1
+        self._cleanup: Round | None = None  # the round that releases the lock
+        self._drop: Drop | None = None
+        self._loss: Callable[[], Loss | None] = _no_report
+
+    def belongs_to(self, lease: object, loss: "Loss") -> None:
+        """Note the report of the *loss* of *lease*, and notice a drop of the lease without a release."""
+        self._loss = ref(loss)
+        if self.renewed:
+            self._drop = watch_drop(lease, self, self.clock, self.keeper.driver.dropped)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the holder; only the holder has the lock."""
+        process.notice_fork()
+        return self._pid != process.pid
+
+    # Used by the watchdog
+
+    @property
+    def slack(self) -> float:
+        """Seconds by which the hold may be extended early, together with others."""
+        return self.ttl / 30 if self.renewed else 0.0
+
+    def due(self) -> float:
+        """Return when the watchdog looks at the hold next; at once if its loss is still to be reported."""
+        ended = self.ended
+        if ended is EndReason.RELEASED:
+            return NEVER
+        if ended and (loss := self._loss()) and loss.pending:
+            return 0.0
+        return self.next_event(self.renewed)
+
+    # Used by reentrant locks
+
+    @property
+    def entered(self) -> bool:
+        """Whether the holder is still inside: it has not yet left the lock as often as it has entered it."""
+        return self._depth > 0
+
+    def enter_again(self) -> None:
+        """Note that the holder has entered the lock once more."""
+        self._depth += 1
+
+    def leave(self) -> bool:
+        """Note that the holder has left the lock once; return whether it has entered the lock more often."""
+        self._depth -= 1
+        return self._depth > 0
+
+    # Used by fences
+
+    def slots(self) -> list[tuple[str, str]]:
+        """Return each name with the number of its permit, which is empty unless the lock has a ``limit``."""
+        return [(name, self.permit()) for name in self.names]
+
+    def owner(self) -> str:
+        """
+        Return the identifier of this acquisition in a fence: 32 hexadecimal digits, not secret.
+
+        No other acquisition has the same one, not even one with the same secret, or one in a fork of this process.
+        """
+        # One call into C, so that all threads get the same identifier.
+        identifier = self.__dict__.setdefault("_identifier", os.urandom(16))
+        return blake2b(identifier, digest_size=16, key=str(os.getpid()).encode()).hexdigest()
+
+    # The release
+
+    @property
+    def waits_at_end(self) -> bool:
+        """
+        Whether the end of the block waits for the replies to the release.
+
+        Even a block that only sends the release waits if the lease may end, by the local clock, before the release
+        arrives: the replies then tell whether the block has to raise.
+        """
+        return not self._sends or self.remaining(self.clock()) <= self.timeout
+
+    def begin_release(self, wait: bool) -> Round | None:
+        """
+        End the hold before the first byte of its release is sent, and return the round that releases it.
+
+        Return None in a fork, or if the lock was released, unless that was left to the background: then this release
+        is sent as well, so that the caller can wait for it.
+
+        Args:
+            wait: Whether to wait for the replies.
+        """
+        if self.forked or (self.ended is EndReason.RELEASED and not self._abandoned):
+            return None
+        if self.check(self.clock()):
+            self.end(EndReason.RELEASED, self.clock())
+        round = self._cleanup = self.release(self.timeout if wait else 0.0)
+        round.unattended = not wait
+        return round
+
+    def carry_out(self, round: Round, ended: Ended) -> bool:
+        """Carry out the release; return True if its outcome is known already, otherwise *ended* is called later."""
+        if round.unattended:
+            return self.keeper.driver.leave(round, self.timeout, ended)
+        self.keeper.ask(round)
+        return True
+
+    async def acarry_out(self, round: Round, ended: Ended) -> bool:
+        """Do what :meth:`carry_out` does without blocking; a cancellation cannot interrupt an *unattended* release."""
+        if round.unattended:
+            return self.keeper.driver.aleave(round, self.timeout, ended)
+        await self.keeper.aask(round)
+        return True
+
+    def end(self, reason: EndReason, now: float) -> bool:
+        """End the hold for good, so that its lease may be dropped; return whether this call ended it."""
+        first = super().end(reason, now)
+        if self._drop is not None:
+            unreleased.discard(self._drop)
+            self._drop = None
+        return first
+
+    def release_later(self) -> None:
+        """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
+        if self.ended:
+            round = self._cleanup = self._cleanup or self.release(0.0)
+            self.keeper.driver.bring(round)
+
+    def abandon(self) -> None:
+        """
+        Leave the lock once, and have it released in the background if that was the last time, without waiting.
+
+        This is for a holder that was interrupted before it could release the lock itself.
+        """
+        if self.forked or self.ended or exiting() or self.leave():
+            return
+        self._abandoned = True  # first: a thread that sees the end must see this as well
+        self.end(EndReason.RELEASED, self.clock())
+        self.release_later()
+
+
+def end_of_earlier_hold(takeover: Round) -> Round | None:
+    """Return the round that ends the earlier hold on nodes that may still receive the request to take it over."""
+    if not takeover.remedy or not (nodes := takeover.unanswered()):
+        return None
+    requests = {node: takeover.remedy[node] for node in nodes}
+    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
+
+
+def _no_report() -> None:
+    """Return no report, for a hold that has no lease."""
+
+
+log = logging.getLogger("django_redlock")
+
+
+class Loss:
+    """
+    Reports the loss of one lease: to the log, to the signal, to the callbacks and to those that wait for the event.
+
+    The lease owns this object, and its hold refers to it weakly: a callback may refer to the lease, and a lease that
+    nobody uses any more must be freed.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_event", "_known", "_mutex", "_teller")
+
+    def __init__(self) -> None:
+        self._known = False
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._event: Any = None  # made on first use
+        self._mutex = threading.Lock()
+        self._teller: object = None  # stands for the call of report() that runs the callbacks
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody is still to be notified, and no thread is doing that."""
+        return self._teller is None and bool(self._callbacks or not self._known)
+
+    def event(self) -> Any:
+        """Return the event that is set when the lease is lost."""
+        if self._event is None:
+            with self._mutex:
+                self._event = self._event or self._new_event()
+            if self._known:
+                self._set_event()
+        return self._event
+
+    def add(self, lease: Lease, callback: Callable[[Any], object]) -> None:
+        """Call *callback* with *lease* when the lease is lost; at once if it already was."""
+        check_callback(callback)
+        self._callbacks.append(callback)
+        if self._known:
+            self.report(lease)
+
+    def report(self, lease: Lease) -> None:
+        """Report once that *lease* was lost; do nothing if it was released."""
+        if lease.hold.ended is EndReason.RELEASED or (self._known and not self._callbacks):
+            return
+        self._set_event()
+        me, fatal = object(), None
+        try:
+            with self._mutex:
+                if self._teller is None:
+                    self._begin(me)
+            if self._teller is me and not self._apart(lease, partial(self._call_back, lease)):
+                fatal = self._call_back(lease)
+        except BaseException:
+            if self._teller is me:
+                self._teller = None
+            self._report_later(lease)
+            raise
+        if fatal is not None:
+            raise fatal
+
+    def _begin(self, teller: object) -> None:
+        if not self._known:
+            self._callbacks[:0] = [log_loss, notify_loss]
+            self._known = True
+        self._teller = teller
+
+    def _call_back(self, lease: Lease) -> BaseException | None:
+        """Call all callbacks; return the first exception that is meant for the program, such as SystemExit."""
+        fatal: BaseException | None = None
+        with suppress(IndexError):
+            # Taken and called without a bytecode in between, so that none is lost and none is called twice.
+            for callback in iter(partial(self._callbacks.pop, 0), None):
+                try:
+                    callback(lease)
+                except BaseException as error:
+                    log.exception("a callback of lock %s failed", printable(lease.name))
+                    fatal = fatal or (None if isinstance(error, Exception) else error)
+        self._teller = None
+        if self._callbacks:  # added by another thread while this one was calling
+            self.report(lease)
+        return fatal
+
+    def _apart(self, lease: Lease, function: Callable[[], object]) -> bool:
+        return lease.hold.keeper.runtime.watchdog.apart(function)
+
+    def _report_later(self, lease: Lease) -> None:
+        lease.hold.keeper.runtime.watchdog.watch(lease)
+
+    def _new_event(self) -> Any:
+        return new_event()
+
+    def _set_event(self) -> None:
+        if self._event is not None:
+            self._event.set()
+
+
+class AsyncLoss(Loss):
+    """The report of a lease that belongs to the running event loop: its event is an asyncio event, set in that loop."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+
+    def _apart(self, lease: Lease, function: Callable[[], object]) -> bool:
+        return False
+
+    def _call_back(self, lease: Lease) -> None:
+        super()._call_back(lease)  # returns nothing: an exit would end the event loop for everything in it
+
+    def _report_later(self, lease: Lease) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(lambda: lease.hold.keeper.runtime.loop_watchdog().watch(lease))
+
+    def _new_event(self) -> Any:
+        return asyncio.Event()
+
+    def _set_event(self) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
+            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
+                super()._set_event()
+            else:  # another thread noticed the loss, and may not wake the loop's tasks itself
+                self._loop.call_soon_threadsafe(super()._set_event)
+
+
+def check_callback(callback: object) -> None:
+    """
+    Make sure that *callback* can be called when a lock is lost.
+
+    Raises:
+        TypeError: It cannot, or nothing would await what it returns.
+    """
+    if not callable(callback):
+        raise TypeError(f"on_lost() needs a function that takes the lease, not {repr(callback)[:40]}.")
+    if iscoroutinefunction(callback):
+        raise TypeError(
+            "on_lost() needs a plain function, because nothing awaits its result. In a task, await lease.lost.wait()."
+        )
+
+
+def log_loss(lease: Lease) -> None:
+    """Log the loss, before the callbacks of users are called."""
+    about = {"event": "lock_lost", "lock": lease.name}
+    log.error("lock lost: %s (%s)", printable(lease.name), lease.reason, extra=about)
+
+
+def notify_loss(lease: Lease) -> None:
+    """Send the signal ``lock_lost``."""
+    lease.hold.keeper.notify("lock_lost", lease=lease, reason=lease.reason)
+
+
+def error_of(
+    nodes: Sequence[Node], rules: Rules, wanted: Wanted, outcome: GaveUp
+) -> LockTakenError | QuorumUnavailableError:
+    """Return the error of an acquisition that gave up: the lock is taken, or too few nodes answered."""
+    name = named(wanted.names)
+    reported = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
+    if not outcome.taken:
+        after = votes_in(outcome.replies.values(), rules.needed) or None
+        votes = (rules.needed, outcome.misconfigured, after)
+        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *votes)
+    about = _about(decode(outcome.holder))
+    why = (outcome.retry_after, about, outcome.queued, outcome.agreed)
+    return LockTakenError(name, outcome.waited, outcome.attempts, reported, *why)
+
+
+def _about(holder: Owner | None) -> dict[str, Any]:
+    several = dict.fromkeys(("host", "pid", "since")) if holder and holder.kind == SHARED_KIND else {}
+    return holder._asdict() | several if holder else {}
+
+
+def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Pause) -> None:
+    """Log, once per acquisition, that the caller waits for nodes rather than for another holder."""
+    if pause.silent and not acquisition.explained:
+        acquisition.explained = True
+        reported = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
+        log.warning(
+            "waiting for a quorum: %s",
+            reported,
+            extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
+        )

@@ -6,20 +6,21 @@ holding it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, MutableMapping
-from contextlib import suppress
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from functools import partial, wraps
+from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 from ..core.names import named
 from ..core.protocol import EndReason, Outcome
-from ..core.rules import Rules, Wanted
+from ..core.rules import Wanted
 from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .lease import Lease, arelease_at_end, leave, release_at_end
-from .manager import Runtime, Surroundings
 from .options import (
     ATTRIBUTES,
     Explained,
@@ -43,40 +44,9 @@ from .reentrancy import (
     way_out_of,
 )
 
-
-class Acquirer(Protocol):
-    """The part of an :class:`~.acquirer.Acquirer` that a lock uses."""
-
-    @property
-    def entered(self) -> MutableMapping[tuple[Any, ...], Lease]:
-        """The leases of reentrant locks, by name and thread or task."""
-        ...
-
-    def take(
-        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = ...
-    ) -> Lease:
-        """Acquire the lock; call *note* with the lease before returning it, and *waiting* before each pause."""
-        ...
-
-    async def atake(
-        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = ...
-    ) -> Lease:
-        """Acquire the lock in the running event loop."""
-        ...
-
-
-class Manager(Protocol):
-    """The part of a :class:`~.manager.LockManager` that a lock uses."""
-
-    retired: bool
-    rules: Rules
-    runtime: Runtime
-    surroundings: Surroundings
-
-    @property
-    def acquirer(self) -> Acquirer:
-        """The object that takes the manager's locks."""
-        ...
+if TYPE_CHECKING:
+    from .manager import LockManager
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Description(NamedTuple):
@@ -90,7 +60,7 @@ class Description(NamedTuple):
         once: Whether the caller passed no ``wait``, so that ``try_acquire()`` makes one attempt.
     """
 
-    manager: Manager
+    manager: "LockManager"
     wanted: Wanted
     renew: bool
     once: bool
@@ -349,3 +319,160 @@ class Lock(Explained, advice=ATTRIBUTES):
 
 decorators: WeakSet[Lock] = WeakSet()
 """The locks that decorate a function, for the system checks."""
+
+
+def decorated(lock: Lock, function: Function) -> Function:
+    """
+    Return *function* with every call under *lock*; a call returns None if the lock is taken and ``lock.skips`` is set.
+
+    Raises:
+        TypeError: *function* makes a generator, or is not a function.
+    """
+    _refuse_other_objects(function)
+    if makes_generator(function):
+        raise TypeError(
+            f"The generator function {_name(function)} cannot be decorated with a lock: its body runs after the call. "
+            "Write 'with lock(...):' (or 'async with') inside it."
+        )
+    return cast(Function, (_awaited if makes_coroutine(function) else _called)(lock, function))
+
+
+def _refuse_other_objects(function: object) -> None:
+    """
+    Refuse what is decorated with a lock by mistake and would run without it, or not at all.
+
+    Raises:
+        TypeError: It is not a function.
+    """
+    if isinstance(function, type):
+        raise TypeError(
+            f"The class {_name(function)} cannot be decorated with a lock, which would be held only while an object of "
+            "it is made. Decorate its methods; for a view class, write @locked_view(key)."
+        )
+    if isinstance(function, (classmethod, staticmethod, property)):
+        kind = type(function).__name__
+        raise TypeError(f"A {kind} cannot be decorated with a lock. Write @{kind} above @lock(...).")
+    if any(base.__module__.partition(".")[0] == "celery" for base in type(function).__mro__):
+        raise TypeError(
+            f"The Celery task {_name(function)} cannot be decorated with a lock, because it would lose delay() and "
+            "apply_async(). Write @lock(...) below the decorator of the task, or use @singleton_task."
+        )
+    if not callable(function):
+        raise TypeError(f"@lock(...) decorates a function, not {repr(function)[:40]}.")
+
+
+def _awaited(lock: Lock, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    async def alocked(*args: Any, **kwargs: Any) -> Any:
+        block = await lock.atry_acquire() if lock.skips else lock
+        if block is None:
+            return None
+        async with block:
+            return await function(*args, **kwargs)
+
+    return alocked
+
+
+def _called(lock: Lock, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        block = lock.try_acquire() if lock.skips else lock
+        if block is None:
+            return None
+        with block:
+            return _done(lock, function, function(*args, **kwargs))
+
+    return locked
+
+
+def _done(lock: Lock, function: Callable[..., Any], result: Any) -> Any:
+    """Return the *result* of a function, unless its work is still to be done."""
+    if not isawaitable(result):
+        return result
+    if iscoroutine(result):
+        result.close()
+    # Holding the lock over the await would seem to work, but waiting for the lock would have blocked the event loop.
+    raise TypeError(
+        f"{_name(function)} returned an awaitable, which would run without lock {lock.name!r}. Decorate a "
+        "coroutine function ('async def'), or write 'async with lock(...):' inside it."
+    )
+
+
+def makes_generator(function: Callable[..., Any]) -> bool:
+    """Return whether the body of *function* runs when its result is iterated over."""
+    return _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function)
+
+
+def makes_coroutine(function: Callable[..., Any]) -> bool:
+    """Return whether the body of *function* runs when its result is awaited."""
+    return _is(iscoroutinefunction, function)
+
+
+def _is(kind: Callable[[Any], bool], function: Any) -> bool:
+    """Return whether a function, or the ``__call__`` of an object, is of *kind*."""
+    while isinstance(function, partial):
+        function = function.func
+    return kind(function) or (not isinstance(function, type) and kind(getattr(function, "__call__", None)))  # noqa: B004
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", None) or repr(function))
+
+
+Result = TypeVar("Result", covariant=True)
+
+
+class Block(ABC, Generic[Result]):
+    """An object that is used for one ``with`` or ``async with`` block at a time."""
+
+    remedy = ""
+    """The advice in the error about entering it twice."""
+
+    def __init__(self) -> None:
+        self._entered: AbstractContextManager[Result] | None = None
+        self._aentered: AbstractAsyncContextManager[Result] | None = None
+
+    @abstractmethod
+    def _hold(self) -> AbstractContextManager[Result]:
+        """Return the context manager that the next ``with`` block enters and leaves."""
+
+    @abstractmethod
+    def _ahold(self) -> AbstractAsyncContextManager[Result]:
+        """Return the context manager that the next ``async with`` block enters and leaves."""
+
+    def __enter__(self) -> Result:
+        self._refuse_nesting()
+        entering = self._hold()
+        result = entering.__enter__()
+        self._entered = entering
+        return result
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._entered is not None
+        entered, self._entered = self._entered, None
+        return entered.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Result:
+        self._refuse_nesting()
+        entering = self._ahold()
+        result = await entering.__aenter__()
+        self._aentered = entering
+        return result
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._aentered is not None
+        entered, self._aentered = self._aentered, None
+        return await entered.__aexit__(kind, error, trace)
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether a ``with`` block of this object is open now."""
+        return self._entered is not None
+
+    def _refuse_nesting(self) -> None:
+        if self._entered is not None or self._aentered is not None:
+            raise RuntimeError(f"{self!r} is already entered; {self.remedy}")

@@ -44,7 +44,7 @@ OF_RUNTIME = {
 }
 
 # Who may import it: the runtime of real processes, and the watchdogs that belong to such a process.
-REAL_TIME = {"engine/runtime.py", "engine/renewal.py"}
+REAL_TIME = {"engine/manager.py", "engine/watchdog.py"}
 
 # The modules that Django and users expect at the top. Every other module has a room.
 PUBLIC = {
@@ -317,7 +317,7 @@ def test_seeded_generator_is_for_pauses_only(imports):
     drawing = {each.where for each in imports if each.name.partition(".")[0] in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/runtime.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
+        *("engine/manager.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
         "keys.py",  # imports the type UUID
     }
 

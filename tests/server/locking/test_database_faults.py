@@ -108,13 +108,13 @@ import json, sys
 from django.conf import settings
 settings.configure(DATABASES=json.loads(sys.argv[1]))
 import gevent
-from django_redlock.engine import renewal
+from django_redlock.engine import watchdog
 from tests.managers import patient_manager
 
 manager = patient_manager(["database://held"])
 lease = manager.lock("a").acquire()
 lease.hold._renew_at = 0.0  # due at once
-renewal.watchdog.watch(lease)
+watchdog.watchdog.watch(lease)
 with gevent.Timeout(60):
     while not lease.extensions:
         gevent.sleep(0.01)

@@ -117,7 +117,7 @@ lease = manager.lock("a", renew=False).acquire()
 logging.disable()
 lease.on_lost(lambda lease: naps())
 lease.hold.deadline = 0.0
-renewal.watchdog.watch(lease)
+watchdog.watchdog.watch(lease)
 while not begun:
     time.sleep(0.001)
 """,
@@ -128,7 +128,7 @@ def extend(leases, ttl=None):
 manager.extend = extend
 lease = manager.lock("a").acquire()
 lease.hold._renew_at = 0.0
-renewal.watchdog.watch(lease)
+watchdog.watchdog.watch(lease)
 while not begun:
     time.sleep(0.001)
 """,
@@ -147,7 +147,7 @@ monkey.patch_all()
 import logging
 import time
 from gevent import hub
-from django_redlock.engine import renewal
+from django_redlock.engine import watchdog
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from tests.managers import rules

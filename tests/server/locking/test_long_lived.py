@@ -34,12 +34,12 @@ from gevent import monkey
 monkey.patch_all()
 import os, sys, time
 import gevent
-from django_redlock.engine import renewal
+from django_redlock.engine import watchdog
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 
-renewal.LINGER = renewal.TICK = 0.05
+watchdog.LINGER = watchdog.TICK = 0.05
 until = time.monotonic() + 60
 nodes = [open_node(NodeSpec(url), "t:") for url in sys.argv[1:]]
 manager = LockManager(nodes, Rules(3, ttl=60.0, node_timeout=10.0, restart_guard=False))
@@ -47,12 +47,12 @@ counts = []
 for _ in range(3):
     lease = manager.lock("a").acquire()
     lease.hold._renew_at = 0.0  # due at once
-    renewal.watchdog.watch(lease)
+    watchdog.watchdog.watch(lease)
     while not lease.extensions and lease.valid() and time.monotonic() < until:
         gevent.sleep(0.01)
     print(lease.extensions > 0, lease.reason)
     lease.release()
-    while renewal.watchdog.running and time.monotonic() < until:
+    while watchdog.watchdog.running and time.monotonic() < until:
         gevent.sleep(0.01)
     counts.append(len(os.listdir("/proc/self/fd")))
 while len(os.listdir("/proc/self/fd")) > counts[0] and time.monotonic() < until:  # its thread has yet to end

@@ -1,0 +1,851 @@
+"""
+Extend held leases, and notify their holders when they end (internal).
+
+One thread per process and one timer per event loop look after all leases, whatever their number; those that are due
+at about the same time are extended in one round. Lateness is normal (a busy interpreter delays any thread), so
+nothing here decides whether a lease is valid; a lease decides that by the clock. A lease that its holder dropped
+without a release is no longer extended and ends by itself.
+"""
+
+import asyncio
+import atexit
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import ref
+
+from ..core.hold import Hold
+from ..core.names import SECRET_SIZE, Owner, encode, heartbeat, named
+from ..core.protocol import ANSWERS, POSITIVE, Acquire, Extend, Failure, Kind, Reply, Term, failed
+from ..core.round import Round, count
+from ..nodes.clock import Clock, steady
+from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent
+from ..nodes.threads import Background, Bell, Errands, exiting
+from .connections import ConnectionSet, PerLoop
+from .process import process
+
+if TYPE_CHECKING:
+    from .manager import LockManager
+    from .rounds import Gather
+
+
+LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
+TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
+LAST_WORK = 2.0  # seconds that threads under gevent have to finish their work when the process ends
+NEVER = float("inf")
+
+log = logging.getLogger("django_redlock")
+
+
+abandoned: deque[Any] = deque()
+"""Leases whose blocks were left without a release; the first watchdog to run calls their ``abandon()``."""
+
+
+def release_abandoned() -> None:
+    """Have the leases in ``abandoned`` released in the background."""
+    while abandoned:
+        with suppress(IndexError):  # another thread was quicker
+            abandoned.popleft().abandon()
+
+
+class Keeper(Protocol):
+    """The part of a manager that extends leases."""
+
+    def extend(self, leases: Any) -> int:
+        """Extend leases; this may block for one node timeout per hundred leases."""
+
+    async def aextend(self, leases: Any) -> int:
+        """Do what :meth:`extend` does without blocking."""
+
+
+class Upkeep(Protocol):
+    """When to look at a lease, and which manager extends it."""
+
+    @property
+    def keeper(self) -> Keeper:
+        """The manager that extends it."""
+
+    @property
+    def renewed(self) -> bool:
+        """Whether the lease is extended; otherwise only its end is noticed."""
+
+    @property
+    def slack(self) -> float:
+        """Seconds by which the lease may be extended early, together with others that are due."""
+
+    def due(self) -> float:
+        """Return when to look at the lease next, on the steady clock; infinity once it has ended."""
+
+
+class Tended(Protocol):
+    """A lease, or something else that the watchdog looks after."""
+
+    @property
+    def hold(self) -> Upkeep:
+        """When to look at the lease, and who extends it."""
+
+    def valid(self) -> bool:
+        """Return whether the lease is still held; if it is not, notify its holder."""
+
+
+class Dog(Protocol):
+    """A watchdog that looks after leases: the thread of a process, the timers of an event loop, or a simulation."""
+
+    def watch(self, lease: Tended, /) -> None:
+        """Look after *lease* until it ends."""
+
+    def forget(self, lease: Tended, /) -> None:
+        """Stop looking after *lease*."""
+
+    def tends(self, keeper: Any, /) -> bool:
+        """Return whether this watchdog looks after leases of *keeper*."""
+
+    def apart(self, function: Callable[[], object], /) -> bool:
+        """If the calling thread is the watchdog's own, let another one call *function*; return whether it is."""
+
+    def rest(self) -> None:
+        """End what runs in the background, unless there is a lease to look after."""
+
+
+class Agenda:
+    """
+    The leases, by the time when they are due. The agenda keeps no lease alive.
+
+    A plain dictionary is never half changed when an exception arrives, and searching ten thousand leases in it takes
+    less than a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[ref[Tended], float] = {}
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return any(self._goes_on(key) for key in list(self._leases))
+
+    def __iter__(self) -> Iterator[Tended]:
+        return (lease for key in list(self._leases) if (lease := key()) is not None)
+
+    def add(self, lease: Tended) -> float:
+        """Put a lease on the agenda, or change when it is due; return that time, infinity if it has ended."""
+        when = lease.hold.due()
+        if when == NEVER:
+            self.drop(lease)
+        else:
+            self._leases[ref(lease)] = when
+        return when
+
+    def put_back(self, lease: Tended) -> None:
+        """Add a lease that was taken, unless it has been dropped meanwhile."""
+        if ref(lease) in self._leases:
+            self.add(lease)
+
+    def drop(self, lease: Tended) -> None:
+        """Take a lease off the agenda."""
+        self._leases.pop(ref(lease), None)
+
+    def next(self) -> float:
+        """Return when the next lease is due; infinity if there is none."""
+        return min(self._leases.values(), default=NEVER)
+
+    def take(self, now: float) -> list[Tended]:
+        """
+        Return the leases that are due, and those that soon will be. The caller puts each of them back.
+
+        If an exception prevents that, the leases are due again soon.
+        """
+        due: list[Tended] = []
+        if self.next() > now:
+            return due
+        for key, when in sorted(self._leases.items(), key=itemgetter(1)):
+            lease = key()
+            if when > now and not (due and lease and when - lease.hold.slack <= now):
+                break
+            if lease is None:
+                self._leases.pop(key, None)
+            elif lease.hold.due() <= max(now, when):
+                self._leases[key] = now + TICK
+                due.append(lease)
+            else:
+                self.add(lease)
+        return due
+
+    def _goes_on(self, key: "ref[Tended]") -> bool:
+        """Return whether a lease has neither been dropped nor ended; forget it if it has."""
+        lease = key()
+        if lease is None or lease.hold.due() == NEVER:
+            self._leases.pop(key, None)
+            return False
+        return True
+
+
+def by_keeper(leases: Iterable[Tended]) -> dict[Keeper, list[Tended]]:
+    """Return the leases to extend, by the manager that extends them, and notice the end of the others."""
+    found: dict[Keeper, list[Tended]] = {}
+    for lease in leases:
+        if lease.valid() and lease.hold.renewed:
+            found.setdefault(lease.hold.keeper, []).append(lease)
+    return found
+
+
+class Watchdog:
+    """
+    One thread that looks after all leases of blocking code in this process.
+
+    Only this thread changes the agenda. Other threads send it messages, each with one call into C, because an exception
+    may interrupt them at any moment.
+
+    Args:
+        clock: Returns seconds on a steady clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = steady) -> None:
+        self._clock = clock
+        self._errands = Errands("django_redlock on_lost")
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Begin with no leases; called in a forked child, which has neither the thread nor the leases of its parent."""
+        self._agenda = Agenda()
+        self._inbox: deque[tuple[ref[Tended], bool]] = deque()  # leases to look after, and leases to forget
+        self._bell = Bell(real_lock())
+        # A real thread: a greenlet would not get its turn while a task computes.
+        self._thread = Background(self._run, self._busy, "django_redlock watchdog", real=True)
+        self._wake_at = NEVER  # until when the thread sleeps; NEVER while it is awake, so that every message rings
+        self._resting = self._stopped = False
+        self._errands.start_over()
+
+    @property
+    def running(self) -> bool:
+        """Whether the watchdog has a thread."""
+        return self._thread.running
+
+    def watch(self, lease: Tended) -> None:
+        """Look after *lease* until it ends; start the thread if there is none."""
+        self._inbox.append((ref(lease), True))
+        if lease.hold.due() < self._wake_at:
+            self._bell.ring()
+        if why := self._thread.start():
+            log.error("no thread to extend leases, which will end by themselves: %s", why)
+
+    def forget(self, lease: Tended) -> None:
+        """Stop looking after *lease*; the thread notices by itself when one has ended."""
+        if lease.hold.due() != NEVER:
+            self._inbox.append((ref(lease), False))
+
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether this watchdog looks after leases of *keeper*."""
+        # The inbox first: a lease is put on the agenda before its message is removed from the inbox.
+        coming = [lease for key, added in self._inbox.copy() if added and (lease := key()) is not None]
+        return any(lease.hold.keeper is keeper and lease.hold.due() != NEVER for lease in (*coming, *self._agenda))
+
+    def rest(self) -> None:
+        """End the thread now if there is no lease; otherwise the thread ends a while after the last lease."""
+        self._resting = True
+        self._bell.ring()
+        if not self._agenda:
+            self._thread.join(1.0)
+
+    def stop(self) -> None:
+        """End the thread soon, whatever leases there are: they end by themselves."""
+        self._stopped = True
+        self._bell.ring()
+
+    def apart(self, function: Callable[[], object]) -> bool:
+        """If the calling thread is the watchdog's own, let another one call *function*; return whether it is."""
+        if not self._thread.here:
+            return False
+        self._errands.run(function)
+        return True
+
+    def _busy(self) -> bool:
+        return bool(self._inbox or self._agenda) and not self._stopped
+
+    def _run(self) -> None:
+        self._resting, idle = False, self._clock()
+        while not self._stopped:
+            release_abandoned()
+            note_drops()
+            self._read_inbox()
+            if self._tend(self._agenda.take(self._clock())):
+                continue
+            now = self._clock()
+            if self._agenda:
+                self._resting, idle = False, now
+            elif not self._inbox and (self._resting or now - idle > LINGER):
+                return
+            self._wake_at = min(now + TICK, self._agenda.next())
+            if not self._inbox:  # a message that comes now rings if its lease is due earlier
+                self._bell.wait(self._wake_at - now)
+            self._wake_at = NEVER
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            key, added = self._inbox[0]
+            lease = key()
+            if lease is not None:
+                (self._agenda.add if added else self._agenda.drop)(lease)
+            self._inbox.popleft()
+
+    def _tend(self, leases: list[Tended]) -> bool:
+        """Extend leases, in a separate function, so that no local variable keeps one alive while the thread sleeps."""
+        try:
+            for keeper, some in by_keeper(leases).items():
+                try:
+                    keeper.extend(some)
+                except Exception:  # an error with some leases must not end the renewal of the others
+                    log.exception("extending %d leases failed", len(some))
+        except BaseException:  # a signal's receiver may even call sys.exit(), which must not end this thread
+            log.exception("looking after %d leases failed", len(leases))
+        self._read_inbox()  # leases that were forgotten meanwhile are not put back
+        for lease in leases:
+            self._agenda.put_back(lease)
+        return bool(leases)
+
+
+class AsyncWatchdog:
+    """
+    A timer that looks after all leases of an event loop, and a task while some are extended; neither exists when idle.
+
+    A second timer always follows the first. An exception from a signal handler may end a callback before its first
+    line, or make the event loop lose a timer that it has just taken.
+    """
+
+    def __init__(self, clock: Callable[[], float] = steady) -> None:
+        self._clock = clock
+        self._agenda = Agenda()
+        self._timers: tuple[asyncio.TimerHandle, ...] = ()
+        self._task: asyncio.Task[None] | None = None
+        self._wake_at = NEVER
+
+    def watch(self, lease: Tended) -> None:
+        """Look after *lease* until it ends."""
+        if self._agenda.add(lease) < self._wake_at:
+            self._set_timers()
+
+    def forget(self, lease: Tended) -> None:
+        """Stop looking after *lease*, which has ended."""
+        self._agenda.drop(lease)
+
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether this watchdog looks after leases of *keeper*."""
+        return any(lease.hold.keeper is keeper for lease in self._agenda)
+
+    def rest(self) -> None:
+        """Drop the timers if there is no lease; otherwise the timers end when they find none."""
+        if not self._agenda:
+            self._wake_at = NEVER
+            self._drop_timers(self._timers)
+
+    def apart(self, function: Callable[[], object]) -> bool:
+        """Return False: callbacks of an asyncio lease run in its event loop."""
+        return False
+
+    def _set_timers(self, earliest: float = 0.0) -> None:
+        loop, before, now = asyncio.get_running_loop(), self._timers, self._clock()
+        wake_at = max(now + earliest, min(now + TICK, self._agenda.next()))
+        left = max(0.0, wake_at - now)
+        self._timers = (loop.call_later(left, self._look), loop.call_later(left + TICK, self._look))
+        self._wake_at = wake_at
+        self._drop_timers(before)
+
+    def _drop_timers(self, timers: tuple[asyncio.TimerHandle, ...]) -> None:
+        for timer in timers:
+            timer.cancel()
+
+    def _look(self) -> None:
+        """Extend the leases that are due, and set the timers for the next ones, if there are any."""
+        if self._task is not None and not self._task.done():
+            self._set_timers(TICK)
+            self._wake_at = 0.0  # a new lease must not set an earlier timer
+            return
+        release_abandoned()
+        note_drops()
+        leases = self._agenda.take(self._clock())
+        if leases:
+            self._task = asyncio.get_running_loop().create_task(self._tend(leases), name="django_redlock watchdog")
+            self._task.add_done_callback(self._tended)
+            self._set_timers(TICK)
+            self._wake_at = 0.0  # no other timer is needed before these leases are done
+        elif self._agenda:
+            self._set_timers()
+        else:
+            self.rest()
+
+    def _tended(self, task: asyncio.Task[None]) -> None:
+        self._task, self._wake_at = None, NEVER
+        failed = None if task.cancelled() else task.exception()
+        if failed is not None:
+            log.error("looking after leases failed", exc_info=failed)
+        if failed is None and not task.cancelled():
+            self._look()
+        elif self._agenda:
+            # As a rule the loop is about to end, and a new task would be left over; a timer does no harm.
+            self._set_timers(TICK)
+
+    async def _tend(self, leases: list[Tended]) -> None:
+        try:
+            for keeper, some in by_keeper(leases).items():
+                try:
+                    await keeper.aextend(some)
+                except Exception:
+                    log.exception("extending %d leases failed", len(some))
+        finally:
+            for lease in leases:
+                self._agenda.put_back(lease)
+
+
+watchdog = Watchdog()
+"""The watchdog of this process."""
+
+process.starts += [watchdog.start_over, forget_threads]
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End the threads of the operating system under gevent, after the managers have been closed."""
+    if uses_gevent():
+        watchdog.stop()
+        join_threads(LAST_WORK)
+
+
+_per_loop = PerLoop(AsyncWatchdog)
+
+
+def loop_watchdog() -> AsyncWatchdog:
+    """Return the watchdog of the running event loop."""
+    return _per_loop.get()
+
+
+class Drop(ref[Any]):
+    """
+    A weak reference that notices when a lease is dropped without a release.
+
+    The callback is a C function rather than a ``__del__``, in which an exception from a signal handler would be
+    swallowed.
+    """
+
+    __slots__ = ("clock", "ends", "hold")
+    hold: Hold
+    clock: Clock
+    ends: deque[float]
+
+
+unreleased: set[Drop] = set()  # keeps alive the drops of leases that have not been released
+drops: deque[Drop] = deque()  # the drops whose leases are gone; see note_drops()
+
+
+def watch_drop(lease: object, hold: Hold, clock: Clock, ends: deque[float]) -> Drop:
+    """Notice the drop of a lease; :func:`note_drops` then adds the end of its lock, by *clock*, to *ends*."""
+    drop = Drop(lease, drops.append)
+    drop.hold, drop.clock, drop.ends = hold, clock, ends
+    unreleased.add(drop)
+    return drop
+
+
+def note_drops() -> None:
+    """Warn about the leases that were dropped without a release; the watchdogs and heartbeats call this."""
+    with suppress(IndexError):
+        for drop in iter(drops.popleft, None):
+            unreleased.discard(drop)
+            left = drop.hold.remaining(drop.clock())
+            if left and not drop.hold.ended and not exiting():
+                drop.ends.append(drop.hold.deadline)
+                warn_of_drop(named(drop.hold.names), left)
+
+
+def warn_of_drop(name: str, left: float) -> None:
+    """Warn about one dropped lease; if a filter turns the warning into an error, log it instead."""
+    message = (
+        f"Lock {name!r} was dropped without a release. Nobody renews it, and it stays taken for another {left:.1f} s. "
+        "Keep the lease until release(), or use a with block."
+    )
+    try:
+        warnings.warn(message, ResourceWarning, stacklevel=2)
+    except ResourceWarning:
+        log.error("%s", message)
+
+
+# A forked child does not have the leases of its parent.
+process.starts += [unreleased.clear, drops.clear]
+
+
+FIRST = 2.0  # seconds from taking a lock to the first heartbeat, so that short holds cost nothing
+EVERY = 3.0  # seconds between two heartbeats
+LIFE = 10.0  # seconds for which a process counts as alive after a heartbeat
+SILENCE = 6.0  # seconds after which the process of a lock should have sent a heartbeat
+
+_KEY = os.urandom(16)  # secret, so that no other process can write the heartbeat
+
+
+class ProcessHeartbeat:
+    """
+    The heartbeat of one process on the nodes of one alias; the watchdog treats it as one more lease.
+
+    Args:
+        manager: The manager whose nodes store the heartbeat.
+        owner: The process.
+        dog: The watchdog that looks after the leases.
+        clock: Returns seconds on a steady clock.
+        dropped: The end of each lease that was dropped without a release. The nodes keep its lock until then, so the
+            heartbeat goes on.
+    """
+
+    renewed = True
+    slack = 0.0
+
+    def __init__(
+        self,
+        manager: "LockManager",
+        owner: Owner,
+        dog: Dog,
+        clock: Callable[[], float],
+        dropped: Iterable[float] = (),
+    ):
+        self._manager = manager
+        self._owner = owner
+        self._dropped = dropped
+        self._dog = dog
+        self._clock = clock
+        self._mutex = threading.Lock()
+        # All event loops and threads of a process use the same secret: they write the same key, and each of them keeps
+        # it alive.
+        self._secret = blake2b(owner.process.encode(), key=_KEY, digest_size=SECRET_SIZE // 2).hexdigest()
+        self._slugs = (heartbeat(owner.process),)
+        self._due = NEVER
+
+    @property
+    def hold(self) -> "ProcessHeartbeat":
+        """The object itself, which knows when the watchdog has to look at it."""
+        return self
+
+    @property
+    def keeper(self) -> "ProcessHeartbeat":
+        """The object itself, which sends the heartbeats."""
+        return self
+
+    def join(self) -> None:
+        """Send heartbeats from now on; called when the process has taken a lock."""
+        if self._due is NEVER:
+            with self._mutex:
+                if self._due is NEVER:
+                    try:
+                        self._due = self._clock() + FIRST
+                        self._dog.watch(self)
+                    except BaseException:  # the next lock tries again
+                        self._due = NEVER
+                        raise
+
+    def leave(self) -> None:
+        """Stop unless locks are held, because the connections are closed; the next lock starts the heartbeat again."""
+        if not self.valid():
+            self._dog.forget(self)
+
+    def due(self) -> float:
+        """Return when the next heartbeat is due."""
+        return self._due
+
+    def valid(self) -> bool:
+        """Return whether locks are held; if none is, end the heartbeat."""
+        note_drops()
+        with self._mutex:
+            if not self._dog.tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
+                due, self._due = self._due, NEVER
+                if self._dog.tends(self._manager):
+                    self._due = due  # meanwhile a thread took a lock and found the heartbeat still going on
+        return self._due is not NEVER
+
+    def extend(self, leases: Any) -> int:
+        """Send a heartbeat, blocking for at most one node timeout."""
+        round = self._beat()
+        self._manager.ask(round)
+        return round.count(*POSITIVE)
+
+    async def aextend(self, leases: Any) -> int:
+        """Send a heartbeat without blocking."""
+        round = self._beat()
+        await self._manager.aask(round)
+        return round.count(*POSITIVE)
+
+    def _beat(self) -> Round:
+        with self._mutex:
+            if self._due is not NEVER:
+                self._due = self._clock() + EVERY
+        rules = self._manager.rules
+        # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
+        life = rules.guard + LIFE
+        value = encode(self._secret, self._owner._replace(ttl=life))
+        request = Acquire(self._slugs, self._secret, value, life, 0, life, 0.0)
+        everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
+        timeout = rules.timeout(rules.ttl)
+        return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
+
+
+def this_process(host: str, process: str, since: float) -> Owner:
+    """Return the description of this process: the program's name, without its arguments, which may be secret."""
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return Owner(host, os.getpid(), "process", program, since=since, ttl=LIFE, process=process)
+
+
+LOOK = 0.1  # seconds after which the replies are read, if they have not been read by then
+
+Ended = Callable[[Round], object]
+
+
+class Sent(NamedTuple):
+    """
+    A release that was sent.
+
+    Attributes:
+        round: The round of the release.
+        connections: A reference to the connections that carried it, which gives None if an interruption dropped them.
+        until: When the nodes that have not answered count as silent, in seconds on the steady clock.
+        look: When to read the replies.
+        ended: Called with the round when the outcome is known.
+    """
+
+    round: Round
+    connections: "ref[ConnectionSet]"
+    until: float
+    look: float
+    ended: Ended
+
+
+class UnattendedReleases:
+    """
+    The releases of one alias that threads sent and whose outcome is not known; the watchdog treats them as a lease.
+
+    Args:
+        gather: Reads the replies.
+        follow_up: Called with a finished round; has the release redelivered to the nodes that missed it.
+        dog: The watchdog that looks after the leases.
+        clock: Returns seconds on a steady clock.
+    """
+
+    renewed = True
+    slack = 0.0
+
+    def __init__(
+        self,
+        gather: "Gather",
+        follow_up: Callable[[Round], object],
+        dog: Dog,
+        clock: Clock,
+    ) -> None:
+        self._gather = gather
+        self._follow_up = follow_up
+        self._dog = dog
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._open: deque[Sent] = deque()
+        self._over: deque[Sent] = deque()
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._over)
+
+    @property
+    def hold(self) -> "UnattendedReleases":
+        """The object itself, which knows when the watchdog has to look at it."""
+        return self
+
+    @property
+    def keeper(self) -> "UnattendedReleases":
+        """The object itself, which reads the replies."""
+        return self
+
+    def due(self) -> float:
+        """Return when to read replies next, on the steady clock; infinity if there are none to read."""
+        if self._over:
+            return 0.0
+        try:
+            return self._open[0].look
+        except IndexError:  # another thread was quicker
+            return NEVER
+
+    def valid(self) -> bool:
+        """Return True, because this never ends."""
+        return True
+
+    def add(self, round: Round, connections: ConnectionSet, timeout: float, ended: Ended) -> None:
+        """
+        Look after a release that has just been sent.
+
+        Args:
+            round: The round of the release, still open.
+            connections: The connections that carried it.
+            timeout: Seconds after which the nodes that have not answered count as silent.
+            ended: Called with the round when the outcome is known, in the thread that finds out.
+        """
+        now = self._clock()
+        self._open.append(Sent(round, ref(connections), now + timeout, now + LOOK, ended))
+        self._dog.watch(self)
+
+    def extend(self, leases: Any) -> int:
+        """Read the replies that have come; the watchdog calls this."""
+        self.look()
+        return 0
+
+    async def aextend(self, leases: Any) -> int:
+        """Do nothing, because only the watchdog of the threads looks after these releases."""
+        return 0
+
+    def look(self, *, wait: bool = False) -> None:
+        """Read the replies that have come, or *wait* for them for as long as each node timeout lasts."""
+        with self._mutex:
+            for _ in range(len(self._open)):
+                sent = self._open[0]
+                self._read(sent, wait)
+                self._open.popleft()  # last, so that an interruption loses nothing
+                if sent.round.closed:
+                    self._over.append(sent)
+                else:
+                    self._open.append(sent._replace(look=self._clock() + LOOK))
+            over = [self._over.popleft() for _ in range(len(self._over))]
+        for sent in over:
+            self._follow_up(sent.round)
+        for sent in over:
+            sent.ended(sent.round)
+
+    def _read(self, sent: Sent, wait: bool) -> None:
+        round, connections = sent.round, sent.connections()
+        if round.closed:
+            return
+        if connections is not None:
+            self._gather.attend(connections, round, sent.until, wait=wait)
+        # If the connections are gone or in use, nobody else finds out that a node is silent.
+        if not round.closed and self._clock() >= sent.until:
+            for node in set(round.requests) - set(round.replies):
+                round.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN))
+            round.close()  # an exception may have come between the last reply and the end of the round
+
+
+GATHER = 0.05  # seconds for which confirmations are gathered
+AGAIN = 0.5  # seconds until nodes that did not answer are asked again
+MOST = 50  # confirmations in one round
+
+
+class Confirmation(NamedTuple):
+    """
+    The confirmation of one claim.
+
+    Args:
+        term: The lock from now on. A node that did not get the claim gets the lock as well, unless it knows of a later
+            holder or of a release.
+        due: When to send it, in seconds on the steady clock.
+        until: When the claim lapses by itself.
+    """
+
+    term: Term
+    due: float
+    until: float
+
+
+class Confirmations:
+    """
+    The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
+
+    Args:
+        manager: The manager of the alias.
+    """
+
+    renewed = True
+    slack = 0.0
+
+    def __init__(self, manager: "LockManager") -> None:
+        self._manager = manager
+        self._at_once = all(node.instant for node in manager.nodes)  # nodes in memory cost nothing, so why wait
+        self._pid = process.pid
+        self._mutex = threading.Lock()
+        self._open: deque[Confirmation] = deque()
+        self._unanswered = False  # whether some of these were sent before
+
+    @property
+    def hold(self) -> "Confirmations":
+        """The object itself, which knows when the watchdog has to look at it."""
+        return self
+
+    @property
+    def keeper(self) -> "Confirmations":
+        """The object itself, which sends the confirmations."""
+        return self
+
+    def valid(self) -> bool:
+        """Return True, because this never ends."""
+        return True
+
+    def due(self) -> float:
+        """Return when to send the next confirmations, on the steady clock; infinity if there are none."""
+        return min([one.due for one in self._open.copy()], default=NEVER)
+
+    def add(self, term: Term, lapses: float) -> None:
+        """
+        Confirm a claim soon.
+
+        Args:
+            term: The lock from now on.
+            lapses: Seconds until the claim lapses.
+        """
+        self._notice_fork()
+        now = self._manager.runtime.clock()
+        one = Confirmation(term, now + GATHER, now + lapses)
+        if self._at_once and not self._carry_out([one]):
+            return
+        self._open.append(one)
+        if len(self._open) == 1 or self._unanswered:  # otherwise the watchdog knows when the first one is due
+            self._manager.runtime.watchdog.watch(self)
+
+    def extend(self, leases: Any = ()) -> int:
+        """Send the confirmations that are due; the watchdog calls this."""
+        self.send(self._manager.runtime.clock())
+        return 0
+
+    async def aextend(self, leases: Any) -> int:
+        """Do nothing: only the watchdog of the threads looks after confirmations."""
+        return 0
+
+    def send(self, now: float) -> None:
+        """
+        Send all confirmations once the first one is due at *now*.
+
+        Those that no quorum answers are sent again for a while.
+        """
+        self._notice_fork()
+        with self._mutex:
+            found = [self._open.popleft() for _ in range(len(self._open))]
+            self._open.extend(one for one in found if one.due > now + GATHER)
+            due = [one for one in found if one.due <= now + GATHER]
+            unanswered = [
+                one._replace(due=now + AGAIN)
+                for first in range(0, len(due), MOST)
+                for one in self._carry_out(due[first : first + MOST])
+                if one.until > now + AGAIN
+            ]
+            self._unanswered = bool(unanswered)
+            self._open.extend(unanswered)
+
+    def _notice_fork(self) -> None:
+        """In a forked child, drop what it has inherited, which its parent confirms."""
+        if self._pid != process.pid:
+            self._pid, self._mutex, self._open = process.pid, threading.Lock(), deque()
+
+    def _carry_out(self, some: list[Confirmation]) -> list[Confirmation]:
+        """Send confirmations in one round; return those about which too few nodes answered."""
+        rules = self._manager.rules
+        request = Extend(tuple(one.term for one in some), rules.fence_keep)
+
+        def decided(replies: Mapping[int, Reply]) -> bool:
+            return count(replies, Kind.HELD) >= rules.needed
+
+        requests = dict.fromkeys(range(rules.nodes), request)
+        round = Round(requests, decided, rules.timeout(rules.ttl), rules.needed, Kind.HELD)
+        self._manager.ask(round)
+        return some if round.count(*ANSWERS) < rules.needed else []
