@@ -13,6 +13,7 @@ from typing import Any
 
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
+from tests.lab.processes import set_up
 from tests.services import RabbitMQ
 
 from .nemesis import Fleet, Nemesis
@@ -131,16 +132,13 @@ def main() -> int:
         start_servers(NODES) as nodes,
         rabbitmq as broker,
     ):
-        os.environ |= {
-            "DJANGO_SETTINGS_MODULE": "tests.lab.soak.settings",
-            "SOAK_BROKER": broker.url if broker else own_broker.url,
-            "SOAK_RESULTS": backend.url,
-            "SOAK_NODES": ",".join(nodes.urls),
-            "SOAK_RECORDS": str(folder / "records.sqlite3"),
-        }
-        import django
-
-        django.setup()
+        set_up(
+            nodes.urls,
+            {"ttl": 5.0, "max_ttl": 6.0, "node_timeout": 0.5},
+            SOAK_BROKER=broker.url if broker else own_broker.url,
+            SOAK_RESULTS=backend.url,
+            SOAK_RECORDS=str(folder / "records.sqlite3"),
+        )
         time.sleep(7)  # nodes that have just been started do not vote at once
         wrong = soak(chosen.minutes, folder, nodes, backend)
     print("\n".join(wrong) or "nothing went wrong")
