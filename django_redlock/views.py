@@ -37,7 +37,7 @@ from .engine.lock import Lock, decorators
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .handler import in_transaction, lock, locks
-from .keys import Call, Key, ViewKey
+from .keys import Key, ViewCall, ViewKey
 from .routers import reads_pinned
 
 log = logging.getLogger("django_redlock")
@@ -424,7 +424,7 @@ class Guard:
                 )
         bound = self._signature.bind_partial(request, *args, **kwargs)
         bound.apply_defaults()
-        call = Call(request, args, kwargs, bound.arguments | kwargs | {"request": request})
+        call = ViewCall(request, args, kwargs, bound.arguments | kwargs | {"request": request})
         name, label = f"{self.prefix}:{self._key.resolve(call)}", f"{self.name} {request.method}"
         options = self._options
         return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)

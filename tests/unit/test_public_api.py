@@ -52,7 +52,7 @@ PATHS = {
             "aheld_locks",
             "ask_to_stop",
         ),
-        *("extend_lock", "find_lock", "find_locks", "force_release", "held_locks", "slugs_of"),
+        *("find_lock", "find_locks", "force_release", "held_locks", "slugs_of"),
     ],
     "django_redlock.middleware": ["LockErrorMiddleware", "locked_paths"],
     "django_redlock.models": ["Fence", "HeldLock"],
