@@ -402,9 +402,6 @@ def test_odd_row_of_a_survey_changes_no_other(odd: str):
 
     assert rows[1:2] == alone
     assert (rows[0].left, rows[0].fence, rows[2][1:4]) == (1.5, NUMBER, rows[0][1:4])
-        ("{b}", 1.5, NUMBER),
-        ("{c}", 1.5, NUMBER),
-    ]
 
 
 def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
