@@ -59,7 +59,7 @@ from ..engine.lease import Lease
 from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from ..inventory.actions import everywhere
+from ..inventory.survey import tell_nodes
 from .dispatch import Call, SingletonResult
 from .slots import FREE, NOTE, Holder, Record, Seen, SlotState, Ticket, free, look, peek
 
@@ -244,7 +244,7 @@ class TrailingCall(Call):
         """
         manager, name = locks[self.ticket.using], self.ticket.following
         term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
-        replies = everywhere(manager, Extend((term,), manager.rules.fence_keep)).replies
+        replies = tell_nodes(manager, Extend((term,), manager.rules.fence_keep)).replies
         kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]
         if kinds.count(Kind.HELD) >= manager.rules.needed:
             return True

@@ -21,10 +21,11 @@ from ..core.protocol import LOST, EndReason, Outcome
 from ..core.rules import MIN_TTL, number, seconds
 from ..engine.lease import Lease
 from ..engine.manager import LockManager
+from ..engine.twins import Awaiting, Blocking, Flavour, run
 from ..exceptions import EXPLANATIONS, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
 from ..nodes.redis.node import RedisLockError, RedisLockNotOwnedError
-from .holds import SLACK, Awaiting, Blocking, Flavour, Hold, Slot, TaskSlot, ThreadSlot, as_bytes, run
+from .holds import SLACK, Hold, Slot, TaskSlot, ThreadSlot, as_bytes
 from .key import KeyOnNodes
 
 log = logging.getLogger("django_redlock")

@@ -11,8 +11,9 @@ from ..core.names import decode, secret_of, slug
 from ..core.protocol import SHARED, Kind, Outcome, Release, Row
 from ..core.round import Round, count
 from ..engine.manager import LockManager
+from ..engine.twins import Flavour
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from .holds import Flavour, Hold, Slot, Term, piece
+from .holds import Hold, Slot, Term, piece
 
 log = logging.getLogger("django_redlock")
 

@@ -96,6 +96,7 @@ def named(names: tuple[str, ...]) -> str:
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:LISTED])} and {more} more"
 
 
+@lru_cache(maxsize=1024)
 def slug(name: str) -> str:
     """Return the part of the keys that stands for *name*."""
     encoded = name.encode()
@@ -182,12 +183,24 @@ class Owner(NamedTuple):
 
 def encode(secret: str, owner: Owner) -> str:
     """Return the value to store under the holder's key."""
-    return f"{secret}{_lasting(owner)}{json.dumps(owner.since)}}}"
+    return encode_since(secret, owner, owner.since)
 
 
 def encode_since(secret: str, owner: Owner, since: float) -> str:
     """Return the value of :func:`encode` for a hold that began at *since*."""
-    return f"{secret}{_lasting(owner)}{since!r}}}"
+    # Only the beginning is cached: each call of a task has a ref of its own, so a text with the ref would never be used
+    # again.
+    start = _start(owner.host, owner.pid, owner.kind, owner.label, owner.state)
+    call = f',"call":{quoted(owner.call)}' if owner.call else ""
+    process = f',"process":{quoted(owner.process)}' if owner.process else ""
+    return f'{secret}{start}{quoted(owner.ref[:MAX_REF])}{call},"ttl":{owner.ttl!r}{process},"since":{since!r}}}'
+
+
+@lru_cache(maxsize=1024)
+def _start(host: str, pid: int, kind: str, label: str, state: str) -> str:
+    """Return the beginning of the object, up to its ``ref``."""
+    fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]} | ({"state": state} if state else {})
+    return json.dumps(fields, separators=(",", ":"))[:-1] + ',"ref":'
 
 
 def counted(value: str, extensions: int) -> str:
@@ -199,23 +212,6 @@ def uncounted(value: str) -> str:
     """Return a stored value, with or without its secret, as it was before the first extension."""
     before, extended, _ = value.rpartition(',"extensions":')
     return f"{before}}}" if extended else value
-
-
-def _lasting(owner: Owner) -> str:
-    """Return the part of the value that all holds of *owner* share: everything but the start time at its end."""
-    # Not cached as a whole: each call of a task has a ref of its own, so a cached text with the ref would never be used
-    # again.
-    process = f',"process":{quoted(owner.process)}' if owner.process else ""
-    start = _start(owner.host, owner.pid, owner.kind, owner.label, owner.state)
-    call = f',"call":{quoted(owner.call)}' if owner.call else ""
-    return f'{start}{quoted(owner.ref[:MAX_REF])}{call},"ttl":{owner.ttl!r}{process},"since":'
-
-
-@lru_cache(maxsize=1024)
-def _start(host: str, pid: int, kind: str, label: str, state: str) -> str:
-    """Return the beginning of the object, up to its ``ref``."""
-    fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]} | ({"state": state} if state else {})
-    return json.dumps(fields, separators=(",", ":"))[:-1] + ',"ref":'
 
 
 def decode(text: str) -> Owner | None:

@@ -13,11 +13,10 @@ from unittest.mock import patch
 
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
-from django_redlock.core.attempt import GRANTS, Attempt
+from django_redlock.core.attempt import GRANTS, Attempt, Verdict
 from django_redlock.core.hold import Hold
 from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.node_state.decisions import Decisions
 from django_redlock.core.node_state.records import Records
 from django_redlock.core.protocol import SHARED, Kind, Reply
 from django_redlock.core.round import Round
@@ -98,9 +97,9 @@ def score(kills: list[Kill]) -> str:
 # The node
 
 
-def holder_of(node: Decisions, slug: str) -> str:
+def holder_of(node: NodeState, slug: str) -> str:
     """Return the secret under which a node holds a lock, or nothing."""
-    return secret_of(node._records.holder(slug, node._now) or "")
+    return secret_of(node.records.holder(slug, node._now) or "")
 
 
 @mutant("skew", "same microsecond")
@@ -114,73 +113,73 @@ def ties() -> Iterator[None]:
 @mutant("calm")
 def overwriting() -> Iterator[None]:
     """a node grants a lock that somebody else holds"""
-    acquire = Decisions.acquire
+    acquire = NodeState._acquire
 
-    def granted(self: Decisions, request: Any) -> Reply:
+    def granted(self: NodeState, request: Any) -> Reply:
         return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])))
 
-    with patch.object(Decisions, "acquire", granted):
+    with patch.object(NodeState, "_acquire", granted):
         yield
 
 
 @mutant("calm", "net")
 def release_of_anybody() -> Iterator[None]:
     """a release does not look at the owner"""
-    release = Decisions.release
+    release = NodeState._release
 
-    def released(self: Decisions, request: Any) -> Reply:
+    def released(self: NodeState, request: Any) -> Reply:
         return release(self, request._replace(secret=holder_of(self, request.slugs[0]) or request.secret))
 
-    with patch.object(Decisions, "release", released):
+    with patch.object(NodeState, "_release", released):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def extension_of_anybody() -> Iterator[None]:
     """an extension does not look at the owner"""
-    extend = Decisions._extend_one
+    extend = NodeState._extend_one
 
-    def extended(self: Decisions, term: Any, keep: float | None) -> Any:
+    def extended(self: NodeState, term: Any, keep: float | None) -> Any:
         return extend(self, term._replace(secret=holder_of(self, term.slugs[0]) or term.secret), keep)
 
-    with patch.object(Decisions, "_extend_one", extended):
+    with patch.object(NodeState, "_extend_one", extended):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def healing_past_a_newer_token() -> Iterator[None]:
     """a node restores a holder although it has accepted a later token"""
-    extend = Decisions._extend_one
+    extend = NodeState._extend_one
 
-    def extended(self: Decisions, term: Any, keep: float | None) -> Any:
+    def extended(self: NodeState, term: Any, keep: float | None) -> Any:
         with patch.object(Records, "fence", lambda *args: 0):
             return extend(self, term, keep)
 
-    with patch.object(Decisions, "_extend_one", extended):
+    with patch.object(NodeState, "_extend_one", extended):
         yield
 
 
 @mutant("late raises")
 def raising_without_holding() -> Iterator[None]:
     """a node raises the token of a client that does not hold the lock"""
-    raise_ = Decisions.raise_token
+    raise_ = NodeState._raise_token
 
-    def raised(self: Decisions, request: Any) -> Reply:
+    def raised(self: NodeState, request: Any) -> Reply:
         return raise_(self, request._replace(secret=holder_of(self, request.slugs[0])))
 
-    with patch.object(Decisions, "raise_token", raised):
+    with patch.object(NodeState, "_raise_token", raised):
         yield
 
 
 @mutant("net")
 def no_tombstone() -> Iterator[None]:
     """a release leaves no tombstone against late requests"""
-    release = Decisions.release
+    release = NodeState._release
 
-    def released(self: Decisions, request: Any) -> Reply:
+    def released(self: NodeState, request: Any) -> Reply:
         return release(self, request._replace(tombstone=0.0))
 
-    with patch.object(Decisions, "release", released):
+    with patch.object(NodeState, "_release", released):
         yield
 
 
@@ -199,31 +198,31 @@ def no_expiry() -> Iterator[None]:
 @mutant("calm")
 def sharing_with_everybody() -> Iterator[None]:
     """a node lets a shared holder in beside an exclusive one"""
-    in_the_way = Decisions._in_the_way
+    in_the_way = NodeState._in_the_way
 
-    def judged(self: Decisions, request: Any, *more: Any) -> bool:
+    def judged(self: NodeState, request: Any, *more: Any) -> bool:
         return not request.shared and in_the_way(self, request, *more)
 
-    with patch.object(Decisions, "_in_the_way", judged):
+    with patch.object(NodeState, "_in_the_way", judged):
         yield
 
 
 @mutant("calm")
 def overwriting_the_shared() -> Iterator[None]:
     """a node lets an exclusive holder in beside shared ones"""
-    in_the_way = Decisions._in_the_way
+    in_the_way = NodeState._in_the_way
 
-    def judged(self: Decisions, request: Any, slug: str, ours: set[str]) -> bool:
+    def judged(self: NodeState, request: Any, slug: str, ours: set[str]) -> bool:
         return in_the_way(self, request, slug, ours | {SHARED})
 
-    with patch.object(Decisions, "_in_the_way", judged):
+    with patch.object(NodeState, "_in_the_way", judged):
         yield
 
 
 @mutant("net", "pause")
 def no_place_for_who_was_here_before() -> Iterator[None]:
     """a waiter that left the queue by a useless grant queues behind later ones"""
-    with patch.object(Decisions, "_came_before", lambda *args: False):
+    with patch.object(NodeState, "_came_before", lambda *args: False):
         yield
 
 
@@ -283,32 +282,21 @@ def minority() -> Iterator[None]:
 @mutant("skew")
 def grants_counted_as_accepts() -> Iterator[None]:
     """votes for the lock count as votes for its token"""
-    count = Round.count
-
-    def counted(self: Round, *kinds: Kind) -> int:
-        return count(self, *(GRANTS if kinds == (Kind.ACCEPTED,) else kinds))
-
-    with patch.object(Round, "count", counted):
+    with patch.object(Verdict, "accepted", Verdict.granted_lock):
         yield
 
 
 @mutant("skew", "everything")
 def mixed_rounds() -> Iterator[None]:
     """accepts of the first number count for the second"""
-    raise_token = Attempt._raise_token
+    second_round = Attempt._second_round
 
-    def mixed(self: Attempt, first: Round, number: int) -> Generator[Any, Any, Round]:
-        steps = raise_token(self, first, number)
-        second = next(steps)
+    def mixed(self: Attempt, first: Round, number: int) -> Round:
+        second = second_round(self, first, number)
         second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
-        at = yield second
-        try:
-            steps.send(at)
-        except StopIteration as stop:
-            return stop.value
-        raise AssertionError("more than one round")
+        return second
 
-    with patch.object(Attempt, "_raise_token", mixed):
+    with patch.object(Attempt, "_second_round", mixed):
         yield
 
 
