@@ -110,7 +110,7 @@ def is_internal(path: Path) -> bool:
     name = ".".join(["django_redlock", *path.with_suffix("").parts]).removesuffix(".__init__")
     of_django = name.rpartition(".")[2] in OF_DJANGO or {"commands", "migrations"} & set(path.parts)
     public = any(name == known or known.startswith(f"{name}.") for known in PATHS)
-    return len(path.parts) > 1 and not of_django and not public
+    return (len(path.parts) > 1 or path.stem == "keys") and not of_django and not public
 
 
 def test_internal_modules_say_so():

@@ -15,7 +15,9 @@ texts = st.text(max_size=20)
 labels, refs = st.text(max_size=MAX_LABEL + 10), st.text(max_size=MAX_REF + 10)
 times = st.floats(min_value=0, max_value=1e12)
 owners = st.builds(
-    Owner, host=texts, pid=st.integers(0), kind=texts, label=labels, ref=refs, since=times, ttl=times, process=texts
+    Owner,
+    **{"host": texts, "pid": st.integers(0), "kind": texts, "label": labels, "ref": refs, "since": times, "ttl": times},
+    **{"process": texts, "state": st.text(max_size=40), "call": st.text(max_size=40)},
 )
 
 
@@ -24,8 +26,7 @@ def test_value_is_the_json_of_its_fields(owner):
     """A value is its secret and the JSON of the holder's fields, whatever characters they have."""
     fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_REF]}
     del fields["extensions"]
-    if not owner.process:
-        del fields["process"]
+    fields = {name: value for name, value in fields.items() if value or name not in ("process", "state", "call")}
 
     value = encode(SECRET, owner)
 
@@ -40,7 +41,7 @@ def test_value_is_read_as_it_was_written(owner, since):
     said = decode(encode_since(SECRET, owner, since))
 
     assert said is not None
-    assert (said.host, said.pid, said.kind, said.ttl, said.process) == (
-        *(owner.host, owner.pid, owner.kind, owner.ttl, owner.process),
+    assert (said.host, said.pid, said.kind, said.ttl, said.process, said.state, said.call) == (
+        *(owner.host, owner.pid, owner.kind, owner.ttl, owner.process, owner.state, owner.call),
     )
     assert (said.label, said.ref, said.since) == (owner.label[:MAX_LABEL], owner.ref[:MAX_REF], since)
