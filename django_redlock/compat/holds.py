@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -178,3 +179,12 @@ class TaskSlot(Slot):
 def as_bytes(token: str | bytes) -> bytes:
     """Return a token as redis-py keeps it."""
     return token.encode() if isinstance(token, str) else bytes(token)
+
+
+def reference(token: bytes) -> str:
+    """
+    Return the ``ref`` that stands for a token that the holder chose or was given.
+
+    The token is not used as the secret. Otherwise two callers that chose the same token would both hold the lock.
+    """
+    return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"
