@@ -276,7 +276,7 @@ def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
     A key that somebody takes while the question is on the screen is not deleted.
     """
     put("orders:7", left=10, age=100, count=2)
-    monkeypatch.setattr(builtins, "input", lambda question: put("orders:7", B, 30) or "yes")
+    monkeypatch.setattr(builtins, "input", lambda question: put("orders:7", B, 30) and "yes")
 
     out, _err, code = run("redlock_clear", stdin=Terminal())
 

@@ -162,7 +162,7 @@ def test_old_rows_go(recorder):
 
 def test_hostile_names_are_bounded(recorder):
     """
-    L78: long names and control characters fit into a row.
+    Long names and control characters fit into a row.
     """
     lock("x" * 5000 + "\x00\n").acquire().release()
 
@@ -303,7 +303,7 @@ def test_durations_and_outcomes_are_for_people(viewer):
 
 def test_a_former_lock_leads_to_the_live_one(viewer):
     """
-    L75: who may see the held locks finds a link to that lock among them; nobody else does.
+    Who may see the held locks finds a link to that lock among them; nobody else does.
     """
     held("orders:7&q", 1, 1.0)
     without = viewer.get(LIST).content.decode()
@@ -333,7 +333,7 @@ def test_an_empty_history_says_how_to_go_on(viewer):
 @pytest.mark.parametrize("path", ["", "kinds/"])
 def test_the_history_needs_its_permission(path):
     """
-    L75: staff without the permission gets a 403.
+    Staff without the permission gets a 403.
     """
     client = Client()
     client.force_login(User.objects.create_user("nobody", is_staff=True))
