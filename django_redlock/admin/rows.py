@@ -138,7 +138,7 @@ def holder(lock: Held) -> str:
     if owner.kind == SHARED_KIND:
         return lock.holder
     kind = str(KINDS.get(owner.kind, owner.kind))
-    what = " ".join(filter(None, (owner.label, owner.ref))) or kind
+    what = " ".join(filter(None, (owner.work, owner.ref))) or kind
     where = f"{owner.host}:{owner.pid}" if owner.host else ""
     detail = " · ".join(filter(None, (kind if what != kind else "", where)))
     return format_html(

@@ -298,7 +298,7 @@ def _holder(lock: HeldLock) -> dict[str, Any] | None:
     if owner is None:
         return None
     where = {"host": owner.host or None, "pid": owner.pid or None}  # unknown for a shared lock
-    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, **where, "sharers": lock.sharers or None}
+    return {"kind": owner.kind, "label": owner.work, "ref": owner.ref, **where, "sharers": lock.sharers or None}
 
 
 def iso(moment: float | None) -> str | None:

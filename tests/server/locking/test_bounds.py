@@ -466,7 +466,7 @@ def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
     """
-    L77: repair works whether or not the lock is held; afterwards the node knows the highest token of the others. The
+    Repair works whether or not the lock is held; afterwards the node knows the highest token of the others. The
     doctor finds the token of a held lock; that of a free one is found by the lock's name.
     """
     names = None if held else [NAME]
@@ -501,7 +501,7 @@ def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
 
 
 def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables):
-    """L77: the doctor and the command find the token of a held lock in a database, too."""
+    """The doctor and the command find the token of a held lock in a database, too."""
     count = 3 if tables.scheme == "sqlite" else 1  # REDLOCK may name a server once
     alias = {"NODES": tables.urls[:count], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
     with override_settings(REDLOCK={"default": alias}):
