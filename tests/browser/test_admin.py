@@ -228,22 +228,6 @@ def test_ask_a_holder_to_stop_from_the_page_of_the_lock(held, open_page, shoot):
     assert held.reason == "revoked"
 
 
-def test_give_more_time(held, open_page):
-    """
-    A lock is kept for longer, by the seconds that were typed.
-    """
-    held.extend(ttl=200)
-    page = open_page()
-    page.locator("input.action-select").check()
-    page.select_option("select[name=action]", "extend")
-    page.locator("button[name=index]").first.click()
-    page.fill("#redlock-seconds", "800")
-    page.get_by_role("button", name="Give more time").click()
-
-    expect(page.locator(".messagelist")).to_contain_text("for longer")
-    assert find_lock(held.name).remaining > 400
-
-
 def test_release_several(site, open_page):
     """
     Several are ticked, listed on the confirmation, and released, those and no others.
