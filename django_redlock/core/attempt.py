@@ -44,6 +44,7 @@ class Granted(NamedTuple):
         fencing_token: The fencing token.
         start: When the winning round began, in seconds on the client's steady clock.
         deadline: When the lease ends, in seconds on the same clock.
+        timeout: Seconds for which a round about the hold waits for its slowest node.
         rounds: The rounds of the attempt; some of their replies may still be in flight.
         leaving: The waiter that leaves the queue with the release; empty if no waiter is queued.
         queue: The slug whose queue counts, for a lock with several permits.
@@ -57,6 +58,7 @@ class Granted(NamedTuple):
     fencing_token: int
     start: float
     deadline: float
+    timeout: float
     rounds: tuple[Round, ...]
     leaving: str = ""
     queue: str = ""
@@ -171,6 +173,7 @@ class Attempt:
             fencing_token,
             start,
             deadline,
+            self._timeout,
             tuple(self.rounds),
             self._waiter,
             self._queue,

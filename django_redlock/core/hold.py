@@ -42,6 +42,7 @@ class Hold:
         self.waited = granted.waited
         self.since = granted.start
         self.deadline = granted.deadline
+        self.timeout = granted.timeout
         self.extensions = 0
         self.ended: EndReason | None = None
         self._ended_at = 0.0
@@ -66,11 +67,6 @@ class Hold:
         self._numbers = itertools.count()
         self._preparing: set[int] = set()  # about to be sent
         self._shortening: list[Round] = []  # asked for less time and still lack replies
-
-    @property
-    def timeout(self) -> float:
-        """Seconds for which one round about this hold waits for its slowest node."""
-        return self._rules.timeout(self.ttl, len(self._slugs))
 
     # Validity, by the clock alone
 
@@ -139,7 +135,7 @@ class Hold:
             return None
         shorten = ttl is not None and now + ttl < self.deadline
         if ttl is not None:
-            self.ttl = ttl
+            self.ttl, self.timeout = ttl, self._rules.timeout(ttl, len(self._slugs))
             # The earlier deadline counts from now on, because a node may execute the request at any moment.
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
         self._renew_at = now + self.ttl / 12

@@ -111,15 +111,14 @@ class Round:
         replies[node] = reply
         if reply.kind is self.hoped:
             self._as_hoped += 1
-        if len(replies) == len(self.requests):
-            self.close()
-            return
+        all_replied = len(replies) == len(self.requests)
         # What counts is who may vote at the moment of the decision, not when a reply came. Only the replies of the
         # other nodes show which clock is right.
-        if self._as_hoped == len(replies) and not (self.admission and self.admission.doubts):
-            if self._as_hoped >= self.needed:
-                self.close()
-        elif self.decided(self._votes()):
+        if self._as_hoped == len(replies) and not (self.admission and self.admission.doubts):  # as nearly always
+            if all_replied or self._as_hoped >= self.needed:
+                self.closed, self.complete = True, all_replied
+                self.won = self._as_hoped >= self.needed
+        elif all_replied or self.decided(self._votes()):
             self.close()
 
     def close(self) -> None:

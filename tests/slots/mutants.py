@@ -1,14 +1,9 @@
-"""
-Deliberately wrong slot protocols: the simulation has to catch each of them.
+"""Wrong protocols of the slots of singleton tasks: the simulation has to catch each of them."""
 
-A mutant replaces one function of production, for as long as its context lasts.
-"""
-
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 from celery.exceptions import Ignore
 
@@ -19,41 +14,14 @@ from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import fresh_secret
+from tests.simulation import mutation
+from tests.simulation.mutation import Kill, Mutant
 
 from .profiles import PROFILES
 from .schedule import run
 
 ENOUGH = 150  # schedules of each profile after which a mutant counts as alive
 LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """
-    One wrong protocol.
-
-    Args:
-        name: What is wrong with it.
-        haunts: The profiles in which it must show.
-        target: What is replaced, as an object and the name of its attribute.
-        wrong: Makes the wrong function of the right one.
-        also: More of it: what else is replaced, and by what.
-    """
-
-    name: str
-    haunts: tuple[str, ...]
-    target: tuple[Any, str]
-    wrong: Callable[[Any], Any]
-    also: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """The oracle that caught a mutant, and after how many schedules; None if none did."""
-
-    mutant: Mutant
-    what: str | None
-    schedules: int
 
 
 @contextmanager
@@ -329,22 +297,10 @@ MUTANTS = (
 
 def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:
     """Run schedules with a wrong protocol until an oracle objects."""
-    done = 0
-    with ExitStack() as stack:
-        for owner, name, wrong in ((*mutant.target, mutant.wrong), *mutant.also):
-            stack.enter_context(patch.object(owner, name, wrong(getattr(owner, name))))
-        for seed in range(enough):
-            for haunt in mutant.haunts:
-                done += 1
-                # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
-                outcome = run(replace(PROFILES[haunt], longest=LONGEST), seed)
-                if outcome.violations:
-                    return Kill(mutant, outcome.violations[0], done)
-    return Kill(mutant, None, done)
 
+    def objection(haunt: str, seed: int) -> str | None:
+        # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
+        violations = run(replace(PROFILES[haunt], longest=LONGEST), seed).violations
+        return violations[0] if violations else None
 
-def score(kills: list[Kill]) -> str:
-    """Return a table of what caught each mutant."""
-    rows = [f"{kill.mutant.name:<36} {kill.schedules:>5}  {kill.what or 'ALIVE'}" for kill in kills]
-    caught = sum(kill.what is not None for kill in kills)
-    return "\n".join([*rows, f"{caught} of {len(kills)} mutants caught"])
+    return mutation.hunt(mutant, objection, enough)

@@ -38,26 +38,20 @@ def test_profiles_and_wrong_protocols_of_slots_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("page", "text", "row"),
+    ("page", "text", "section", "row"),
     [
-        ("README.md", r"about \[([\d.]+) times as long\] as with redis-py", "`free-n1` | against redis-py's Lock"),
-        ("README.md", r"\[([\d.]+) times as fast\] as with redlock-py", "`free-n5` | against redlock-py"),
-        ("docs/howto/models.md", r"([\d.]+) times in the \[benchmark\]", "`rows` | 100 rows against one"),
+        ("README.md", r"about \[([\d.]+) times as long\] as with redis-py", "free-n1", "against redis-py"),
+        ("README.md", r"\[([\d.]+) times as fast\] as with redlock-py", "free-n5", "against redlock-py"),
+        ("docs/howto/models.md", r"([\d.]+) times in the \[benchmark\]", "rows", "100 rows"),
     ],
 )
-def test_figures_outside_the_tables_are_those_of_the_tables(page: str, text: str, row: str):
+def test_figures_outside_the_tables_are_those_of_the_tables(page: str, text: str, section: str, row: str):
     """
     A ratio that a page quotes is the measured one, rounded.
     """
-    ((said,), measured) = (re.findall(text, text_of(page)), measured_in(row))
+    (said,) = re.findall(text, text_of(page))
+    table = re.search(f"figures: {section} -->(.*?)<!-- end", TABLES.read_text(), re.DOTALL)
+    found = re.search(rf"^\| [^|]*{row}[^|]* \| ([\d.]+) × \|", table[1] if table else "", re.MULTILINE)
+    measured = float(found[1]) if found else 0.0
 
-    assert round(measured, 1) == float(said)
-
-
-def measured_in(row: str) -> float:
-    (found,) = re.findall(
-        rf"^\| {re.escape(row)} \| [^|]+ \| [^|]* \| ([\d.]+) ×(?: faster)? \|",
-        TABLES.read_text(),
-        re.MULTILINE,
-    )
-    return float(found)
+    assert (1 / measured if "fast" in text else measured) == pytest.approx(float(said), abs=0.1)

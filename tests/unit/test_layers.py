@@ -424,7 +424,7 @@ PYTHON_LOCKS = {
 
 def test_engine_enters_no_lock_through_python_code():
     """
-    L10: an exception from a signal handler inside such a lock would leave it held for ever; ``nodes/threads.py`` has
+    An exception from a signal handler inside such a lock would leave it held for ever; ``nodes/threads.py`` has
     the rules. Under gevent its ``new_event()`` returns the event that gevent has replaced.
     """
     found = {

@@ -9,14 +9,18 @@ from tests.slots.schedule import run
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_schedules(name):
-    """Whatever the turns of callers and workers, every call ends as its answer said."""
+    """
+    Whatever the turns of callers and workers, every call ends as its answer said.
+    """
     outcomes = [run(PROFILES[name], seed) for seed in range(4)]
 
     assert [str(outcome) for outcome in outcomes if outcome.violations] == []
 
 
 def test_right_protocol_is_not_caught():
-    """A hunt finds nothing wrong with the protocol itself, so what it finds in a mutant is the mutant's."""
+    """
+    A hunt finds nothing wrong with the protocol itself, so what it finds in a mutant is the mutant's.
+    """
     haunts = {haunt for mutant in MUTANTS for haunt in mutant.haunts}
     nothing = Mutant("nothing", tuple(sorted(haunts)), MUTANTS[0].target, lambda right: right)
 
@@ -25,5 +29,7 @@ def test_right_protocol_is_not_caught():
 
 @pytest.mark.parametrize("mutant", MUTANTS[:6], ids=lambda mutant: mutant.name)
 def test_mutants_are_caught(mutant):
-    """An oracle objects to a wrong protocol."""
+    """
+    An oracle objects to a wrong protocol.
+    """
     assert hunt(mutant, 40).what

@@ -28,7 +28,7 @@ def held(
 ) -> Hold:
     rules = Rules(nodes, ttl=TTL, **options)
     value, deadline = "a" * 32 + "{}", rules.deadline(START, TTL)
-    granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, (), untouched=untouched)
+    granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, 0.25, (), untouched=untouched)
     wanted = Wanted(("x",), TTL, None, Owner(), heartbeat=heartbeat)
     return Hold(wanted, granted, rules, HighestToken())
 
@@ -152,7 +152,7 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
 def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
     """A lease that may not be extended is not touched until it ends, however the seconds round."""
     rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
-    granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), ())
+    granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), 0.1, ())
     hold = Hold(Wanted(("x",), 0.6, None, Owner()), granted, rules, HighestToken())
 
     assert extension(hold, start + 0.2 + 1e-9) is None
