@@ -6,11 +6,10 @@ from unittest.mock import patch
 
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
-from django_redlock.core.attempt import GRANTS, Attempt
+from django_redlock.core.attempt import GRANTS, Attempt, Verdict
 from django_redlock.core.hold import Hold
 from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.node_state.decisions import Decisions
 from django_redlock.core.node_state.records import Records
 from django_redlock.core.protocol import SHARED, Kind
 from django_redlock.core.round import Round
@@ -50,9 +49,9 @@ def returns(value: Any) -> Wrong:
     return lambda right: lambda *args, **options: value
 
 
-def holder_of(node: Decisions, slug: str) -> str:
+def holder_of(node: NodeState, slug: str) -> str:
     """Return the secret under which a node holds a lock, or nothing."""
-    return secret_of(node._records.holder(slug, node._now) or "")
+    return secret_of(node.records.holder(slug, node._now) or "")
 
 
 def grants_to_anybody(right: Any) -> Any:
@@ -120,18 +119,12 @@ def asks_yes_voters(right: Any) -> Any:
 
 
 def mixes_rounds(right: Any) -> Any:
-    def raise_token(self: Attempt, first: Round, number: int) -> Generator[Any, Any, Round]:
-        steps = right(self, first, number)
-        second = next(steps)
+    def second_round(self: Attempt, first: Round, number: int) -> Round:
+        second = right(self, first, number)
         second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
-        at = yield second
-        try:
-            steps.send(at)
-        except StopIteration as stop:
-            return stop.value
-        raise AssertionError("more than one round")
+        return second
 
-    return raise_token
+    return second_round
 
 
 def one_secret(right: Any) -> Any:
@@ -198,44 +191,44 @@ MUTANTS = (
         (Records, "highest_fence"),
         lambda right: lambda *args: max(0, right(*args) - 1),
     ),
-    Mutant("a node grants a lock that somebody else holds", ("calm",), (Decisions, "acquire"), grants_to_anybody),
-    Mutant("a release does not look at the owner", ("calm", "net"), (Decisions, "release"), releases_for_anybody),
-    Mutant("an extension does not look at the owner", KEEPS, (Decisions, "_extend_one"), extends_for_anybody),
+    Mutant("a node grants a lock that somebody else holds", ("calm",), (NodeState, "_acquire"), grants_to_anybody),
+    Mutant("a release does not look at the owner", ("calm", "net"), (NodeState, "_release"), releases_for_anybody),
+    Mutant("an extension does not look at the owner", KEEPS, (NodeState, "_extend_one"), extends_for_anybody),
     Mutant(
         "a node restores a holder although it has accepted a later token",
         KEEPS,
-        (Decisions, "_extend_one"),
+        (NodeState, "_extend_one"),
         knows_no_token,
     ),
     Mutant(
         "a node raises the token of a client that does not hold the lock",
         ("late raises",),
-        (Decisions, "raise_token"),
+        (NodeState, "_raise_token"),
         raises_for_anybody,
     ),
     Mutant(
         "a release leaves no tombstone against late requests",
         ("net",),
-        (Decisions, "release"),
+        (NodeState, "_release"),
         lambda right: lambda node, request: right(node, request._replace(tombstone=0.0)),
     ),
     Mutant("a node writes keys without expiry", ("calm",), (Records, "write"), writes_without_end),
     Mutant(
         "a node lets a shared holder in beside an exclusive one",
         ("calm",),
-        (Decisions, "_in_the_way"),
+        (NodeState, "_in_the_way"),
         lambda right: lambda self, request, *more: not request.shared and right(self, request, *more),
     ),
     Mutant(
         "a node lets an exclusive holder in beside shared ones",
         ("calm",),
-        (Decisions, "_in_the_way"),
+        (NodeState, "_in_the_way"),
         lambda right: lambda self, request, slug, ours: right(self, request, slug, ours | {SHARED}),
     ),
     Mutant(
         "a waiter that left the queue by a useless grant queues behind later ones",
         NET,
-        (Decisions, "_came_before"),
+        (NodeState, "_came_before"),
         returns(False),
     ),
     # The rounds
@@ -262,13 +255,13 @@ MUTANTS = (
     Mutant(
         "votes for the lock count as votes for its token",
         ("skew",),
-        (Round, "count"),
-        lambda right: lambda self, *kinds: right(self, *(GRANTS if kinds == (Kind.ACCEPTED,) else kinds)),
+        (Verdict, "accepted"),
+        always(Verdict.granted_lock),
     ),
     Mutant(
         "accepts of the first number count for the second",
         ("skew", "everything"),
-        (Attempt, "_raise_token"),
+        (Attempt, "_second_round"),
         mixes_rounds,
     ),
     Mutant(

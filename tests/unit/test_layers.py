@@ -317,7 +317,7 @@ def test_seeded_generator_is_for_pauses_only(imports):
     drawing = {each.where for each in imports if each.name.partition(".")[0] in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/manager.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
+        *("engine/manager.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
         "keys.py",  # imports the type UUID
     }
 
