@@ -1,7 +1,7 @@
 """
 The oracles check what must hold in every schedule, by the requests that the nodes really executed and true time.
 
-None of them asks the code under test whether it was right. The numbers are those of ``docs/reference/properties.md``.
+None of them asks the code under test whether it was right. Each states what it checks; the numbers tell the properties apart.
 """
 
 from bisect import bisect_left

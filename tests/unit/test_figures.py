@@ -17,12 +17,11 @@ def text_of(page: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", " ".join((CHECKOUT / page).read_text().split()))
 
 
-@pytest.mark.parametrize("page", ["docs/trust/testing.md", "docs/trust/simulation.md", "docs/trust/figures.md"])
-def test_wrong_protocols_of_the_lock_are_counted(page: str):
+def test_wrong_protocols_of_the_lock_are_counted():
     """
     The simulation of locks runs every mutant that is defined.
     """
-    counted = set(map(int, re.findall(r"(\d+) wrong protocols", text_of(page))))
+    counted = set(map(int, re.findall(r"(\d+) wrong protocols of the lock", text_of("docs/trust/testing.md"))))
 
     assert counted == {len(lock_mutants.MUTANTS)}
 
@@ -31,7 +30,7 @@ def test_profiles_and_wrong_protocols_of_slots_are_counted():
     """
     The same for singleton tasks.
     """
-    text = text_of("docs/trust/testing-celery.md")
+    text = text_of("docs/trust/testing.md")
 
     assert f"It has {len(PROFILES)} profiles" in text
     assert f"and {len(slot_mutants.MUTANTS)} wrong protocols" in text
@@ -61,3 +60,22 @@ def measured_in(row: str) -> float:
         re.MULTILINE,
     )
     return float(found)
+
+
+def test_locks_at_a_distance_are_those_of_the_tables():
+    """
+    The table of the page on speed is made of rows of the tables, in milliseconds.
+    """
+    page, tables = (CHECKOUT / "docs/trust/benchmarks.md").read_text(), TABLES.read_text()
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    contender = ""
+
+    assert len(rows) == 8
+    for name, *said in rows:
+        contender = f"{contender}, release sent" if name.startswith("the same") else name.partition(",")[0]
+        nodes = "n5" if "five" in name or name.startswith("the same") and "five" in previous else "n1"
+        section = tables.partition(f"<!-- figures: distance-free-{nodes} -->")[2].partition("<!-- end -->")[0]
+        for distance, ms in zip(("no delay", "0.5 ms", "2 ms"), said, strict=True):
+            (measured,) = re.findall(rf"^\| {re.escape(contender)}, {distance} \| ([\d,]+) µs", section, re.MULTILINE)
+            assert float(ms) == round(int(measured.replace(",", "")) / 1000, 1), (name, distance)
+        contender, previous = name.partition(",")[0], name
