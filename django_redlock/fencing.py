@@ -14,6 +14,7 @@ import time
 from asyncio import CancelledError, shield
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from inspect import iscoroutinefunction
 from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
@@ -25,10 +26,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from .engine import options as mistakes
 from .engine.lease import Lease, fence_out
 from .engine.lock import Block
-from .engine.options import check_switch
+from .engine.options import check_switch, explained
 from .exceptions import StaleTokenError
 from .handler import in_transaction
 from .models import MAX_SHOWN, Fence, fence_key
@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 ATTEMPTS = 3  # attempts to find a row that was just created; more would help only if rows were deleted constantly
 LONGEST_PAUSE = 1.0  # seconds between two runs of a function whose transaction conflicted with another
-
-
 BATCH = 500  # rows in one statement: older versions of SQLite accept at most 999 values
 
 # Errors of a transaction that conflicted with another one and may be run again: PostgreSQL's SQLSTATE, the numbers of
@@ -56,7 +54,7 @@ ISOLATION = {
 }
 
 
-@mistakes.explained
+@explained
 def fenced(
     lease: Lease | Iterable[Lease],
     *,
@@ -193,7 +191,14 @@ class Fenced(Block[None]):
     @asynccontextmanager
     async def _ahold(self) -> AsyncIterator[None]:
         async with own_thread():
-            await self._enter()
+            try:
+                await sync_to_async(self.__enter__)()
+            except CancelledError as error:
+                # The thread continues although the task is cancelled. It makes one call at a time, so the next one
+                # runs after __enter__() has ended.
+                end = partial(self.__exit__, type(error), error, error.__traceback__)
+                await in_thread(lambda: self.is_entered and end())
+                raise
             try:
                 yield
             except BaseException as error:
@@ -201,19 +206,6 @@ class Fenced(Block[None]):
                     raise
             else:
                 await in_thread(self.__exit__, None, None, None)
-
-    async def _enter(self) -> None:
-        try:
-            await sync_to_async(self.__enter__)()
-        except CancelledError as error:
-            # The thread continues although the task is cancelled. It makes one call at a time, so _abandon() runs after
-            # __enter__() has ended.
-            await in_thread(self._abandon, error)
-            raise
-
-    def _abandon(self, error: BaseException) -> None:
-        if self.is_entered:
-            self.__exit__(type(error), error, error.__traceback__)
 
     def _open(self, stack: ExitStack) -> None:
         """Begin the transactions, and claim the fences in all of them; *stack* ends the transactions."""
@@ -246,7 +238,7 @@ class Fenced(Block[None]):
         missing: dict[str, dict[str, str]] = {}
         for alias in self._databases:
             opened.enter_context(transaction.atomic(using=alias, durable=not self._nested))
-            with explained(alias):
+            with missing_table_explained(alias):
                 for lease in self._leases:
                     if lacking := claim(lease, alias):
                         missing.setdefault(alias, {}).update(lacking)
@@ -257,11 +249,24 @@ class Fenced(Block[None]):
             lease.ensure(lease.ttl / 20 if self._margin is None else self._margin)
 
     def _refuse(self, connection: BaseDatabaseWrapper) -> None:
-        """Raise unless the claim will be the first statement of a transaction that ends with the block."""
-        for lease in self._leases:
-            refuse_own_file(lease, connection)
+        """
+        Make sure that the claim will be the first statement of a transaction that ends with the block.
+
+        Raises:
+            RuntimeError: The claim would not be the first statement, the block would not commit, or the transaction
+                would keep its own lease from being renewed.
+        """
+        if connection.vendor == "sqlite":
+            self._refuse_own_file(connection)
         if self._nested:
-            refuse_snapshots(connection)
+            # Reads after the claim must be no older than the claim, even if the transaction read something before it.
+            level = isolation_level(connection)
+            if level != "read committed":
+                raise RuntimeError(
+                    f"nested=True needs READ COMMITTED, and database {connection.alias!r} is at {level.upper()}: a "
+                    "statement before the claim fixes what is read after it, so the claim would protect nothing. Move "
+                    "fenced() out of atomic()."
+                )
         elif in_transaction(connection):
             raise RuntimeError(
                 f"fenced() is inside a transaction of database {connection.alias!r}, in which something may have been "
@@ -273,6 +278,18 @@ class Fenced(Block[None]):
                 f"fenced() commits at its end, but autocommit is off for database {connection.alias!r}, so that the "
                 "commit is up to you and a transaction may be open already. Turn autocommit on."
             )
+
+    def _refuse_own_file(self, connection: BaseDatabaseWrapper) -> None:
+        file = os.path.realpath(connection.settings_dict["NAME"])
+        for lease in self._leases:
+            manager = lease.hold.keeper
+            others = sum(getattr(node, "file", "") != file for node in manager.nodes)
+            if lease.hold.renewed and others < manager.rules.needed:
+                raise RuntimeError(
+                    f"The transaction of database {connection.alias!r} would keep lock {lease.name!r} from being "
+                    "renewed: its file is the node of the lock, and SQLite has one writer at a time. Give the locks a "
+                    "database file of their own in DATABASES and NODES, or use a database server."
+                )
 
     def _refuse_nesting(self) -> None:
         if self._retries:
@@ -291,31 +308,25 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
     Raises:
         StaleTokenError: The database has seen a later holder; the lease is lost now.
     """
+    number, owner = lease.fencing_token, lease.hold.owner()
     fences = {fence_key(name, permit): shown(name, permit) for name, permit in lease.hold.slots()}
     keys = sorted(fences)
     missing: dict[str, str] = {}
     for first in range(0, len(keys), BATCH):
         some = keys[first : first + BATCH]
-        missing |= {key: fences[key] for key in _claim(lease, using, some)}
+        rows = Fence.objects.using(using).filter(pk__in=some)
+        claimable = Q(token__lt=number) | Q(token=number, owner=owner)
+        if rows.filter(claimable).update(token=number, owner=owner, updated=Now()) == len(some):
+            continue
+        found = {key: (seen, by) for key, seen, by in rows.values_list("key", "token", "owner")}
+        overtaken = [seen for seen, by in found.values() if seen >= number and (seen, by) != (number, owner)]
+        if overtaken:
+            fence_out(lease, max(overtaken))
+            raise StaleTokenError(lease.name, number)
+        # A fence that this query finds but the update did not may be unclaimed, or claimed by this lease in another
+        # thread. Either way, this transaction does not hold it.
+        missing |= {key: fences[key] for key in [key for key in some if key not in found] or some}
     return missing
-
-
-def _claim(lease: Lease, using: str, keys: list[str]) -> list[str]:
-    number, owner = lease.fencing_token, lease.hold.owner()
-    rows = Fence.objects.using(using).filter(pk__in=keys)
-    mine = Q(token=number, owner=owner)
-    if rows.filter(Q(token__lt=number) | mine).update(token=number, owner=owner, updated=Now()) == len(keys):
-        return []
-    overtaken = [
-        seen for seen, by in rows.values_list("token", "owner") if (seen, by) != (number, owner) and seen >= number
-    ]
-    if overtaken:
-        fence_out(lease, max(overtaken))
-        raise StaleTokenError(lease.name, number)
-    # A fence that this query finds but the update did not may be unclaimed, or claimed by this lease in another
-    # thread. Either way, this transaction does not hold it.
-    found = set(rows.values_list("key", flat=True))
-    return [key for key in keys if key not in found] or keys
 
 
 def create(using: str, rows: Mapping[str, str]) -> None:
@@ -329,41 +340,6 @@ def shown(name: str, permit: str) -> str:
     text = f"{name} #{permit}" if permit else name
     text = text.replace("\0", "�")  # PostgreSQL cannot store NUL
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
-
-
-def refuse_own_file(lease: Lease, connection: BaseDatabaseWrapper) -> None:
-    """
-    Make sure that a transaction does not keep its own lease from being renewed.
-
-    Raises:
-        RuntimeError: The transaction would write to the SQLite file that the lease needs as a node.
-    """
-    if connection.vendor != "sqlite" or not lease.hold.renewed:
-        return
-    file = os.path.realpath(connection.settings_dict["NAME"])
-    rules, nodes = lease.hold.keeper.rules, lease.hold.keeper.nodes
-    if sum(getattr(node, "file", "") != file for node in nodes) < rules.needed:
-        raise RuntimeError(
-            f"The transaction of database {connection.alias!r} would keep lock {lease.name!r} from being renewed: its "
-            "file is the node of the lock, and SQLite has one writer at a time. Give the locks a database file of "
-            "their own in DATABASES and NODES, or use a database server."
-        )
-
-
-def refuse_snapshots(connection: BaseDatabaseWrapper) -> None:
-    """
-    Make sure that reads after a claim are no older than the claim, even if the transaction read something before it.
-
-    Raises:
-        RuntimeError: The transaction's isolation level does not guarantee this.
-    """
-    level = isolation_level(connection)
-    if level != "read committed":
-        raise RuntimeError(
-            f"nested=True needs READ COMMITTED, and database {connection.alias!r} is at {level.upper()}: a statement "
-            "before the claim fixes what is read after it, so the claim would protect nothing. Move fenced() out of "
-            "atomic()."
-        )
 
 
 def isolation_level(connection: BaseDatabaseWrapper) -> str:
@@ -401,28 +377,27 @@ def is_conflict(error: BaseException) -> bool:
 
 
 @contextmanager
-def explained(alias: str) -> Iterator[None]:
+def missing_table_explained(alias: str) -> Iterator[None]:
     """Raise an error that says what to type if the database has no table of fences."""
     try:
         yield
     except DatabaseError as error:
-        if not is_conflict(error) and "redlock_fence" in str(error) and _table_is_missing(alias):
-            raise ImproperlyConfigured(
-                f"Database {alias!r} has no table {Fence._meta.db_table}: put 'django_redlock' into INSTALLED_APPS and "
-                f"type manage.py migrate redlock --database {alias}"
-            ) from error
-        raise
-
-
-def _table_is_missing(alias: str) -> bool:
-    # Open a separate connection: the one with the failed transaction accepts no query until the rollback.
-    connection = connections[alias].copy()
-    try:
-        with suppress(DatabaseError):
-            return Fence._meta.db_table not in connection.introspection.table_names()
-    finally:
-        connection.close()
-    return False
+        if is_conflict(error) or "redlock_fence" not in str(error):
+            raise
+        # Open a separate connection: the one with the failed transaction accepts no query until the rollback.
+        connection = connections[alias].copy()
+        missing = False
+        try:
+            with suppress(DatabaseError):
+                missing = Fence._meta.db_table not in connection.introspection.table_names()
+        finally:
+            connection.close()
+        if not missing:
+            raise
+        raise ImproperlyConfigured(
+            f"Database {alias!r} has no table {Fence._meta.db_table}: put 'django_redlock' into INSTALLED_APPS and "
+            f"type manage.py migrate redlock --database {alias}"
+        ) from error
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

@@ -32,13 +32,12 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
 from .core.protocol import LOST
-from .core.rules import check_wait, optional_seconds
 from .engine.lease import Lease, arelease_at_end, release_at_end
 from .engine.lock import Lock, decorators
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .handler import in_transaction, lock, locks
-from .keys import Call, Key, ViewKey
+from .keys import Key, ViewCall, ViewKey
 from .routers import reads_pinned
 
 log = logging.getLogger("django_redlock")
@@ -60,7 +59,6 @@ PROBLEM = "application/problem+json"
 # The holder can continue for the rest of its lease at most; most requests finish long before.
 LONGEST_RETRY_AFTER = 10  # seconds
 NO_QUORUM_RETRY_AFTER = 5  # seconds
-BUSY = get_args(BusyStatus)
 SAYINGS = {
     409: (gettext_lazy("Already in progress"), gettext_lazy("The same request is being processed right now.")),
     423: (gettext_lazy("Locked"), gettext_lazy("Somebody else is working on this right now.")),
@@ -114,11 +112,10 @@ def locked_view(
     """
     if isinstance(key, type):
         raise TypeError(MISSING_KEY)
-    optional_seconds("ttl", ttl)
-    return Decorator(Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using))
+    return Decorator(Options(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Options:
     """The checked options of :func:`~django_redlock.views.locked_view`."""
 
@@ -133,9 +130,8 @@ class Options:
 
     def __post_init__(self) -> None:
         name = f"view:{self.key}" if isinstance(self.key, str) and self.key else "view:..."
-        example = lock(name, ttl=self.ttl, wait=self.wait, using=self.using)
-        object.__setattr__(self, "example", example)  # the class is frozen
-        decorators.add(example)
+        self.example = lock(name, ttl=self.ttl, wait=self.wait, using=self.using)
+        decorators.add(self.example)
 
 
 class Decorator:
@@ -146,7 +142,7 @@ class Decorator:
         options: The checked options of :func:`locked_view`.
     """
 
-    def __init__(self, options: "Options") -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
 
     def __call__(self, view: Any) -> Any:
@@ -156,25 +152,20 @@ class Decorator:
         Raises:
             TypeError: *view* is not a view, or the decorator has no key.
         """
-        options = self._options
         if isinstance(view, HttpRequest):  # `key` is the view, and this is the view's first request
             raise TypeError(MISSING_KEY)
-        if isinstance(view, type):
-            return self._lock_class(view)
         if not callable(view):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
-        guard = Guard.of_view(view, options)
-        return guarded_async(guard, view) if guard.asynchronous else guarded(guard, view)
-
-    def _lock_class(self, view: Any) -> type:
-        if hasattr(view, "perform_content_negotiation"):  # an APIView, so Django REST framework is installed
+        if not isinstance(view, type):
+            guard = Guard.of_view(view, self._options)
+            return guard.around_async(view) if guard.asynchronous else guard.around(view)
+        if hasattr(view, "perform_content_negotiation"):  # an APIView of Django REST framework
             return self._lock_api_view(view)
         if not hasattr(view, "dispatch"):
             raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
-        locked: type = method_decorator(self, name="dispatch")(view)
-        return locked
+        return method_decorator(self, name="dispatch")(view)
 
-    def _lock_api_view(self, view: Any) -> type:
+    def _lock_api_view(self, view: Any) -> Any:
         """
         Lock an APIView or a ViewSet, after authentication, permissions and throttles, and around the transaction.
 
@@ -197,12 +188,11 @@ class Decorator:
             initial(self, request, *args, **kwargs)
             method = request.method.lower()
             if method in self.http_method_names and hasattr(self, method):
-                setattr(self, method, guard.api_handler(getattr(self, method)))
+                setattr(self, method, guard.around_handler(getattr(self, method)))
 
         locked_dispatch._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
         view.dispatch, view.initial = locked_dispatch, locked_initial
-        locked: type = view
-        return locked
+        return view
 
 
 def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
@@ -237,265 +227,20 @@ def check_on_busy(on_busy: OnBusy) -> OnBusy:
         TypeError: *on_busy* is neither a status nor a blocking function of two arguments.
         ValueError: *on_busy* is a status other than 409, 423 or 429.
     """
-    if iscoroutinefunction(on_busy) or not (isinstance(on_busy, int) or callable(on_busy)):
+    if isinstance(on_busy, int):
+        if on_busy not in get_args(BusyStatus):
+            raise ValueError(f"on_busy must be 409, 423, 429 or a function, not {on_busy!r}.")
+        return on_busy
+    if iscoroutinefunction(on_busy) or not callable(on_busy):
         raise TypeError(f"on_busy must be a status or a function that is not a coroutine function, not {on_busy!r}.")
-    if isinstance(on_busy, int) and on_busy not in BUSY:
-        raise ValueError(f"on_busy must be 409, 423, 429 or a function, not {on_busy!r}.")
-    if not isinstance(on_busy, int) and not _takes_two(on_busy):
-        raise TypeError(f"on_busy is called with the request and the error, which {on_busy!r} does not take.")
-    return on_busy
-
-
-def _takes_two(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(on_busy).bind(None, None)
     except TypeError:
-        return False
-    except ValueError:  # a function in C may have no signature
-        return True
-    return True
-
-
-def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
-    """Return a blocking view that runs under its lock."""
-
-    @wraps(view)
-    def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        guard.check(request)
-        if not guard.applies(request):
-            with guard.transactions():
-                return view(request, *args, **kwargs)
-        lock = guard.lock(request, args, kwargs)
-        try:
-            lease = lock.acquire()
-        except (LockTakenError, QuorumUnavailableError) as error:
-            return guard.refuse(request, error)
-        try:
-            # The request before this one may have changed the row that the key stands for: read it where it is written.
-            with reads_pinned(connections), guard.transactions():
-                response = guard.finished(view(request, *args, **kwargs))
-                guard.ensure(lease)
-        except BaseException:
-            release_at_end(lease)
-            raise
-        if keep_while_streaming(response, lease):
-            return response
-        guard.note(release_at_end(lease))
-        return response
-
-    locked._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
-    return locked
-
-
-def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
-    """Return an asynchronous view that runs under its lock."""
-
-    @wraps(view)
-    async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        guard.check(request)
-        guard.refuse_atomic_requests()
-        if not guard.applies(request):
-            return await view(request, *args, **kwargs)
-        lock = await sync_to_async(guard.lock)(request, args, kwargs)  # the key may read the user or the session
-        try:
-            lease = await lock.aacquire()
-        except (LockTakenError, QuorumUnavailableError) as error:
-            return await sync_to_async(guard.refuse)(request, error)
-        try:
-            with reads_pinned(connections):
-                response = await view(request, *args, **kwargs)
-            guard.ensure(lease)
-        except BaseException:
-            await arelease_at_end(lease)
-            raise
-        if keep_while_streaming(response, lease):
-            return response
-        guard.note(await arelease_at_end(lease))
-        return response
-
-    locked._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
-    return locked
-
-
-def keep_while_streaming(response: Any, lease: Lease) -> bool:
-    """
-    Let a streaming response release the lock when it is closed; return whether the response is streaming.
-
-    Servers close every response, even if the client has gone away. If a middleware drops the response and returns
-    another, nothing releases the lock: the lease is dropped as well and ends with its ttl.
-    """
-    if not getattr(response, "streaming", False):
-        return False
-    response._resource_closers.append(partial(release_at_end, lease))  # any thread may close it, so not async
-    return True
-
-
-class Guard:
-    """
-    One view under a lock: its name, key, lock and transactions.
-
-    Args:
-        name: The view's dotted name.
-        signature: The view's signature, for the names of its arguments.
-        options: The options of the decorator.
-        asynchronous: Whether the view is a coroutine function.
-        below: The databases for which the view wants no transaction.
-    """
-
-    prefix = "view"
-
-    def __init__(
-        self,
-        name: str,
-        signature: inspect.Signature,
-        options: Options,
-        *,
-        asynchronous: bool = False,
-        below: set[str] | None = None,
-    ) -> None:
-        self.name = name
-        self.asynchronous = asynchronous
-        self.options = options
-        self._signature = signature
-        self._key = ViewKey(name, options.key, signature)
-        self._below = set() if below is None else below
-        self.exempt = self._exempt()
-
-    @classmethod
-    def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
-        """Return the guard of a function or method."""
-        name, owner = _identify(view)
-        # A method bound by method_decorator is a partial that wraps the function with `self`.
-        return cls(
-            name,
-            inspect.signature(view, follow_wrapped=not isinstance(view, partial)),
-            options,
-            asynchronous=iscoroutinefunction(view) or getattr(owner, "view_is_async", False),
-            below=getattr(view, "_non_atomic_requests", set()),
-        )
-
-    def check(self, request: object) -> None:
-        """
-        Make sure that the view is called with a request, and not as a method.
-
-        Raises:
-            TypeError: The view's first argument is not a request.
-        """
-        if not hasattr(request, "META"):
-            raise TypeError(
-                f"@locked_view on {self.name} got a {type(request).__name__} instead of a request. Decorate the class, "
-                "with methods=[...] if needed, or write @method_decorator(locked_view(...)) above the method."
-            )
-
-    def applies(self, request: HttpRequest) -> bool:
-        """Return whether requests with this request's method are locked."""
-        method = request.method or ""
-        return method not in SAFE_METHODS if self.options.methods is None else method in self.options.methods
-
-    def lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
-        """
-        Return the lock of a request, without a network call.
-
-        Raises:
-            BadRequest: The client left out a value that the key needs.
-            ImproperlyConfigured: The key has no value for another reason.
-            RuntimeError: A transaction is open, so the lock would be released before the commit.
-        """
-        self._refuse_transactions()
-        options = self.options
-        call = Call(request, args, kwargs, self._arguments(request, args, kwargs))
-        name = f"{self.prefix}:{self._key.resolve(call)}"
-        label = f"{self.name} {request.method}"
-        return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
-
-    def refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
-        """Return the answer to a request that did not get the lock."""
-        return refuse(request, error, self.options.on_busy)
-
-    def ensure(self, lease: Lease) -> None:
-        """
-        Make sure before the commit that the lock is still held, and long enough for the commit.
-
-        Raises:
-            LockLostError: The lock is lost, or too little time is left.
-        """
-        lease.ensure(lease.ttl * MARGIN if self._atomic_aliases() else 0.0)
-
-    @contextmanager
-    def transactions(self) -> Iterator[None]:
-        """Open the transactions that Django would open around this view."""
-        with ExitStack() as stack:
-            for alias in self._atomic_aliases():
-                stack.enter_context(transaction.atomic(using=alias))
-            yield
-
-    def refuse_atomic_requests(self) -> None:
-        """Refuse async views as Django does; a decorated class may have hidden the view from Django's own check."""
-        if self._atomic_aliases():
-            raise RuntimeError(f"You cannot use ATOMIC_REQUESTS with async views, such as {self.name}.")
-
-    def finished(self, response: Any) -> Any:
-        """Return the response; refuse an awaitable, which would only run after the lock is released."""
-        if inspect.isawaitable(response):
-            if inspect.iscoroutine(response):
-                response.close()
-            raise TypeError(
-                f"@locked_view on {self.name}: the view is asynchronous, but looks like a synchronous function. Put "
-                "@locked_view directly on the coroutine function."
-            )
-        return response
-
-    def note(self, outcome: str) -> None:
-        """Log an error if the lock was gone at its release; the view has already committed by then."""
-        if outcome in LOST:
-            log.error(
-                "the lock of view %s ended before the view did (%s); another request may have run beside it",
-                self.name,
-                outcome,
-                extra={"event": "view_lock_lost", "view": self.name},
-            )
-
-    def api_handler(self, handler: Any) -> Any:
-        """Return a handler of a view of Django REST framework that runs under its lock."""
-        from rest_framework.exceptions import ParseError  # only here: Django REST framework is optional
-
-        locked = guarded(self, handler)
-
-        @wraps(handler)
-        def handle(request: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return locked(request, *args, **kwargs)
-            except BadRequest as error:  # the framework does not know BadRequest
-                raise ParseError(str(error.__cause__ or error)) from error
-
-        return handle
-
-    def _atomic_aliases(self) -> list[str]:
-        return [
-            alias
-            for alias, database in connections.settings.items()
-            if database["ATOMIC_REQUESTS"] and alias not in self._below and not set.__contains__(self.exempt, alias)
-        ]
-
-    def _exempt(self) -> set[str]:
-        if isinstance(self._below, OwnTransactions):  # an inner @locked_view opens the transactions
-            return self._below
-        return set(self._below) if self.asynchronous else OwnTransactions(self._below)
-
-    def _refuse_transactions(self) -> None:
-        for connection in connections.all(initialized_only=True):
-            if in_transaction(connection):
-                raise RuntimeError(
-                    f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
-                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, not "
-                    "a method; or put @transaction.non_atomic_requests on top, as above @api_view; and use "
-                    "functools.wraps() in your own decorators. Otherwise move the transaction into the view."
-                )
-
-    def _arguments(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = self._signature.bind_partial(request, *args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments | kwargs | {"request": request}
+        message = f"on_busy is called with the request and the error, which {on_busy!r} does not take."
+        raise TypeError(message) from None
+    except ValueError:
+        pass  # a function in C may have no signature
+    return on_busy
 
 
 class OwnTransactions(set[str]):
@@ -510,26 +255,238 @@ class OwnTransactions(set[str]):
         return True
 
 
-def _identify(view: Callable[..., Any]) -> tuple[str, type | None]:
-    """Return a view's dotted name, and its class if the view is the function or a method of a view class."""
-    instance = getattr(getattr(view, "func", None), "__self__", None)  # set if method_decorator bound it
-    owner = getattr(view, "view_class", None) if instance is None else type(instance)
-    named = owner or view
-    if named.__module__ == "django.utils.decorators":  # method_decorator tries a decorator on a dummy
-        return "a class", None
-    return f"{named.__module__}.{getattr(named, '__qualname__', named)}", owner
+class Guard:
+    """
+    One view under a lock: its name, key, lock and transactions.
 
+    Args:
+        name: The view's dotted name.
+        signature: The view's signature, for the names of its arguments.
+        options: The options of the decorator.
+        below: The databases for which the view wants no transaction.
+        asynchronous: Whether the view is a coroutine function.
+    """
 
-def refuse(request: HttpRequest, error: LockTakenError | QuorumUnavailableError, on_busy: OnBusy) -> Any:
-    """Return the response of *on_busy* if the lock is taken, and 503 if too few nodes answered."""
-    if isinstance(error, LockTakenError) and callable(on_busy):
-        return on_busy(request, error)
-    return response_to(request, error, status=409 if callable(on_busy) else on_busy)
+    prefix = "view"
+
+    def __init__(
+        self,
+        name: str,
+        signature: inspect.Signature,
+        options: Options,
+        *,
+        below: set[str],
+        asynchronous: bool = False,
+    ) -> None:
+        self.name = name
+        self.asynchronous = asynchronous
+        self._options = options
+        self._signature = signature
+        self._key = ViewKey(name, options.key, signature)
+        self._below = below
+        if isinstance(below, OwnTransactions):  # an inner @locked_view opens the transactions
+            self.exempt: set[str] = below
+        else:
+            self.exempt = set(below) if asynchronous else OwnTransactions(below)
+
+    @classmethod
+    def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
+        """Return the guard of a function, or of a method that ``method_decorator`` has bound."""
+        instance = getattr(getattr(view, "func", None), "__self__", None)  # set if method_decorator bound it
+        owner = getattr(view, "view_class", None) if instance is None else type(instance)
+        named = owner or view
+        name = f"{named.__module__}.{getattr(named, '__qualname__', named)}"
+        if named.__module__ == "django.utils.decorators":  # method_decorator tries a decorator on a dummy
+            name, owner = "a class", None
+        # A method bound by method_decorator is a partial that wraps the function with `self`.
+        return cls(
+            name,
+            inspect.signature(view, follow_wrapped=not isinstance(view, partial)),
+            options,
+            below=getattr(view, "_non_atomic_requests", set()),
+            asynchronous=iscoroutinefunction(view) or getattr(owner, "view_is_async", False),
+        )
+
+    def around(self, view: Callable[..., Any]) -> Any:
+        """Return a blocking view that runs under its lock."""
+
+        @wraps(view)
+        def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not self.applies(request):
+                with self._transactions():
+                    return view(request, *args, **kwargs)
+            lock = self._lock(request, args, kwargs)
+            try:
+                lease = lock.acquire()
+            except (LockTakenError, QuorumUnavailableError) as error:
+                return self._refuse(request, error)
+            try:
+                # The request before this one may have changed the row that the key stands for, so that row is read
+                # where it is written.
+                with reads_pinned(connections), self._transactions():
+                    response = view(request, *args, **kwargs)
+                    self._refuse_awaitable(response)
+                    self.ensure(lease)
+            except BaseException:
+                release_at_end(lease)
+                raise
+            if not self._keep_while_streaming(response, lease):
+                self._note(release_at_end(lease))
+            return response
+
+        locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
+        return locked
+
+    def around_async(self, view: Callable[..., Any]) -> Any:
+        """Return an asynchronous view that runs under its lock."""
+
+        @wraps(view)
+        async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            applies = self.applies(request)
+            if self._atomic_aliases():  # a decorated class may have hidden the view from Django's own check
+                raise RuntimeError(f"You cannot use ATOMIC_REQUESTS with async views, such as {self.name}.")
+            if not applies:
+                return await view(request, *args, **kwargs)
+            lock = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
+            try:
+                lease = await lock.aacquire()
+            except (LockTakenError, QuorumUnavailableError) as error:
+                return await sync_to_async(self._refuse)(request, error)
+            try:
+                with reads_pinned(connections):
+                    response = await view(request, *args, **kwargs)
+                self.ensure(lease)
+            except BaseException:
+                await arelease_at_end(lease)
+                raise
+            if not self._keep_while_streaming(response, lease):
+                self._note(await arelease_at_end(lease))
+            return response
+
+        locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
+        return locked
+
+    def around_handler(self, handler: Any) -> Any:
+        """Return a handler of a view of Django REST framework that runs under its lock."""
+        from rest_framework.exceptions import ParseError  # only here: Django REST framework is optional
+
+        locked = self.around(handler)
+
+        @wraps(handler)
+        def handle(request: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return locked(request, *args, **kwargs)
+            except BadRequest as error:  # the framework does not know BadRequest
+                raise ParseError(str(error.__cause__ or error)) from error
+
+        return handle
+
+    def applies(self, request: HttpRequest) -> bool:
+        """
+        Return whether requests with this request's method are locked.
+
+        Raises:
+            TypeError: The view's first argument is not a request.
+        """
+        if not hasattr(request, "META"):
+            raise TypeError(
+                f"@locked_view on {self.name} got a {type(request).__name__} instead of a request. Decorate the class, "
+                "with methods=[...] if needed, or write @method_decorator(locked_view(...)) above the method."
+            )
+        methods = self._options.methods
+        return request.method not in SAFE_METHODS if methods is None else request.method in methods
+
+    def ensure(self, lease: Lease) -> None:
+        """
+        Make sure before the commit that the lock is still held, and long enough for the commit.
+
+        Raises:
+            LockLostError: The lock is lost, or too little time is left.
+        """
+        lease.ensure(lease.ttl * MARGIN if self._atomic_aliases() else 0.0)
+
+    def _lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
+        """
+        Return the lock of a request, without a network call.
+
+        Raises:
+            BadRequest: The client left out a value that the key needs.
+            ImproperlyConfigured: The key has no value for another reason.
+            RuntimeError: A transaction is open, so the lock would be released before the commit.
+        """
+        for connection in connections.all(initialized_only=True):
+            if in_transaction(connection):
+                raise RuntimeError(
+                    f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
+                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, not "
+                    "a method; or put @transaction.non_atomic_requests on top, as above @api_view; and use "
+                    "functools.wraps() in your own decorators. Otherwise move the transaction into the view."
+                )
+        bound = self._signature.bind_partial(request, *args, **kwargs)
+        bound.apply_defaults()
+        call = ViewCall(request, args, kwargs, bound.arguments | kwargs | {"request": request})
+        name, label = f"{self.prefix}:{self._key.resolve(call)}", f"{self.name} {request.method}"
+        options = self._options
+        return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+
+    def _refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
+        """Return the answer to a request that did not get the lock."""
+        on_busy = self._options.on_busy
+        if isinstance(on_busy, int):
+            return response_to(request, error, status=on_busy)
+        return on_busy(request, error) if isinstance(error, LockTakenError) else response_to(request, error)
+
+    def _refuse_awaitable(self, response: Any) -> None:
+        """Refuse an awaitable as a response: it would only run after the lock is released."""
+        if inspect.isawaitable(response):
+            if inspect.iscoroutine(response):
+                response.close()
+            raise TypeError(
+                f"@locked_view on {self.name}: the view is asynchronous, but looks like a synchronous function. Put "
+                "@locked_view directly on the coroutine function."
+            )
+
+    def _keep_while_streaming(self, response: Any, lease: Lease) -> bool:
+        """
+        Let a streaming response release the lock when it is closed; return whether the response is streaming.
+
+        Servers close every response, even if the client has gone away. If a middleware drops the response and returns
+        another, nothing releases the lock: the lease is dropped as well and ends with its ttl.
+        """
+        if not getattr(response, "streaming", False):
+            return False
+        response._resource_closers.append(partial(release_at_end, lease))  # any thread may close it, so not async
+        return True
+
+    def _note(self, outcome: str) -> None:
+        """Log an error if the lock was gone at its release; the view has already committed by then."""
+        if outcome in LOST:
+            log.error(
+                "the lock of view %s ended before the view did (%s); another request may have run beside it",
+                self.name,
+                outcome,
+                extra={"event": "view_lock_lost", "view": self.name},
+            )
+
+    @contextmanager
+    def _transactions(self) -> Iterator[None]:
+        """Open the transactions that Django would open around this view."""
+        with ExitStack() as stack:
+            for alias in self._atomic_aliases():
+                stack.enter_context(transaction.atomic(using=alias))
+            yield
+
+    def _atomic_aliases(self) -> list[str]:
+        return [
+            alias
+            for alias, database in connections.settings.items()
+            if database["ATOMIC_REQUESTS"] and alias not in self._below and not set.__contains__(self.exempt, alias)
+        ]
 
 
 def response_to(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT) -> HttpResponse:
     """
-    Return the response to a request that did not get its lock, as a page or as problem details.
+    Return the response to a request that did not get its lock: a page for people, problem details for programs.
 
     The response names the lock only if ``DEBUG`` is on. It has a ``Retry-After`` header and must not be cached.
 
@@ -539,8 +496,17 @@ def response_to(request: HttpRequest, error: Refused, *, status: int = HTTPStatu
         status: The status of the response if another holder has the lock: 409, 423 or 429.
     """
     problem, retry_after = problem_of(error, status)
-    as_json = is_api(request) or _prefers_json(request)
-    response = _json(problem) if as_json else _page(request, problem)
+    # The first type serves */* and clients that state no preference.
+    preferred = request.get_preferred_type(["text/html", PROBLEM, "application/json"])
+    response: HttpResponse
+    if hasattr(request, "accepted_renderer") or preferred not in (None, "text/html"):  # the former: REST framework
+        response = JsonResponse(problem, status=problem["status"], content_type=PROBLEM)
+    else:
+        try:
+            response = HttpResponse(render_to_string(TEMPLATE, problem, request), status=problem["status"])
+        except TemplateDoesNotExist:  # a project without templates, or without our app
+            plain = "text/plain; charset=utf-8"
+            response = HttpResponse(problem["detail"], status=problem["status"], content_type=plain)
     response.headers["Retry-After"] = str(retry_after)
     patch_vary_headers(response, ["Accept"])
     patch_cache_control(response, no_store=True)
@@ -553,7 +519,8 @@ def problem_of(error: Refused, status: int = HTTPStatus.CONFLICT) -> tuple[dict[
         status, retry_after = HTTPStatus.SERVICE_UNAVAILABLE, NO_QUORUM_RETRY_AFTER
         log.error("view lock unavailable: %s", error, extra={"event": "view_lock_unavailable", "lock": error.name})
     else:
-        retry_after = _retry_after(getattr(error, "retry_after", None))
+        left = math.ceil(getattr(error, "retry_after", None) or 0)
+        retry_after = max(1, min(LONGEST_RETRY_AFTER, left))
         log.info("view lock taken: %s", error, extra={"event": "view_lock_taken", "lock": error.name})
     title, detail = SAYINGS[status]
     again = ngettext("Try again in %(n)d second.", "Try again in %(n)d seconds.", retry_after) % {"n": retry_after}
@@ -563,36 +530,9 @@ def problem_of(error: Refused, status: int = HTTPStatus.CONFLICT) -> tuple[dict[
     return problem, retry_after
 
 
-def is_api(request: HttpRequest) -> bool:
-    """Return whether Django REST framework handles the request; its clients are programs."""
-    return hasattr(request, "accepted_renderer")
-
-
-def _retry_after(seconds: float | None) -> int:
-    return max(1, min(LONGEST_RETRY_AFTER, math.ceil(seconds or 0)))
-
-
-def _prefers_json(request: HttpRequest) -> bool:
-    # The first type serves */* and clients that state no preference.
-    preferred = request.get_preferred_type(["text/html", PROBLEM, "application/json"])
-    return preferred is not None and preferred != "text/html"
-
-
-def _json(problem: dict[str, Any]) -> HttpResponse:
-    return JsonResponse(problem, status=problem["status"], content_type=PROBLEM)
-
-
-def _page(request: HttpRequest, problem: dict[str, Any]) -> HttpResponse:
-    try:
-        content = render_to_string(TEMPLATE, problem, request)
-    except TemplateDoesNotExist:  # a project without templates, or without our app
-        return HttpResponse(problem["detail"], status=problem["status"], content_type="text/plain; charset=utf-8")
-    return HttpResponse(content, status=problem["status"])
-
-
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> list[CheckMessage]:
-    """Report the views that were decorated with ``@locked_view`` but without a key."""
+    """Report the views that were decorated with ``@locked_view`` but without a key, which the decorator cannot see."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return []
     return [

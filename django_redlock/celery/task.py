@@ -32,8 +32,8 @@ from ..engine.lock import makes_coroutine, makes_generator
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
-from ..keys import Parameters, check_key, lock_name, signature_of
-from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result, result_of
+from ..keys import TaskKey, signature_of
+from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result
 from .execution import EXECUTION, Execution, SlotLostError
 from .handle import Singleton
 from .options import (
@@ -129,7 +129,7 @@ def singleton_task(
 
     def decorate(function: Callable[..., Any]) -> Any:
         check_function(function)
-        check_key(chosen.key, _parameters(function, celery_options))
+        TaskKey(chosen.key, _parameters(function, celery_options))
         return _shared(function, chosen, celery_options)
 
     return decorate if function is None else decorate(function)
@@ -246,11 +246,11 @@ class SingletonTask(BaseTask[P, R]):
         return getattr(self.request, EXECUTION, None)
 
     @cached_property
-    def singleton_parameters(self) -> Parameters:
-        """The parameters of the body, without ``self``."""
-        signature = signature_of(getattr(self, "_orig_run", self.run))  # without Celery's own wrapper
-        check_key(self.singleton_options.key, signature)
-        return Parameters(signature)
+    def singleton_key(self) -> TaskKey:
+        """What distinguishes the calls of this task."""
+        signature = signature_of(getattr(self, "_orig_run", self.run))  # without Celery's own wrapper, and without self
+        options = self.singleton_options
+        return TaskKey(options.key, signature, self.name, options.group, options.version)
 
     def singleton_ticket(
         self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], secret: str = ""
@@ -262,12 +262,13 @@ class SingletonTask(BaseTask[P, R]):
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
         options = self.singleton_options
-        name = lock_name(self.name, options, self.singleton_parameters, args, kwargs)
+        name = self.singleton_key.lock_name(args, kwargs)
         return Ticket(name, options.using, task_id, secret, scope=options.scope)
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
         """Return the result of one of this task's messages."""
-        return result_of(self, task_id, **options)
+        about: dict[str, Any] = {"backend": self.backend, "task_name": self.name, "app": self.app}
+        return SingletonResult(task_id, **(about | options))
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         """Mix our part into the request class of the task, whichever that is; workers call this."""
@@ -370,10 +371,10 @@ class SingletonTask(BaseTask[P, R]):
         try:
             self._store_started()
             value = super().__call__(*args, **kwargs)
-            arrival.redelivery.note_done(execution)
+            arrival.note_done(execution)
             return value
         except (Retry, Ignore):
-            arrival.redelivery.note_done(execution, goes_on=True)
+            arrival.note_done(execution, goes_on=True)
             raise
         except SlotLostError:
             execution.ensure()

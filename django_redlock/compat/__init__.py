@@ -16,16 +16,18 @@ from typing import Any, Literal, NoReturn, Self
 
 from ..conf import DEFAULT_ALIAS
 from ..core.hold import release_outcome
-from ..core.names import check_name, secret_of
-from ..core.protocol import LOST, EndReason, Outcome
+from ..core.names import check_name, slug
+from ..core.protocol import LOST, SHARED, EndReason, Kind, Outcome, Release
+from ..core.round import Round, count
 from ..core.rules import MIN_TTL, number, seconds
 from ..engine.lease import Lease
 from ..engine.manager import LockManager
-from ..exceptions import EXPLANATIONS, QuorumUnavailableError, RedlockError, printable
+from ..engine.twins import Awaiting, Blocking, Flavour, run
+from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
+from ..inventory.survey import Poll, Vote, aask_nodes, ask_nodes
 from ..nodes.redis.node import RedisLockError, RedisLockNotOwnedError
-from .holds import SLACK, Awaiting, Blocking, Flavour, Hold, Slot, TaskSlot, ThreadSlot, as_bytes, run
-from .key import KeyOnNodes
+from .holds import SLACK, Hold, Slot, TaskSlot, Term, ThreadSlot, as_bytes, piece, reference
 
 log = logging.getLogger("django_redlock")
 
@@ -143,14 +145,19 @@ class BaseLock:
             raise ValueError(
                 f"timeout must be at most {longest:g} seconds (OPTIONS['max_hold']), not {self.timeout!r}."
             )
-        return await self._nodes.take(slot, self.timeout, None if token is None else as_bytes(token), wait=wait)
+        return await self._take(slot, self.timeout, None if token is None else as_bytes(token), wait=wait)
 
     async def _release(self, slot: Slot) -> None:
         hold = self._held(slot, "release")
         # If the release is interrupted, the token can still release the lock.
         slot.hold = Hold(hold.token)
         lease = hold.lease
-        outcome = await (self._flavour.call(lease.release, lease.arelease) if lease else self._disown(hold.token))
+        if lease:
+            outcome = await self._flavour.call(lease.release, lease.arelease)
+        elif vote := await self._find(hold.token):  # another process acquired it
+            outcome = release_outcome(await self._remove(vote.secret), self._manager.rules)
+        else:
+            outcome = Outcome.EXPIRED
         slot.hold = None
         reason = lease.reason if lease else None
         if outcome in LOST or reason is EndReason.FORKED:
@@ -162,30 +169,25 @@ class BaseLock:
                 extra={"event": "no_quorum", "lock": self._key},
             )
 
-    async def _disown(self, token: bytes) -> Outcome:
-        """Release a lock that another process acquired."""
-        found = await self._nodes.find(token)
-        return (
-            release_outcome(await self._nodes.remove(found.secret), self._manager.rules) if found else Outcome.EXPIRED
-        )
-
     async def _reset(self, slot: Slot) -> None:
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
-        for found in await self._nodes.look():
-            await self._nodes.remove_by_force(found.secret)
+        for vote in await self._holders():
+            await self._remove_by_force(vote.secret)
 
     async def _locked(self) -> bool:
-        return bool(await self._nodes.look())
+        return bool(await self._holders())
 
     async def _owned(self, hold: Hold | None) -> bool:
         if hold is None:
             return False
         if hold.lease is None:
-            return await self._nodes.find(hold.token) is not None
-        rows, _ = await self._nodes.survey()
-        against = sum(secret_of(row.value) != hold.lease.secret for row in rows)
+            return await self._find(hold.token) is not None
+        poll = await self._ask()
+        votes = poll.tally(slug(self._key)).votes
+        mine = sum(vote.nodes for vote in votes if vote.secret == hold.lease.secret)
+        against = self._manager.rules.nodes - len(poll.silent) - mine
         return hold.lease.valid() and against <= self._manager.rules.spare
 
     def _longer(self, to_do: str, additional: float | None, from_now: bool) -> Coroutine[Any, Any, Literal[True]]:
@@ -210,21 +212,17 @@ class BaseLock:
 
     async def _take_over(self, slot: Slot, token: bytes, additional: float, from_now: bool) -> Literal[True]:
         """Extend a lock that another process acquired, with a lease of this process."""
-        found = await self._nodes.find(token)
+        found = await self._find(token)
         if found is None:
             self._not_owned("extend")
-        left = self._check_length(additional + (0.0 if from_now else found.left), 0.0)
-        if not await self._nodes.take(slot, left, token, wait=0, adopt=found.secret):
+        left = self._check_length(additional + (0.0 if from_now else min(found.lefts)), 0.0)
+        if not await self._take(slot, left, token, wait=0, adopt=found.secret):
             self._not_owned("extend", EndReason.SUPERSEDED)
         return True
 
     @property
     def _manager(self) -> LockManager:
         return locks[self.using]
-
-    @property
-    def _nodes(self) -> KeyOnNodes:
-        return KeyOnNodes(self._manager, self._key, self._flavour)
 
     def _wait(self, blocking: bool | None, blocking_timeout: float | None) -> float | None:
         """Return *blocking* and *blocking_timeout* as seconds to wait."""
@@ -234,6 +232,74 @@ class BaseLock:
         if timeout is None or timeout == math.inf:
             return None
         return max(0.0, number("blocking_timeout", timeout))
+
+    # The key on the nodes
+
+    async def _take(self, slot: Slot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
+        """Acquire the lock for *length* seconds, or until its release if None; return whether it is held now."""
+        rules = self._manager.rules
+        ttl = None if length is None else piece(length, rules)
+        ref = "" if token is None else reference(token)
+        lock = self._manager.claim(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        try:
+            lease = await self._flavour.call(lock.acquire, lock.aacquire)
+        except LockTakenError:
+            return False
+        term = None if length is None else Term(lease, length, rules, self._flavour)
+        slot.hold = Hold(lease.secret.encode() if token is None else token, lease, term)
+        return True
+
+    async def _ask(self) -> Poll:
+        return await self._flavour.call(ask_nodes, aask_nodes, self._manager, [slug(self._key)])
+
+    async def _holders(self) -> tuple[Vote, ...]:
+        """
+        Return the holders that have a quorum, or may have one if the nodes that did not answer are counted.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        poll = await self._ask()
+        poll.require_quorum(self._key)
+        return poll.tally(slug(self._key)).possible
+
+    async def _find(self, token: bytes) -> Vote | None:
+        """Return the holder whose secret *token* is, or who chose it or was given it; None if there is no such one."""
+        ref = reference(token)
+        for vote in await self._holders():
+            if vote.secret.encode() == token or (vote.owner and vote.owner.ref == ref):
+                return vote
+        return None
+
+    async def _remove(self, secret: str) -> Round:
+        """Release a lock by its secret; a holder that still renews the lock is refused, and notices the loss."""
+        manager, rules = self._manager, self._manager.rules
+        request = Release((slug(self._key),), secret, tombstone=rules.guard, shared=secret == SHARED)
+        round = Round(
+            requests=dict.fromkeys(range(rules.nodes), request),
+            decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
+            timeout=rules.timeout(rules.ttl),
+            cleanup=True,
+        )
+        await self._flavour.call(manager.ask, manager.aask, round)
+        return round
+
+    async def _remove_by_force(self, secret: str) -> None:
+        """
+        Release a lock by its secret, as an operator does, and send the signal ``lock_forced``.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered; the lock may still be held.
+        """
+        round, needed = await self._remove(secret), self._manager.rules.needed
+        # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
+        gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
+        outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
+        about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
+        log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
+        self._manager.notify("lock_forced", name=self._key, outcome=outcome)
+        if not gone:
+            raise QuorumUnavailableError(self._key, needed=needed)
 
     # Errors
 

@@ -3,62 +3,17 @@
 import asyncio
 import math
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from hashlib import blake2b
+from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
-from ..engine.manager import Runtime
+from ..engine.twins import Awaiting, Blocking, Flavour, run
 from ..engine.watchdog import Dog
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
-
-
-class Blocking:
-    """Wait by blocking."""
-
-    @staticmethod
-    async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *method*, the blocking one of two twins."""
-        return method(*args, **kwargs)
-
-    @staticmethod
-    def watchdog(runtime: Runtime) -> Dog:
-        """Return the watchdog of this flavour."""
-        return runtime.watchdog
-
-
-class Awaiting:
-    """Wait in the event loop."""
-
-    @staticmethod
-    async def call(method: object, amethod: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *amethod*, the asyncio one of two twins."""
-        return await amethod(*args, **kwargs)
-
-    @staticmethod
-    def watchdog(runtime: Runtime) -> Dog:
-        """Return the watchdog of this flavour."""
-        return runtime.loop_watchdog()
-
-
-Flavour = type[Blocking] | type[Awaiting]
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the blocking flavour to its end."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("a blocking lock was suspended")
 
 
 class Term:
@@ -224,3 +179,12 @@ class TaskSlot(Slot):
 def as_bytes(token: str | bytes) -> bytes:
     """Return a token as redis-py keeps it."""
     return token.encode() if isinstance(token, str) else bytes(token)
+
+
+def reference(token: bytes) -> str:
+    """
+    Return the ``ref`` that stands for a token that the holder chose or was given.
+
+    The token is not used as the secret. Otherwise two callers that chose the same token would both hold the lock.
+    """
+    return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from .protocol import (
     LEAVING_TRACES,
@@ -27,6 +27,9 @@ from .protocol import (
     no_vote,
 )
 from .rules import Rules
+
+if TYPE_CHECKING:
+    from .admission import Admission
 
 NO_CURSORS: Mapping[int, str] = MappingProxyType({})
 LIFETIME = 10.0  # seconds for which the reply to a round that takes or extends no lease is of use
@@ -55,8 +58,8 @@ class Round:
             connections gives it the replies; see :mod:`django_redlock.engine.watchdog`.
 
     ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
-    driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with the
-    nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
+    driver sets ``admission``, whose ``doubts`` are the nodes that may not vote at present. ``on_missed`` is called with
+    the nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
     except a *hoped* one to a round that is already won.
 
     A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes. It is
@@ -82,7 +85,7 @@ class Round:
     complete: bool = False
     on_late: Callable[[Reply], None] | None = None
     on_missed: "Callable[[Round, set[int]], None] | None" = None
-    doubted: Callable[[], Mapping[int, str]] = dict
+    admission: "Admission | None" = None
     _as_hoped: int = 0
 
     @property
@@ -108,21 +111,21 @@ class Round:
         replies[node] = reply
         if reply.kind is self.hoped:
             self._as_hoped += 1
-        if len(replies) == len(self.requests):
-            self.close()
-            return
-        doubted = self.doubted()
-        if self._as_hoped == len(replies) and not doubted:
-            if self._as_hoped >= self.needed:
-                self.close()
-        elif self.decided(self._votes() if doubted else replies):
+        all_replied = len(replies) == len(self.requests)
+        # What counts is who may vote at the moment of the decision, not when a reply came. Only the replies of the
+        # other nodes show which clock is right.
+        if self._as_hoped == len(replies) and not (self.admission and self.admission.doubts):  # as nearly always
+            if all_replied or self._as_hoped >= self.needed:
+                self.closed, self.complete = True, all_replied
+                self.won = self._as_hoped >= self.needed
+        elif all_replied or self.decided(self._votes()):
             self.close()
 
     def close(self) -> None:
         """End the round; replies that come from now on are late."""
         if not self.closed:
             self.closed = True
-            if self.doubted():
+            if self.admission and self.admission.doubts:
                 self.replies = self._votes()
             elif self.hoped and self._as_hoped == len(self.replies):
                 self.won = self._as_hoped >= self.needed
@@ -130,11 +133,10 @@ class Round:
 
     def _votes(self) -> dict[int, Reply]:
         """Return the replies as they count at this moment."""
-        doubted = self.doubted()
-        if not doubted:
+        if not (self.admission and (doubts := self.admission.doubts)):
             return self.replies
         return {
-            node: no_vote(reply, doubted[node]) if node in doubted and reply.kind in POSITIVE else reply
+            node: no_vote(reply, doubts[node]) if node in doubts and reply.kind in POSITIVE else reply
             for node, reply in self.replies.items()
         }
 
@@ -228,9 +230,12 @@ def cleanup(
     connection. So the release to a node in *unsure*, which may execute an earlier request afterwards, also leaves a
     tombstone there, which refuses such requests for *tombstone* seconds.
     """
-    refusing = release._replace(tombstone=tombstone) if unsure else release
+    requests: dict[int, Request] = dict.fromkeys(nodes, release)
+    if unsure:
+        refusing = release._replace(tombstone=tombstone)
+        requests |= {node: refusing for node in requests if node in unsure}
     return Round(
-        requests={node: refusing if node in unsure else release for node in nodes},
+        requests=requests,
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         needed=needed or 0,
@@ -242,7 +247,11 @@ def cleanup(
 
 def unanswered(rounds: Iterable[Round]) -> set[int]:
     """Return the nodes that may still execute a request of one of *rounds*."""
-    return {node for round in rounds for node in round.unanswered()}
+    found: set[int] = set()
+    for round in rounds:
+        if not round.complete:  # as nearly always
+            found |= round.unanswered()
+    return found
 
 
 class SurveyOptions(TypedDict, total=False):

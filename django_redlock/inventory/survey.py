@@ -1,217 +1,400 @@
 """
-Query the nodes: all at once, page by page through their indexes, bounded in names and in time (internal).
+Ask every node which locks it has, and count the nodes' votes (internal).
+
+A :class:`Poll` sends the requests of one listing and files the replies. Its :meth:`~Poll.tally` is the one place that
+says which holder has a quorum. Nothing but the time of a request leads to another one, so the blocking and the asyncio
+callers share all of this.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple, Unpack
 
-from ..core.names import HEARTBEAT, decode, fingerprint, fingerprint_of_sharers, heartbeat, lease_of, process_of
-from ..core.protocol import ABSENT, ENDLESS, Kind, Reply, Row, Survey, is_absurd
-from ..core.rules import Rules
-from ..engine.manager import LockManager
-from ..engine.watchdog import LIFE, SILENCE
-from .model import (
-    LAST_SECOND,
-    SHARED_MARK,
-    HeldLock,
-    Life,
-    NodeStatus,
-    Snapshot,
-    State,
-    View,
-    Waiting,
-    by_holder,
-    leaders,
+from ..core.names import (
+    HEARTBEAT,
+    Owner,
+    decode,
+    fingerprint,
+    fingerprint_of_sharers,
+    heartbeat,
+    lease_of,
+    process_of,
+    secret_of,
 )
+from ..core.protocol import ABSENT, ENDLESS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
+from ..core.round import Round, SurveyOptions
+from ..engine.manager import LockManager
+from ..engine.watchdog import LIFE
+from ..exceptions import QuorumUnavailableError
+from .model import LAST_SECOND, HeldLock, Life, NodeStatus, Snapshot, State, View, Waiting, owner_of
 
-PAGE = 50  # names in one request, which costs a node a sixth of a millisecond, or half of one when it is busy
+PAGE = 50  # names in one request, which costs a node a quarter of a millisecond, or twice that when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
 MAX_SECONDS = 0.5  # after this time, a listing leaves out the rest
 PATIENCE = 0.75  # seconds that a listing waits for a silent node at most, even if the node timeout is longer
 
 
-class Poll:
+def ask_nodes(manager: LockManager, slugs: Iterable[str], waiters: int | None = None) -> "Poll":
     """
-    The queries of one listing and the nodes' answers; a silent node is not queried again, and does not count.
+    Ask every node about the locks with these slugs.
 
     Args:
-        manager: The manager of the nodes to query.
-        limit: How many names to list at most.
-        silent: The nodes that are known to be silent, and why.
+        manager: The manager of the nodes.
+        slugs: The forms of the locks' names in the keys; fifty of them cost one round trip.
+        waiters: How many waiters to name at most, for all of these locks together; 0 only counts them and the holders
+            that share a lock, and None, the default, does neither.
+    """
+    poll = Poll(manager, waiters)
+    return run(poll, poll.named(slugs))
+
+
+async def aask_nodes(manager: LockManager, slugs: Iterable[str], waiters: int | None = None) -> "Poll":
+    """Do what :func:`ask_nodes` does without blocking."""
+    poll = Poll(manager, waiters)
+    return await arun(poll, poll.named(slugs))
+
+
+def tell_nodes(manager: LockManager, request: Release | Extend | Repair, nodes: Iterable[int] | None = None) -> Round:
+    """Send a request to all nodes, or to some of them, and wait for each reply."""
+    requests = dict.fromkeys(range(len(manager.nodes)) if nodes is None else nodes, request)
+    round = Round(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), cleanup=True)
+    manager.ask(round)
+    return round
+
+
+class Vote(NamedTuple):
+    """
+    One holder of a lock, and the nodes that have it.
+
+    Args:
+        value: The value under the lock's key; that of the first node if they have different ones of this holder.
+        rows: What each of these nodes has, by its index; ``left`` counts from the moment of the tally.
     """
 
-    def __init__(self, manager: LockManager, limit: int = MAX_NAMES, silent: Mapping[int, str] | None = None) -> None:
+    value: str
+    rows: dict[int, Row]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have the holder."""
+        return len(self.rows)
+
+    @property
+    def secret(self) -> str:
+        """The holder's secret, which must never be shown; all of the value if another program wrote it."""
+        return secret_of(self.value)
+
+    @property
+    def fingerprint(self) -> str:
+        """
+        Distinguishes the holder from others; safe to show.
+
+        The key of a shared lock does not name its holders, so the fingerprint changes whenever another holder joins.
+        """
+        return fingerprint_of_sharers(self.last) if self.secret == SHARED else read_value(self.value)[0]
+
+    @property
+    def about(self) -> str:
+        """The description of the holder; empty if another program wrote the value."""
+        return next((about for row in self.rows.values() if (about := read_value(row.value)[1])), "")
+
+    @property
+    def owner(self) -> Owner | None:
+        """The holder, as the value describes it; None if another program wrote the value."""
+        return decode(self.value)
+
+    @property
+    def owners(self) -> list[Owner]:
+        """The holder as each of these nodes describes it, within the bounds of what can be shown."""
+        return [owner for row in self.rows.values() if (owner := owner_of(read_value(row.value)[1]))]
+
+    @property
+    def last(self) -> int:
+        """The highest fencing token that one of these nodes accepted."""
+        return max([row.fence for row in self.rows.values()])
+
+    @property
+    def fencing_token(self) -> int:
+        """The token that most of these nodes accepted; a node may have accepted a higher one in vain."""
+        fences = [row.fence for row in self.rows.values()]
+        if fences.count(fences[0]) == len(fences):
+            return fences[0]
+        return max(fences, key=lambda fence: (fences.count(fence), fence))
+
+    @property
+    def lefts(self) -> list[float]:
+        """The seconds for which each of these nodes keeps the value; infinity for ever."""
+        return [math.inf if row.left is None else row.left for row in self.rows.values()]
+
+    def left(self, needed: int) -> float:
+        """Return for how many seconds *needed* nodes keep the value; infinity for ever, and 0 if fewer have it."""
+        return sorted(self.lefts)[-needed] if self.nodes >= needed else 0.0
+
+
+class Tally(NamedTuple):
+    """
+    What the nodes report about one lock: the one count of votes that decides who holds it.
+
+    Args:
+        votes: Each holder that a node reports; first the one with the most nodes, and the longest time left.
+        free: How many nodes answered that nobody holds the lock.
+        silent: How many nodes did not answer.
+        needed: How many nodes a quorum has.
+    """
+
+    votes: tuple[Vote, ...]
+    free: int
+    silent: int
+    needed: int
+
+    @property
+    def winner(self) -> Vote | None:
+        """The holder that a quorum of the nodes reports; None if there is none."""
+        return self.votes[0] if self.votes and self.votes[0].nodes >= self.needed else None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a quorum of the nodes reports that nobody holds the lock."""
+        return self.free >= self.needed
+
+    @property
+    def possible(self) -> tuple[Vote, ...]:
+        """The holders that would have a quorum if all silent nodes had them, too."""
+        return tuple(vote for vote in self.votes if vote.nodes + self.silent >= self.needed)
+
+
+class Poll:
+    """
+    The requests of one survey and the nodes' replies; a silent node is not asked again, and does not count.
+
+    Args:
+        manager: The manager of the nodes.
+        waiters: How many waiters to name at most in each request, as in :func:`ask_nodes`.
+    """
+
+    def __init__(self, manager: LockManager, waiters: int | None = None) -> None:
         self.manager = manager
-        self.limit = limit
-        self.rows: dict[str, dict[int, Row]] = {}
-        self.silent: dict[int, str] = dict(silent or {})
-        self.total = 0
-        self.refusing: dict[int, str] = {}  # the nodes that would not write, and why
-        self.complete = True
-        self._sent = 0.0
-        self._asked: set[int] = set()  # the nodes that the last query went to
-        self._paging = False  # whether the last query asked for a page of the index
-        self._urgent = False  # whether the next query is sent even if the time is over
-        self._after: dict[int, str] = {}  # where the next page of each node's index starts
-        self._through: set[int] = set()  # the nodes whose index has been read to the end
-        self._heard: dict[str, dict[int, float]] = {}  # by process and node, the seconds since the last heartbeat
+        self.silent: dict[int, str] = {}  # the nodes that did not answer, and why
+        self.complete = True  # whether no lock is left out
+        self.absurd: defaultdict[str, set[int]] = defaultdict(set)  # by slug, the nodes with an absurd fencing token
+        self._waiters = waiters
+        self._rows: defaultdict[str, dict[int, tuple[Row, float]]] = defaultdict(dict)  # with the time of the request
+        self._refusing: dict[int, str] = {}  # the nodes that would not write, and why
+        self._total = 0
         self._lasting: set[str] = set()  # the names that some node holds
+        self._heard: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by process, seconds since its heartbeat
+        self._suspects: dict[str, str] = {}  # by slug, the process of a lock that nobody seems to extend
         self._locks: list[HeldLock] | None = None
-        self._absurd: dict[str, set[int]] = {}  # which nodes have an absurd fencing token for a name
-        self._suspects: dict[str, str] = {}  # the processes that may be dead, by the slugs of their locks
+        self._asked: list[int] = []  # the nodes of the last request
+        self._replies: dict[int, Reply] = {}
+        self._sent = 0.0  # when that request was sent
+        self._started = 0.0  # when a listing began, plus the time that it waited for silent nodes
+        self._patience = math.inf
 
-    def pages(self) -> Iterator[Survey]:
-        """Yield the requests for the whole index, then for the names that not every node reported."""
-        yield Survey(size=PAGE)
-        if not self._all_through():
-            yield from self._endless()
-        while not self._all_through():
-            if len(self._lasting) >= self.limit:  # names of ended locks stay in the indexes for a while
-                self.complete = False
-                break
-            yield Survey(size=PAGE)
-        yield from self._by_name(self._doubtful())
-        yield from self._processes()
+    # The results
 
-    def _endless(self) -> Iterator[Survey]:
-        """Yield the requests for locks that never end: they come last in the indexes, and somebody must see to them."""
-        after, self._after = self._after, dict.fromkeys(range(len(self.manager.nodes)), ENDLESS)
-        through, complete = set(self._through), self.complete
-        self._urgent = True
-        yield Survey(size=PAGE)
-        endless = {slug for slug, rows in self.rows.items() if any(row.left is None for row in rows.values())}
-        yield from self._by_name([slug for slug in self._doubtful() if slug in endless])
-        self._urgent = False
-        self._after, self._through, self.complete = after, through, complete
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough nodes answered to tell who holds the locks."""
+        return len(self.manager.nodes) - len(self.silent) >= self.manager.rules.needed
 
-    def _all_through(self) -> bool:
-        return len(self._through | self.silent.keys()) == len(self.manager.nodes)
+    @property
+    def reported(self) -> dict[str, str]:
+        """Whether each node answered, and if not, why, by the node's display name."""
+        return {node.name: self.silent.get(index, "answered") for index, node in enumerate(self.manager.nodes)}
 
-    def named(self, slugs: list[str], waiters: int | None = None) -> Iterator[Survey]:
-        """Yield the requests for some names, with their waiters as :class:`Survey` describes."""
-        yield from self._by_name(slugs, waiters)
-        yield from self._processes()
-
-    def _by_name(self, slugs: list[str], waiters: int | None = None) -> Iterator[Survey]:
-        for start in range(0, len(slugs), PAGE):
-            yield Survey(slugs=tuple(slugs[start : start + PAGE]), waiters=waiters)
-
-    def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
+    def require_quorum(self, name: str) -> None:
         """
-        Yield the queries, as arguments of a manager's survey, for about *seconds* at most.
+        Check that enough nodes answered to tell who holds the lock *name*.
 
-        A query on which a node fell silent does not count: waiting for that node took the time that the others need.
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
         """
-        started = self._sent = self.manager.runtime.clock()
+        if not self.has_quorum:
+            raise QuorumUnavailableError(name, nodes=self.reported, needed=self.manager.rules.needed)
+
+    def tally(self, slug: str, by: Callable[[str], str] = secret_of) -> Tally:
+        """
+        Count the nodes' votes on the holder of one lock.
+
+        Args:
+            slug: The form of the lock's name in the keys.
+            by: What two nodes must have in common to report the same holder: the secret, or with ``str`` the whole
+                value.
+        """
+        now = self.manager.runtime.clock()
+        found: dict[str, dict[int, Row]] = {}
+        for node, (row, sent) in self._rows[slug].items() if slug in self._rows else ():
+            left = row.left
+            if left is not None:
+                left -= now - sent  # since the request: the node may have answered at once
+            if node not in self.silent and (left is None or left > 0):
+                here = tuple.__new__(Row, (slug, row.value, left, *row[3:]))  # faster than a copy; there are thousands
+                found.setdefault(by(row.value), {})[node] = here
+        votes = [Vote(next(iter(rows.values())).value, rows) for rows in found.values()]
+        if len(votes) > 1:
+            votes.sort(key=lambda vote: (vote.nodes, sum(vote.lefts)), reverse=True)
         silent = len(self.silent)
-        for slugs, _, size, waiters in questions:
-            before, self._sent = self._sent, self.manager.runtime.clock()
-            if len(self.silent) > silent:
-                started, silent = started + self._sent - before, len(self.silent)
-            if self._sent - started > seconds and not self._urgent:
+        free = len(self.manager.nodes) - silent - sum([len(rows) for rows in found.values()])
+        return Tally(tuple(votes), free, silent, self.manager.rules.needed)
+
+    def vote(self, slug: str, fingerprint: str) -> Vote | None:
+        """Return the holder with this fingerprint; None if no node reports it."""
+        return next((vote for vote in self.tally(slug).votes if vote.fingerprint == fingerprint), None)
+
+    def fence(self, slug: str) -> int:
+        """Return the highest fencing token that any node knows for a name, apart from absurd ones."""
+        return max([row.fence for row, _ in self._rows[slug].values()], default=0)
+
+    def snapshot(self) -> Snapshot:
+        """Return the locks and the state of the nodes, as far as the answers show them."""
+        manager = self.manager
+        listed = (self._locks or self._judged()) if self.has_quorum else []
+        if self._suspects:
+            now = manager.runtime.wall()
+            lives = {slug: self._life(process) for slug, process in self._suspects.items()}
+            listed = [lock.of_process(lives[lock.slug], now) if lock.slug in lives else lock for lock in listed]
+        return Snapshot(
+            alias=manager.alias,
+            nodes=tuple(self._status(index) for index in range(len(manager.nodes))),
+            locks=tuple(sorted(listed, key=lambda lock: (lock.remaining is None, lock.remaining, lock.slug))),
+            complete=self.complete,
+            taken=manager.runtime.wall(),
+            rules=manager.rules,
+            total=self._total,
+            absurd={
+                slug: tuple(manager.nodes[index].name for index in sorted(indexes))
+                for slug, indexes in self.absurd.items()
+            },
+        )
+
+    def _status(self, index: int) -> NodeStatus:
+        name = self.manager.nodes[index].name
+        if index in self.silent:
+            return NodeStatus(name, False, self.silent[index])
+        return NodeStatus(name, True, self.manager.driver.admission.objection(index) or self._refusing.get(index, ""))
+
+    # The requests
+
+    def named(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
+        """Yield the requests for some names, whose number bounds the time."""
+        yield from self._by_name(slugs)
+        yield from self._processes()
+
+    def pages(self, limit: int, seconds: float, also: Iterable[str] = ()) -> Iterator[SurveyOptions]:
+        """
+        Yield the requests for the whole index, then for the names that not every node reported.
+
+        Args:
+            limit: How many names to ask for, about.
+            seconds: For how long to send requests, about.
+            also: The slugs to ask for by name if the listing is cut short.
+        """
+        self._started = self.manager.runtime.clock()
+        self._patience = max(seconds, PATIENCE)
+        cursors = yield from self._page(dict.fromkeys(range(len(self.manager.nodes)), ""))
+        if cursors:  # locks that never end come last in the indexes, and somebody must see to them
+            yield from self._page(dict.fromkeys(cursors, ENDLESS))
+            yield from self._by_name([slug for slug in self._doubtful() if self._never_ends(slug)])
+        while cursors and self._is_in_time(seconds) and len(self._lasting) < limit:
+            cursors = yield from self._page(cursors)
+        if cursors:
+            self.complete = False
+            yield from self._by_name(also)
+        doubtful = self._doubtful()
+        while doubtful and self._is_in_time(seconds):
+            yield from self._by_name(doubtful[:PAGE])
+            doubtful = doubtful[PAGE:]
+        for slug in doubtful:
+            self.complete = False
+            del self._rows[slug]  # not every node was asked about it, so its state is unknown
+        if self._is_in_time(seconds):
+            yield from self._processes()
+
+    def _page(self, cursors: dict[int, str]) -> Generator[SurveyOptions, None, dict[int, str]]:
+        """Yield the request for a page of each node's index; return where the next page of each starts, if any."""
+        replies = yield from self._ask(cursors, count=PAGE, after=cursors)
+        following = {}
+        for node, reply in replies.items():
+            cursor = reply.cursor
+            if reply.rows and all(row.left == ABSENT for row in reply.rows):
+                cursor = after_ended(cursor, reply.time)
+            if cursor and cursor == cursors[node]:  # the page has only names that are not ours
                 self.complete = False
-                for slug in self._doubtful():
-                    del self.rows[slug]  # not every node was asked about it, so its state is unknown
-                return
-            but = {*self.silent, *(self._through if size else ())}
-            self._asked, self._paging = set(range(len(self.manager.nodes))) - but, size > 0
-            how = {"waiters": waiters, "but": but, "patience": patience}
-            yield {"slugs": slugs, "count": size, "after": self._after, **how}
+            elif cursor:
+                following[node] = cursor
+        return following
+
+    def _by_name(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
+        names, nodes = tuple(slugs), range(len(self.manager.nodes))
+        for start in range(0, len(names), PAGE):
+            yield from self._ask(nodes, slugs=names[start : start + PAGE])
+
+    def _processes(self) -> Iterator[SurveyOptions]:
+        """Yield the requests that show whether the processes of locks that nobody extends are alive."""
+        self._locks = self._judged()  # possible now that all nodes have answered
+        self._suspects = {lock.slug: lock.process for lock in self._locks if lock.is_suspicious}
+        known = {process for process in self._heard if self._life(process) is Life.LIVING}
+        yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
+
+    def _ask(
+        self, nodes: Iterable[int], **options: Unpack[SurveyOptions]
+    ) -> Generator[SurveyOptions, None, dict[int, Reply]]:
+        """Yield one request for those of *nodes* that are not silent; return the replies of those that answered it."""
+        self._asked = [node for node in nodes if node not in self.silent]
+        self._sent = self.manager.runtime.clock()
+        self._replies = {}
+        if self._asked:
+            but = {*range(len(self.manager.nodes))}.difference(self._asked)
+            yield {**options, "waiters": self._waiters, "but": but, "patience": self._patience}
+        return self._replies
+
+    def _is_in_time(self, seconds: float) -> bool:
+        return self.manager.runtime.clock() - self._started <= seconds
+
+    def _doubtful(self) -> list[str]:
+        """Return the slugs of held locks about which some node has not said anything yet."""
+        answering = len(self.manager.nodes) - len(self.silent)
+        return [slug for slug, rows in self._rows.items() if len(rows) < answering and self.tally(slug).votes]
+
+    def _never_ends(self, slug: str) -> bool:
+        return any(row.left is None for row, _ in self._rows[slug].values())
+
+    # The replies
 
     def receive(self, replies: Mapping[int, Reply]) -> None:
-        """Record the answers to the query that was yielded last."""
+        """File the replies to the request that was yielded last."""
+        silent = len(self.silent)
         for node in self._asked:
             reply = replies.get(node)
             if reply is None or reply.kind is not Kind.LISTED:
                 self.silent[node] = str(reply) if reply else "timeout"
                 continue
-            self.total = max(self.total, reply.total)
+            self._replies[node] = reply
+            self._total = max(self._total, reply.total)
             if reply.detail:
-                self.refusing[node] = reply.detail
-            self._file(node, reply.rows, reply.time)
-            if self._paging:
-                ended = bool(reply.rows) and not any(map(_present, reply.rows))
-                self._go_on(node, after_ended(reply.cursor, reply.time) if ended else reply.cursor)
+                self._refusing[node] = reply.detail
+            self._file(node, reply)
+        if len(self.silent) > silent:  # waiting for that node took the time that the others need
+            self._started += self.manager.runtime.clock() - self._sent
 
-    def _go_on(self, node: int, cursor: str) -> None:
-        """Note where a node's next page starts; if that is where the last one did, the page has only foreign names."""
-        if cursor and cursor == self._after.get(node):
-            self.complete = False
-            cursor = ""
-        if not cursor:
-            self._through.add(node)
-        self._after[node] = cursor
-
-    def _file(self, node: int, rows: Sequence[Row], time: int) -> None:
-        """
-        File the rows of a node, with the moment at which each key ends instead of the time that it has left.
-
-        An absurd fencing token is noted separately and does not count as a token of the lock.
-        """
-        filed, sent, lasting = self.rows, self._sent, self._lasting
-        # There are thousands of rows, so calls and copies are costly here.
-        trusted = not is_absurd(max([row.fence for row in rows], default=0), time)
-        for slug, value, left, fence, waiters, waiting, sharers in rows:
+    def _file(self, node: int, reply: Reply) -> None:
+        """File the rows of a node; an absurd fencing token is noted separately and is no token of the lock."""
+        filed, sent, lasting = self._rows, self._sent, self._lasting
+        trusted = not is_absurd(max([row.fence for row in reply.rows], default=0), reply.time)
+        for row in reply.rows:
+            slug = row.slug
             if slug.endswith(HEARTBEAT):
-                self._heard.setdefault(process_of(slug), {})[node] = since_heartbeat(value, left)
+                self._heard[process_of(slug)][node] = since_heartbeat(row)
                 continue
-            if left is None:
+            if not trusted and is_absurd(row.fence, reply.time):
+                self.absurd[slug].add(node)
+                row = row._replace(fence=0)
+            if row.left != ABSENT:
                 lasting.add(slug)
-            elif left >= 0:
-                lasting.add(slug)
-                left += sent  # count from the request: the node may have answered at once
-            if not trusted and is_absurd(fence, time):
-                self._absurd.setdefault(slug, set()).add(node)
-                fence = 0
-            row = tuple.__new__(Row, (slug, value, left, fence, waiters, waiting, sharers))
-            if slug in filed:
-                filed[slug][node] = row
-            else:
-                filed[slug] = {node: row}
-
-    def seen(self, slug: str) -> dict[int, Row]:
-        """Return what each answering node has under a name, without the nodes that have nothing."""
-        rows = self.rows.get(slug, {})
-        return {node: row for node, row in rows.items() if node not in self.silent and _present(row)}
-
-    def absurd(self, slug: str) -> set[int]:
-        """Return the nodes that have an absurd fencing token for a name."""
-        return self._absurd.get(slug, set())
-
-    def fence(self, slug: str) -> int:
-        """Return the highest fencing token that any node knows for a name, apart from absurd ones."""
-        return max([row.fence for row in self.rows.get(slug, {}).values()], default=0)
-
-    def left(self, row: Row) -> float:
-        """Return how many more seconds a node keeps a row; 0 if it keeps the row for ever."""
-        return max(0.0, row.left - self.manager.runtime.clock()) if row.left is not None else 0.0
-
-    def snapshot(self) -> Snapshot:
-        """Return the locks and the state of the nodes, as far as the answers show them."""
-        enough = len(self.manager.nodes) - len(self.silent) >= self.manager.rules.needed
-        listed = self._with_processes() if enough else []
-        return Snapshot(
-            alias=self.manager.alias,
-            nodes=tuple(self._status(index) for index in range(len(self.manager.nodes))),
-            locks=tuple(sorted(listed, key=soonest_first)),
-            complete=self.complete,
-            taken=self.manager.runtime.wall(),
-            rules=self.manager.rules,
-            total=self.total,
-            absurd={
-                slug: tuple(self.manager.nodes[index].name for index in sorted(indexes))
-                for slug, indexes in self._absurd.items()
-            },
-        )
-
-    def _processes(self) -> Iterator[Survey]:
-        """Yield the requests that show whether the processes of locks that nobody extends are alive."""
-        self._locks = self._judge_all()  # possible now that all nodes have answered
-        self._suspects = {lock.slug: process_behind(lock) for lock in self._locks if is_suspicious(lock)}
-        known = {process for process in self._heard if self._life(process) is Life.LIVING}
-        yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
+            filed[slug][node] = (row, sent)
 
     def _life(self, process: str) -> Life:
         """Return what the answering nodes know about a process."""
@@ -223,64 +406,71 @@ class Poll:
             return Life.UNKNOWN
         return Life.SILENT if last < math.inf else Life.GONE
 
-    def _doubtful(self) -> list[str]:
-        answering = len(self.manager.nodes) - len(self.silent)
-        return [slug for slug, rows in self.rows.items() if len(rows) < answering and self.seen(slug)]
+    # The locks
 
-    def _status(self, index: int) -> NodeStatus:
-        name = self.manager.nodes[index].name
-        if index in self.silent:
-            return NodeStatus(name, False, self.silent[index])
-        return NodeStatus(name, True, self.manager.driver.admission.objection(index) or self.refusing.get(index, ""))
+    def _judged(self) -> list[HeldLock]:
+        return [lock for slug in self._rows if (lock := self._judge(slug))]
 
-    def _with_processes(self) -> list[HeldLock]:
-        """Return the locks in the states that follow from whether their processes are alive."""
-        listed = self._judge_all() if self._locks is None else self._locks
-        if not self._suspects:
-            return listed
-        now = self.manager.runtime.wall()
-        lives = {slug: self._life(process) for slug, process in self._suspects.items()}
-        return [with_process(lock, lives[lock.slug], now) if lock.slug in lives else lock for lock in listed]
-
-    def _judge_all(self) -> list[HeldLock]:
-        names = [None if index in self.silent else node.name for index, node in enumerate(self.manager.nodes)]
-        now = self.manager.runtime.clock()
-        judged = [self._judge(slug, rows, names, now) for slug, rows in self.rows.items()]
-        return [lock for lock in judged if lock]
-
-    def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None], now: float) -> HeldLock | None:
-        """Combine the nodes' rows into one lock; return None if no answering node has it."""
-        views, lines, held, waiting, sharers = [], [], False, 0, []
-        seen, mark, about = None, "", ""  # usually, all nodes have the same value
-        for index, name in enumerate(names):
-            row = rows.get(index) if name is not None else None
-            if name is None:
-                views.append(View(self.manager.nodes[index].name, False))
-            elif row is None:
-                views.append(View(name, True))
-            else:
-                _, value, left, fence, waiters, count, several = row
-                if left is None or left > now:
-                    held = True
-                    if value != seen:
-                        seen = value
-                        mark, about = read_value(value)
-                    views.append(tuple.__new__(View, (name, True, mark, about, left and left - now, fence)))
-                else:
-                    views.append(View(name, True, fence=fence))
-                if count:
-                    lines.append(waiters)
-                    waiting = max(waiting, count)
-                if several:
-                    sharers.append(several)
-        if not held:
+    def _judge(self, slug: str) -> HeldLock | None:
+        """Combine what the nodes report about a name into one lock; return None if no answering node holds it."""
+        tally, rules = self.tally(slug), self.manager.rules
+        if not tally.votes:
             return None
-        lock = judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines)
-        if not (waiting or sharers):
-            return lock
-        return lock._replace(
-            waiting=max(waiting, len(lock.waiters)), sharers=agreed(sharers, self.manager.rules.needed)
+        leader, about = tally.votes[0], tally.votes[0].about
+        ttl = lease_of(about)[0]
+        ttl = ttl if 0 < ttl < LAST_SECOND else 0.0
+        left = leader.left(rules.needed) if tally.winner else math.inf
+        if not tally.winner:
+            state = State.SPLIT if len(tally.votes) > 1 else State.PARTIAL
+        elif left == math.inf:
+            state = State.NO_EXPIRY
+        else:
+            state = State.HELD if leader.nodes == rules.nodes else State.DEGRADED
+        rows = [row for node, (row, _) in self._rows[slug].items() if node not in self.silent]
+        queues = [row.waiters for row in rows if row.waiting]
+        waiters = in_turn(queues) if queues else ()
+        return HeldLock(
+            slug,
+            self.manager.alias,
+            state,
+            None if left == math.inf else max(0.0, left - rules.drift(ttl or rules.ttl)),
+            leader.nodes,
+            leader.fingerprint,
+            about,
+            ttl or None,
+            leader.fencing_token,
+            tuple(self._views(slug, tally)),
+            waiters,
+            max(len(waiters), *[row.waiting for row in rows]),
+            sharers=agreed([row.sharers for row in rows if row.sharers], rules.needed),
         )
+
+    def _views(self, slug: str, tally: Tally) -> Iterator[View]:
+        """Yield what each node reports about a name."""
+        holding = {node: (vote.fingerprint, row) for vote in tally.votes for node, row in vote.rows.items()}
+        rows = self._rows[slug]
+        for index, node in enumerate(self.manager.nodes):
+            if index in self.silent:
+                yield View(node.name, False)
+            elif index in holding:
+                mark, row = holding[index]
+                yield View(node.name, True, mark, read_value(row.value)[1], row.left, row.fence)
+            else:
+                yield View(node.name, True, fence=rows[index][0].fence if index in rows else 0)
+
+
+def run(poll: Poll, requests: Iterator[SurveyOptions]) -> Poll:
+    """Send the requests of a poll, and return the poll with the replies."""
+    for request in requests:
+        poll.receive(poll.manager.survey(**request))
+    return poll
+
+
+async def arun(poll: Poll, requests: Iterator[SurveyOptions]) -> Poll:
+    """Do what :func:`run` does without blocking."""
+    for request in requests:
+        poll.receive(await poll.manager.asurvey(**request))
+    return poll
 
 
 def agreed(counts: list[int], needed: int) -> int:
@@ -307,37 +497,6 @@ def after_ended(cursor: str, time: int) -> str:
     return f"{now!r} " if moment < now else cursor
 
 
-def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf) -> None:
-    """
-    Send the queries to the nodes, and record the answers in *poll*.
-
-    Args:
-        poll: The poll that records the answers.
-        questions: The queries of the poll.
-        seconds: For about how long to send further queries.
-        patience: How long to wait for a silent node; at most one node timeout.
-    """
-    for question in poll.in_time(questions, seconds, patience):
-        poll.receive(poll.manager.survey(**question))
-
-
-async def aask(
-    poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf
-) -> None:
-    """Do what :func:`ask` does without blocking."""
-    for question in poll.in_time(questions, seconds, patience):
-        poll.receive(await poll.manager.asurvey(**question))
-
-
-def ask_for(
-    slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None, waiters: int | None = None
-) -> Poll:
-    """Query the nodes for the locks with these slugs and return the poll; *silent* nodes are not queried."""
-    poll = Poll(manager, silent=silent)
-    ask(poll, poll.named(list(slugs), waiters), math.inf)  # bounded by the number of names
-    return poll
-
-
 @lru_cache(maxsize=4096)
 def read_value(value: str) -> tuple[str, str]:
     """
@@ -349,170 +508,19 @@ def read_value(value: str) -> tuple[str, str]:
     return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""
 
 
-def since_heartbeat(value: str, left: float | None) -> float:
+def since_heartbeat(row: Row) -> float:
     """Return the seconds since a process sent a heartbeat, from its key and the time that the key has left."""
-    if left == ABSENT:
+    if row.left == ABSENT:
         return math.inf
-    return max(0.0, lease_of(read_value(value)[1])[0] - (left or 0.0))
+    return max(0.0, lease_of(read_value(row.value)[1])[0] - (row.left or 0.0))
 
 
-def _present(row: Row) -> bool:
-    return row.left is None or row.left >= 0
-
-
-LIVE = (State.HELD, State.DEGRADED)
-
-
-def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: list[tuple[str, ...]]) -> HeldLock:
-    """
-    Return the lock that the views of all nodes describe together.
-
-    Args:
-        slug: The form of the lock's name in the keys.
-        alias: The lock's alias in ``REDLOCK``.
-        views: The view of each node.
-        rules: The rules of the alias.
-        lines: The waiters on each node, in that node's order.
-    """
-    groups, needed = by_holder(views), rules.needed
-    if SHARED_MARK in groups:
-        views = _with_current_mark(views, max([view.fence for view in groups[SHARED_MARK]]))
-        groups = by_holder(views)
-    leader = _leader(list(groups.values()))
-    votes = len(leader)
-    won = votes >= needed
-    about = leader[0].about or next((view.about for view in leader if view.about), "")
-    ttl, _ = lease_of(about)
-    if not 0 < ttl < LAST_SECOND:
-        ttl = 0.0
-    left = _granted(leader, needed) if won else None
-    drift = rules.drift(ttl or rules.ttl)
-    return HeldLock(
-        slug,
-        alias,
-        _state(votes, len(views), len(groups), won, left),
-        None if left is None else max(0.0, left - drift),
-        votes,
-        leader[0].fingerprint,
-        about,
-        ttl or None,
-        _fencing_token(leader),
-        views,
-        _in_queue(lines) if lines else (),
-    )
-
-
-def is_suspicious(lock: HeldLock) -> bool:
-    """
-    Return whether to look up if the holder's process is alive.
-
-    A process sends its first heartbeat soon after it takes a lock, and repeats it. If the nodes' clocks show that the
-    process has neither taken nor extended the lock for a while, a heartbeat must have arrived by now. If somebody else
-    changed the expiry of the keys, the nodes cannot tell when the holder last extended the lock.
-    """
-    ttl = lock.ttl or 0.0
-    return bool(process_behind(lock)) and not ttl - SILENCE <= _longest_left(lock) <= ttl
-
-
-def process_behind(lock: HeldLock) -> str:
-    """Return the holder's process; empty if it is unknown, or the lock does not depend on one."""
-    return lease_of(lock.about)[1]
-
-
-def is_shared(lock: HeldLock) -> bool:
-    """Return whether several holders may share a lock."""
-    return lock.fingerprint == fingerprint_of_sharers(max([view.fence for view in leaders(lock)], default=0))
-
-
-def silent_for(lock: HeldLock) -> float:
-    """
-    Return the seconds since the holder last took or extended the lock, by the nodes' clocks; 0 if unknown.
-    """
-    return max(0.0, lock.ttl - _longest_left(lock)) if lock.ttl else 0.0
-
-
-def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
-    """
-    Return a suspicious lock in the state that follows from the heartbeats of its process.
-
-    Args:
-        lock: The lock.
-        life: The state of the holder's process, as the nodes report it.
-        now: The time, in seconds since the epoch.
-    """
-    state = lock.state
-    if state in LIVE and life is Life.LIVING and silent_for(lock) > (lock.ttl or 0) / 2:
-        state = State.UNRENEWED
-    elif state in LIVE and life in (Life.SILENT, Life.GONE):
-        # A process may not have sent a heartbeat yet in the first seconds of its hold.
-        heard = silent_for(lock) > SILENCE or now - (lock.since or now) > SILENCE
-        state = State.ORPHANED if heard else state
-    return lock._replace(state=state, life=life)
-
-
-def with_counts(lock: HeldLock, later: HeldLock | None) -> HeldLock:
-    """
-    Return a lock with the number of its waiters and the number of holders that share it.
-
-    Args:
-        lock: The lock.
-        later: The same lock, as a later query by name found it; None if it was gone.
-    """
-    if later is None:
-        return lock._replace(waiting=0)
-    sharers = later.sharers if later.fingerprint == lock.fingerprint else 0  # otherwise, others hold it by now
-    return lock._replace(waiting=later.waiting, sharers=sharers)
-
-
-def _longest_left(lock: HeldLock) -> float:
-    """Return the longest time left on any of the holder's nodes; infinite if a node keeps the key for ever."""
-    mark = lock.fingerprint
-    return max([math.inf if view.left is None else view.left for view in lock.views if view.fingerprint == mark])
-
-
-def _leader(groups: list[list[View]]) -> list[View]:
-    """Return the views of the holder that the most nodes report."""
-    return groups[0] if len(groups) == 1 else max(groups, key=lambda group: (len(group), _weight(group)))
-
-
-def _with_current_mark(views: tuple[View, ...], last: int) -> tuple[View, ...]:
-    """Return the views with a fingerprint of the current sharers, which changes when another holder joins."""
-    mark = fingerprint_of_sharers(last)
-    return tuple([view._replace(fingerprint=mark) if view.fingerprint == SHARED_MARK else view for view in views])
-
-
-def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) -> State:
-    if not won:
-        return State.SPLIT if holders > 1 else State.PARTIAL
-    if left is None:
-        return State.NO_EXPIRY
-    return State.HELD if votes == nodes else State.DEGRADED
-
-
-def _granted(group: list[View], needed: int) -> float | None:
-    """Return how long a quorum grants the lock: the *needed*-th longest time left. None means for ever."""
-    left = sorted([math.inf if view.left is None else view.left for view in group])[-needed]
-    return None if left == math.inf else left
-
-
-def _weight(group: list[View]) -> float:
-    return sum(math.inf if view.left is None else view.left for view in group)
-
-
-def _fencing_token(group: list[View]) -> int:
-    """Return the token that most of the holder's nodes accepted; a node may have seen a higher one that failed."""
-    fences = [view.fence for view in group]
-    if fences.count(fences[0]) == len(fences):
-        return fences[0]
-    return max(fences, key=lambda fence: (fences.count(fence), fence))
-
-
-def _in_queue(queues: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
+def in_turn(queues: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
     """Return the waiters of all nodes in one order: by best position, as one that is first anywhere may be next."""
-    positions: dict[str, list[int]] = {}
+    positions: defaultdict[str, list[int]] = defaultdict(list)
     for queue in queues:
         for position, name in enumerate(queue):
-            positions.setdefault(name, []).append(position)
+            positions[name].append(position)
     in_order = sorted(positions, key=lambda name: (min(positions[name]), sum(positions[name]), name))
     return tuple(_waiting(name, len(positions[name])) for name in in_order)
 
@@ -523,8 +531,3 @@ def _waiting(name: str, nodes: int) -> Waiting:
     host, _, rest = process.rpartition(":")
     pid = rest.partition(".")[0]
     return Waiting(host or process, int(pid) if pid.isdecimal() else 0, int(number) if number.isdecimal() else 0, nodes)
-
-
-def soonest_first(lock: HeldLock) -> tuple[float, str]:
-    """Return the sort key of a listing: locks that end soonest come first."""
-    return (math.inf if lock.remaining is None else lock.remaining, lock.slug)

@@ -6,12 +6,20 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..core.admission import Greeting
 from ..core.protocol import Failure, Kind, Reply, Request, failed
+
+T = TypeVar("T")
+
+ENCODED = (
+    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
+    "urllib.parse.quote(password, safe='') does it"
+)
+"""Ends the message about a URL with a user that cannot be read."""
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply that has not arrived, or not completely."""
@@ -55,6 +63,16 @@ class NodeSpec:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sentinels: tuple[str, ...] = field(default=(), repr=False)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits for an event loop, because it was given blocking functions to call."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a blocking call was suspended")
 
 
 async def until_cancelled() -> None:

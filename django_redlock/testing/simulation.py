@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 from types import CodeType, FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from unittest.mock import patch
 
 from django.conf import settings
@@ -52,20 +52,14 @@ from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
 from ..nodes.memory import MemoryLink, MemoryNode
 
+EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
+# Seconds that one turn of an event loop takes. With zero, a timer that is early by a rounding error would be set and
+# fire again for ever.
+TURN = 1e-6
+TOOL = 4  # one of the ids of sys.monitoring that any tool may use
 
 Action = Callable[[], object]
-
-
-EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
-
-
-# Seconds that one turn of the loop takes. With zero, a timer that is early by a rounding error would be set and fire
-# again for ever.
-TURN = 1e-6
-
-
-TOOL = 4  # one of the ids of sys.monitoring that any tool may use
 
 
 class OverlapError(AssertionError):
@@ -197,8 +191,18 @@ class Simulation:
             ValueError: The function has no such line, or several.
             AssertionError: The block ended before the line was reached.
         """
-        with before_line(function, line, action):
+        plain = inspect.unwrap(function)
+        code, number = plain.__code__, line_number(plain, line)
+        calls = [action]
+
+        def reached() -> None:
+            if calls:
+                calls.pop()()
+
+        with watching(code, number, reached):
             yield
+        if calls:
+            raise AssertionError(f"{plain.__qualname__} did not reach the line with {line!r}.")
 
     # Others
 
@@ -481,18 +485,8 @@ class VirtualRedelivery:
         """Do nothing: there is no thread to end."""
 
 
-class Time(Protocol):
-    """The part of a :class:`~django_redlock.testing.Simulation` that is needed here."""
-
-    def clock(self) -> float:
-        """Return the time, in seconds since an arbitrary moment."""
-
-    def idle(self, seconds: float | None) -> bool:
-        """Advance to the next event, by at most the given seconds; return False if there is none and no limit."""
-
-
 @contextmanager
-def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Time) -> Iterator[None]:
+def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Simulation) -> Iterator[None]:
     """
     In the ``with`` block, let the timers of *loop* follow a simulated clock.
 
@@ -523,7 +517,9 @@ class VirtualLoop:
         simulated: The simulated time.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, select: Callable[[float | None], Any], simulated: Time) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, select: Callable[[float | None], Any], simulated: Simulation
+    ) -> None:
         self._loop = loop
         self._select = select
         self._simulated = simulated
@@ -561,23 +557,6 @@ class VirtualLoop:
 
     def _done(self, future: asyncio.Future[Any]) -> None:
         self._threads -= 1
-
-
-@contextmanager
-def before_line(function: Callable[..., Any], text: str, action: Callable[[], object]) -> Iterator[None]:
-    """Call *action* when *function* first reaches the line that contains *text*; see ``Simulation.at``."""
-    plain = inspect.unwrap(function)
-    code, number = plain.__code__, line_number(plain, text)
-    calls: list[Callable[[], object]] = [action]
-
-    def reached() -> None:
-        if calls:
-            calls.pop()()
-
-    with watching(code, number, reached):
-        yield
-    if calls:
-        raise AssertionError(f"{plain.__qualname__} did not reach the line with {text!r}.")
 
 
 def line_number(function: Any, text: str) -> int:

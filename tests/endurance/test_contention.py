@@ -75,7 +75,7 @@ NAMES = ["20 threads", "20 processes", "20 greenlets", "200 tasks"]
 def test_nothing_is_lost_and_no_waiter_is_passed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
-    """P1, P2, P16, P27, L16, L33, L48: a counter guarded by the lock alone, and the order of the queued contenders."""
+    """A counter guarded by the lock alone, and the order of the queued contenders."""
     turns = run(tmp_path, nodes, kind, processes, contenders, times)
 
     check(tmp_path, turns, processes * contenders * times)
@@ -107,7 +107,7 @@ def killing_notifications(nodes: Servers) -> Iterator[None]:
 def test_queue_drains_in_order_while_all_notification_connections_are_killed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
-    """P27, L45: notifications only make it quicker."""
+    """Notifications only make it quicker."""
     contenders = min(contenders, 40)
     with killing_notifications(nodes):
         turns = run(tmp_path, nodes, kind, processes, contenders, 2)

@@ -251,7 +251,7 @@ class Locks(RuleBasedStateMachine):
     @rule(target=held, manager=st.integers(0, 1), name=st.sampled_from(NAMES), shared=st.booleans())
     def acquire(self, manager: int, name: str, shared: bool) -> Any:
         """
-        P1, P2, P4: a caller with a quorum has the lock, with a token above all earlier ones; a caller without leaves no
+        A caller with a quorum has the lock, with a token above all earlier ones; a caller without leaves no
         key.
         """
         self.attempts += 1
@@ -277,7 +277,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(held=held)
     def extend(self, held: Held) -> None:
-        """P18, P19: a node that lost the holder accepts it again, unless it knows a later one."""
+        """A node that lost the holder accepts it again, unless it knows a later one."""
         ended = held.lease.reason
         places = [node[held.name] for node in self.places]
         agree = [place for place in places if held in place.holders or place.heals(held)]
@@ -301,7 +301,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(held=consumes(held))
     def release(self, held: Held) -> None:
-        """L35: the outcome is what a quorum of the nodes reports, and no other holder loses anything."""
+        """The outcome is what a quorum of the nodes reports, and no other holder loses anything."""
         places = [node[held.name] for node in self.places]
         mine = [place for place in places if held in place.holders]
         taken = any(
@@ -369,7 +369,7 @@ class Locks(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """
-        P3: wait until every node knows what it should, because nobody waited for the replies to some of the requests.
+        Wait until every node knows what it should, because nobody waited for the replies to some of the requests.
         """
         until = time.monotonic() + PATIENCE
         while (found := self.found()) != (foretold := self.foretold()):
@@ -385,7 +385,7 @@ class Locks(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_locks_behave_as_the_model_predicts(nodes: Servers, count: int):
-    """P1, P2, P3, P4, P18, P19, P39, L35: acquire, extend, release, expire, flush and restart, in any order."""
+    """Acquire, extend, release, expire, flush and restart, in any order."""
     behave([RedisNode(server) for server in nodes[:count]], examples=20)
 
 
@@ -394,19 +394,19 @@ ALONE_OR_NOT = pytest.mark.parametrize("redis", [0, 2], ids=["alone", "with two 
 
 @ALONE_OR_NOT
 def test_locks_over_a_cluster_behave_as_the_model_predicts(nodes: Servers, five_clusters: list[Cluster], redis: int):
-    """P1, P2, P3, P4, P18, P19, P39, L35: the same over a cluster, alone and in a majority with Redis servers."""
+    """The same over a cluster, alone and in a majority with Redis servers."""
     behave([*(RedisNode(server) for server in nodes[:redis]), ClusterNode(five_clusters[0])], examples=8)
 
 
 @ALONE_OR_NOT
 def test_locks_over_etcd_behave_as_the_model_predicts(nodes: Servers, etcd: Member, redis: int):
-    """P1, P2, P3, P4, P18, P19, P39, L35: the same over an etcd, alone and in a majority with Redis servers."""
+    """The same over an etcd, alone and in a majority with Redis servers."""
     behave([*(RedisNode(server) for server in nodes[:redis]), EtcdNode(etcd)], examples=8)
 
 
 @ALONE_OR_NOT
 def test_locks_over_zookeeper_behave_as_the_model_predicts(nodes: Servers, zookeeper: Zoo, redis: int):
-    """P1, P2, P3, P4, P18, P19, P39, L35: the same over a ZooKeeper, alone and in a majority with Redis servers."""
+    """The same over a ZooKeeper, alone and in a majority with Redis servers."""
     behave([*(RedisNode(server) for server in nodes[:redis]), ZookeeperNode(zookeeper)], examples=6)
 
 

@@ -375,7 +375,7 @@ class Process(Computer):
         self._follow_up(round)
 
     def _send_all(self, connections: ConnectionSet, round: Round, now: float) -> None:
-        round.doubted = self.admission.doubted
+        round.admission = self.admission
         self._oracles.first_byte(round, now)
         self._settle(connections, round.mending or now - connections.used > IDLE)
         resting = set() if round.cleanup else self.breakers.resting(round, now)

@@ -5,7 +5,7 @@ The client is the production :class:`~django_redlock.core.acquisition.Acquisitio
 every possible history of replies. The nodes are the production node in memory. Time is left out: a key may have expired
 whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request in flight may be
 executed at any later time, also after its client gave up. This includes everything that a release could do, so none is
-sent. Only the order and uniqueness of tokens are checked (P1, P2), which need no clock.
+sent. Only the order and uniqueness of tokens are checked, which need no clock.
 
 Some reductions keep the number of states small and lose no behaviour. A reply is heard when it is given or never,
 because the client's next request may still take any time to arrive, and its next attempt may begin any time later.
@@ -330,8 +330,8 @@ class Search:
 def objection(tokens: tuple[int, ...], client: Client, token: int) -> str:
     """Return the violation of a token, or nothing."""
     if token in tokens:
-        return f"P1: token {token} was given before"
-    return f"P2: token {token} after {client.after}" if token <= client.after else ""
+        return f"token {token} was given before"
+    return f"token {token} after {client.after}" if token <= client.after else ""
 
 
 def way(parents: dict[Hashable, tuple[Hashable, str] | None], key: Hashable) -> list[str]:

@@ -185,7 +185,7 @@ class Schedule:
         while world.now < end and not all(client.satisfied or client.dead for client in self.clients):
             world.run(world.now + 0.1)
         if world.now >= end:
-            self.oracles.violated("stuck", f"P24: not everybody got the lock within {QUIET:g} s of quiet")
+            self.oracles.violated("stuck", f"not everybody got the lock within {QUIET:g} s of quiet")
         self.oracles.finish(self.machines, self.database)
         self.close()
         return Outcome(

@@ -32,8 +32,6 @@ from django_redlock.core.rules import Rules
 from django_redlock.inventory import (
     MAX_NAMES,
     Staleness,
-    ask_to_stop,
-    extend_lock,
     find_lock,
     find_locks,
     force_release,
@@ -201,20 +199,6 @@ def test_what_an_incomplete_list_lacks_is_unknown(five, operator):
 
     assert tiles["All"].endswith("+")
     assert [tiles[label] for label in ("No expiry", "Orphaned", "Degraded")] == ["?", "?", "?"]
-
-
-# What an operator did
-
-
-def test_no_more_time_for_a_holder_that_was_asked_to_stop(five, operator):
-    """
-    L74: all nodes answer, so the outcome is known.
-    """
-    with lock("orders:7", renew=False):
-        held = find_lock("orders:7")
-        assert ask_to_stop(held, held.fingerprint) == "asked"
-
-        assert extend_lock(held, held.fingerprint, 50.0) == "stopping"
 
 
 # Several holders
@@ -544,7 +528,7 @@ def test_no_page_has_a_control_character(five, operator):
         node.store.put(slug(HOSTILE), encode(f"{7:032x}", owner), 200)
     [held] = held_locks().locks
     key = key_of(held.fingerprint, "default", held.slug)
-    chosen = {"index": "0", "_selected_action": key, "reason": HOSTILE, "seconds": HOSTILE}
+    chosen = {"index": "0", "_selected_action": key, "reason": HOSTILE}
 
     def acted(action: str, **more: str) -> str:
         return operator.post(LIST, {"action": action, **chosen, **more}, follow=True).content.decode()
@@ -554,8 +538,7 @@ def test_no_page_has_a_control_character(five, operator):
 
     pages = {"list": got(LIST), "lock": got(f"{LIST}lock/", key=key), "nodes": got(f"{LIST}nodes/")}
     pages |= {f"live {part}": str(text) for part, text in json.loads(got(LIVE)).items()}
-    pages |= {action: acted(action) for action in ("stop", "extend", "release")}
-    pages["refused"] = acted("extend", confirmed="yes")
+    pages |= {action: acted(action) for action in ("stop", "release")}
     pages["asked"] = acted("stop", confirmed="yes")
     pages["asked for"] = got(f"{LIST}lock/", key=key)
     pages["released"] = acted("release", confirmed="yes")

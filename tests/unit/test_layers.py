@@ -317,7 +317,7 @@ def test_seeded_generator_is_for_pauses_only(imports):
     drawing = {each.where for each in imports if each.name.partition(".")[0] in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/manager.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
+        *("engine/manager.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
         "keys.py",  # imports the type UUID
     }
 
@@ -424,7 +424,7 @@ PYTHON_LOCKS = {
 
 def test_engine_enters_no_lock_through_python_code():
     """
-    L10: an exception from a signal handler inside such a lock would leave it held for ever; ``nodes/threads.py`` has
+    An exception from a signal handler inside such a lock would leave it held for ever; ``nodes/threads.py`` has
     the rules. Under gevent its ``new_event()`` returns the event that gevent has replaced.
     """
     found = {

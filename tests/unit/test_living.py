@@ -21,7 +21,6 @@ from django_redlock.inventory import (
     HeldLock,
     Staleness,
     State,
-    extend_lock,
     find_lock,
     find_locks,
     held_locks,
@@ -132,24 +131,6 @@ def found(name: str = "orders:7") -> HeldLock:
 def reasons(name: str = "orders:7") -> list[Staleness]:
     """Return why the keys under a name are stale."""
     return [key.reason for key in stale_keys(find_locks([slug(name)]))]
-
-
-def test_a_lock_that_an_operator_gave_more_time_is_not_orphaned(world):
-    """
-    L76: its remaining time is longer than its lease from then on, and its process has not yet shown that it lives.
-    """
-    lease = world.take(world.process("worker"), "orders:7")
-    assert extend_lock("orders:7", found().fingerprint, 40.0) == "extended"
-
-    states = [found().state]
-    world.clear()
-    for _ in range(40):
-        world.sim.advance(1.0)
-        world.clear()
-        states.append(found().state)
-
-    assert set(states) == {State.HELD}
-    assert (lease.valid(), lease.reason) == (True, None)
 
 
 def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
@@ -302,10 +283,6 @@ class History(World):
             self.sim.after(self.random.choice([12.0, 25.0, 50.0]), partial(setattr, who, "stopped", False))
         self.do_meddle()
         self.sim.advance(11.0)  # by now the nodes have not heard it for longer than a process is silent
-
-    def do_more_time(self) -> None:
-        for lock in find_locks(map(slug, "abc")).locks:
-            extend_lock(lock, lock.fingerprint, self.random.choice([35.0, 60.0]))
 
     def do_meddle(self) -> None:
         """Take the expiry from keys, or make it a long one."""

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import ActionResult, Snapshot, StaleKey, Staleness, absurd_tokens, printable, remove_stale, stale_keys
+from ...inventory import ActionResult, StaleKey, Staleness, printable, remove_stale, stale_keys
 from ..output import NO_QUORUM, OperatorCommand, agreed, deletion, listing, positive, warn
 
 PARTIAL = 1
@@ -68,25 +68,13 @@ class Command(OperatorCommand):
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is stale.", returncode=NO_QUORUM)
-        keys = [key for key in self._stale(snapshot, searched=not names) if _old_enough(key, older_than)]
+        keys = [key for key in stale_keys(snapshot) if _old_enough(key, older_than)]
         for key in keys:
             self.stdout.write(_explanation(key))
         if not keys:
             self.stdout.write("Nothing is stale.")
         elif self._may_delete(keys, dry_run, interactive, options.get("stdin", sys.stdin)):
             self._delete(keys)
-
-    def _stale(self, snapshot: Snapshot, searched: bool) -> list[StaleKey]:
-        """Return the stale keys; if nodes are *searched*, include absurd tokens of locks that nobody holds."""
-        keys = stale_keys(snapshot)
-        if searched:
-            known = {key.lock.slug for key in keys if key.reason is Staleness.ABSURD}
-            found = absurd_tokens(snapshot.alias)
-            keys += [key for key in stale_keys(found) if key.reason is Staleness.ABSURD and key.lock.slug not in known]
-            if found.unsearched:
-                text = f"Not all fencing tokens of free locks were read on {', '.join(found.unsearched)}."
-                self.stderr.write(text, self.style.WARNING)
-        return keys
 
     def _may_delete(self, keys: list[StaleKey], dry_run: bool, interactive: bool, stdin: Any) -> bool:
         if dry_run or (interactive and not stdin.isatty()):

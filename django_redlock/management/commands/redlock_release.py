@@ -13,10 +13,10 @@ from ..output import (
     NO_QUORUM,
     OperatorCommand,
     agreed,
-    chosen,
     deletion,
     holder,
     listing,
+    matching,
     remaining,
     seconds,
     warn,
@@ -86,7 +86,7 @@ class Command(OperatorCommand):
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
-        locks = chosen(snapshot, match, None)
+        locks = matching(snapshot, match)
         if len(locks) > MOST:
             text = f"{len(locks)} locks match; at most {MOST} are released at a time. Choose fewer."
             raise CommandError(text, returncode=MISUSED)

@@ -19,6 +19,7 @@ from ...core.protocol import Failure
 from ..base import LinkError, known_cause
 from ..clock import steady
 from ..records.replicated import Place
+from ..records.table import AnswerError
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
@@ -39,7 +40,7 @@ FAILURES = {
 }
 
 
-class EtcdError(Exception):
+class EtcdError(AnswerError):
     """
     A member sent an error or a reply that cannot be used.
 
@@ -50,13 +51,8 @@ class EtcdError(Exception):
 
     def __init__(self, failure: Failure, code: int = 0) -> None:
         super().__init__(failure)
-        self.failure = failure
         self.code = code
-
-    @property
-    def certain(self) -> bool:
-        """Whether the request has certainly not been carried out."""
-        return self.code in CERTAIN
+        self.certain = code in CERTAIN
 
 
 class Header(NamedTuple):
@@ -256,8 +252,8 @@ def link_error(error: Exception) -> LinkError:
     match error:
         case LinkError():
             return error
-        case EtcdError():
-            return LinkError(error.failure)
+        case AnswerError(failure=failure):
+            return LinkError(failure)
         case TimeoutError():
             return LinkError(Failure.TIMEOUT)
     return known_cause(error) or LinkError(Failure.UNREACHABLE)

@@ -19,10 +19,19 @@ from urllib.parse import quote
 
 from ...core.protocol import SMALLEST_PART, Failure
 from ..base import LinkError, NodeSpec
-from ..records.clock import Era, EraClock, Moment
-from ..records.record import Decision, Stored, in_present_era, needed_until, parsed
-from ..records.replicated import MemberTable, Page, Place, ReplicatedNode, Store, also, check_identity, oldest, shortest
-from ..records.table import ANSWERING, TooLargeError
+from ..records.clock import Era, Moment
+from ..records.record import Decision, Stored, parsed
+from ..records.replicated import (
+    LOOK_EVERY,
+    MemberTable,
+    Place,
+    ReplicatedNode,
+    Store,
+    also,
+    oldest,
+    shortest,
+)
+from ..records.table import ANSWERING, AnswerError, TooLargeError
 from ..records.watch import Watch
 from .client import (
     EXHAUSTED,
@@ -51,40 +60,39 @@ UNCOUNTED = 0.1  # longest pause, in seconds, before a leader that does not coun
 
 FINE = 0.05  # seconds; a clock known more precisely than this need not be read again
 
-LOOK_EVERY = 10.0  # seconds after which the clock is read in any case, to notice if it was set
-
 PAGE = 500  # records that are read at once for a survey
 
 KINDS = ("h/{", "x/", "w/")  # the keys to clean up; no KEY_PREFIX has a brace, so no other alias has such names
-
-CLEANING = 60.0  # seconds between two searches for useless records, and for which such records are kept
-
-ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
 
 ID_LENGTH = 16  # characters of the random id
 
 LONGEST = 2**20  # bytes of one notification
 
 
-class EtcdConnection(MemberTable[Client]):
+class EtcdTable(MemberTable[Client]):
     """
-    Records over a connection to one member, or to the next one if it fails.
+    The records of an alias in one cluster.
 
     Args:
         place: The cluster.
-        id_key: The key of a random id, which is made when it is missing.
+        prefix: The beginning of every key.
         patience: Seconds that a request may take.
-
-    Attributes:
-        cluster: The id of the cluster, as soon as it is known.
     """
 
-    errors = (EtcdError, OSError)
+    part = SMALLEST_PART
+    most = LARGEST_WRITE
+    errors = (AnswerError, OSError)
 
-    def __init__(self, place: Place, id_key: str, patience: float) -> None:
+    def __init__(self, place: Place, prefix: str, patience: float) -> None:
         super().__init__(place, patience)
-        self.cluster = 0
-        self._id_key = id_key
+        self._prefix = prefix
+        self._id = f"{prefix}id"
+        self._clock_key = f"{prefix}clock"
+        self._cluster = 0  # the id of the cluster, as soon as it is known
+        self._header = Header(0, 0, 0)  # that of the last read
+        self._version = 0  # the version of the era's record
+
+    # Connections
 
     def dial(self, number: int, timeout: float) -> Client:
         """Return a connection to a member, not yet open."""
@@ -107,15 +115,15 @@ class EtcdConnection(MemberTable[Client]):
             wants_user = error.code == INVALID_ARGUMENT and not self.place.options.get("username")
             raise EtcdError(Failure.NOAUTH) if wants_user else error from None
         cluster = header_of(status).cluster
-        self.cluster = self.cluster or cluster
+        self._cluster = self._cluster or cluster
         return identity_of(cluster, stored)
 
     def _own_id(self, client: Client) -> Stored:
         """Return the record with the random id of the alias in this cluster; create it if there is none."""
-        key = encoded(self._id_key)
+        key = encoded(self._id)
         for _ in range(2):
             if found := records_of(client.call("/v3/kv/range", {"key": key})):
-                return found[self._id_key]
+                return found[self._id]
             missing = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": 0}
             record = json.dumps({"id": secrets.token_hex(ID_LENGTH // 2)})
             put = {"request_put": {"key": key, "value": encoded(record)}}
@@ -133,7 +141,7 @@ class EtcdConnection(MemberTable[Client]):
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """Return what an error means; a broken connection is made anew, with the next member."""
         failure = link_error(error).failure
-        if isinstance(error, EtcdError):
+        if isinstance(error, AnswerError):
             if error.code == EXHAUSTED and self._has_alarm():
                 return Failure.NO_SPACE
             if error.code == UNAUTHENTICATED:  # the token has expired, or the server was restarted
@@ -153,72 +161,40 @@ class EtcdConnection(MemberTable[Client]):
         except self.errors:
             return False
 
-
-class EtcdTable(EtcdConnection):
-    """
-    The records of an alias in one cluster.
-
-    Args:
-        place: The cluster.
-        prefix: The beginning of every key.
-        patience: Seconds that a request may take.
-    """
-
-    part = SMALLEST_PART
-    most = LARGEST_WRITE
-
-    def __init__(self, place: Place, prefix: str, patience: float) -> None:
-        self._id = f"{prefix}id"
-        super().__init__(place, self._id, patience)
-        self._prefix = prefix
-        self._clock_key = f"{prefix}clock"
-        self._clock = EraClock(self.now)
-        self._looked = -LOOK_EVERY
-        self._term = self._version = 0  # the term of the era that was read last, and the version of its record
-        self._clean_at = self.now() + CLEANING
-        self._kind, self._cleaned = 0, ""
+    # Requests
 
     def key(self, kind: str, name: str) -> str:
         """Return the key of a record."""
         return f"{self._prefix}{kind}/{name}"
 
-    def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
-        """Return the records that exist under some keys, and the moment."""
-        for _ in range(ATTEMPTS):
-            header, found = self._fetch([self._clock_key, self._id, *keys])
-            check_identity(identity_of(header.cluster, found.pop(self._id, None)), self.identity)
-            moment = self._moment(header, found.pop(self._clock_key, None))
-            if moment and self._clock.check(moment, [stored.record for stored in found.values()]):
-                return moment, found
-        raise EtcdError(Failure.NO_LEADER)
-
-    def _fetch(self, keys: Sequence[str]) -> tuple[Header, dict[str, Stored]]:
-        """Return the records that exist under some keys, and the header of the first reply."""
-        header: Header | None = None
+    def fetch(self, keys: Sequence[str]) -> tuple[str, Stored | None, dict[str, Stored]]:
+        """Return the identity of the cluster, the record of the era, and the records that exist under some keys."""
+        headers: list[Header] = []
         found: dict[str, Stored] = {}
+        keys = [self._clock_key, self._id, *keys]
         for start in range(0, len(keys), AT_ONCE):
             ranges = [{"request_range": {"key": encoded(key)}} for key in keys[start : start + AT_ONCE]]
             reply = self.call("/v3/kv/txn", {"success": ranges})
-            header = header or header_of(reply)
+            headers.append(header_of(reply))
             for each in reply.get("responses", []):
                 found |= records_of(each.get("response_range", {}))
-        assert header is not None
-        return header, found
+        self._header = headers[0]
+        return identity_of(headers[0].cluster, found.pop(self._id, None)), found.pop(self._clock_key, None), found
 
-    def _moment(self, header: Header, stored: Stored | None) -> Moment | None:
+    def moment(self, stored: Stored | None) -> Moment | None:
         """Return the present moment; None if the record of the era had to change or the clock was not read."""
-        era = Era.load(stored.record) if stored else None
+        era, header = Era.load(stored.record) if stored else None, self._header
         source = known = era.source if era else ""
         source = source or self._grant()
         if era and era.name == era_name(header, source) and self._is_due(era):
-            source = self._look(era, header)
-        if correction := self._clock.correction(era, era_name(header, source), source):
+            source = self._look(era)
+        if correction := self.clock.correction(era, era_name(header, source), source):
             self._correct(correction, stored.version if stored else 0, is_new=source != known)
             return None
         assert era is not None
         assert stored is not None
-        self._term, self._version = header.term, stored.version
-        return self._clock.moment(era)
+        self._version = stored.version
+        return self.clock.moment(era)
 
     def _correct(self, era: Era, version: int, *, is_new: bool) -> None:
         """Write the record of the era unless it has changed; *is_new* is whether this process granted its lease."""
@@ -238,33 +214,33 @@ class EtcdTable(EtcdConnection):
 
     def _is_due(self, era: Era) -> bool:
         """Return whether to read the clock; readings are whole seconds, so one helps only at the turn of a second."""
-        if not self._clock.knows(era) or self.now() - self._looked > LOOK_EVERY:
+        if not self.clock.knows(era) or self.now() - self.looked > LOOK_EVERY:
             return True
-        low, high = self._clock.bounds()
+        low, high = self.clock.bounds()
         return high - low > FINE and int(low) != int(high)
 
     def _grant(self) -> str:
         """Return the id of a new lease that serves as a clock."""
         return str(number(self.call("/v3/lease/grant", {"TTL": GRANTED, "ID": 0}), "ID"))
 
-    def _look(self, era: Era, header: Header) -> str:
+    def _look(self, era: Era) -> str:
         """
         Read the clock; return the id of the lease that it is read from, a new one if the old one is gone.
 
         The reading belongs to the era only if the same member reports its term before and after.
         """
-        sent = self._looked = self.now()
+        sent = self.looked = self.now()
         reply = self.call("/v3/lease/timetolive", {"ID": era.source})
         left, granted = number(reply, "TTL"), number(reply, "grantedTTL")
         if left < 0 or not granted:
             return self._grant()
         if not plausible(left, granted):
-            if not self._clock.knows(era):  # all processes are asking this leader
+            if not self.clock.knows(era):  # all processes are asking this leader
                 self.pause(min(UNCOUNTED, self.patience * (1 - ANSWERING) / 2))
                 raise EtcdError(Failure.NO_LEADER)
-        elif header_of(reply) == header:
+        elif header_of(reply) == self._header:
             # The remaining time is cut to whole seconds.
-            self._clock.observe(era, granted - left, granted - left + 1.0, sent)
+            self.clock.observe(era, granted - left, granted - left + 1.0, sent)
         return era.source
 
     def write(self, decision: Decision) -> bool | None:
@@ -284,7 +260,7 @@ class EtcdTable(EtcdConnection):
             header = self._txn(versions, values)
             if header is None:
                 return False
-        return True if header and (header.cluster, header.term) == (self.cluster, self._term) else None
+        return True if header and (header.cluster, header.term) == (self._cluster, self._header.term) else None
 
     def _notify(self, decision: Decision, values: dict[str, dict[str, Any]]) -> None:
         """Add the records that notify waiters; if they do not fit, a waiter asks again by itself."""
@@ -313,55 +289,28 @@ class EtcdTable(EtcdConnection):
 
     # Listings
 
-    def page(self, after: str) -> Page:
+    def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
         """Return some records of names, in the order of their keys."""
         return self._page(KINDS[0], after, PAGE)
 
-    def _page(self, kind: str, after: str, size: int) -> Page:
+    def _page(self, kind: str, after: str, size: int) -> tuple[dict[str, Stored], str, int]:
         """Return some records of a kind whose keys follow *after*."""
         whole = f"{self._prefix}{kind}"
         start = f"{after}\0" if after else whole
         end = f"{whole[:-1]}{chr(ord(whole[-1]) + 1)}"
         reply = self.call("/v3/kv/range", {"key": encoded(start), "range_end": encoded(end), "limit": size})
         found, count = records_of(reply), number(reply, "count")
-        return Page(found, max(found, default="") if len(found) < count else "", count)
+        return found, max(found, default="") if len(found) < count else "", count
 
-    def clean(self) -> None:
-        """Occasionally delete records that have not been needed for a while; a failure does no harm."""
-        now = self.now()
-        if self.client is None or now < self._clean_at:
-            return
-        self._clean_at = now + CLEANING
-        try:
-            self._clean()
-        except self.errors as error:
-            self.failed(error, unclear=False)
+    def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
+        """Return some records of the kind that *after* belongs to, and where to go on: in this kind, or the next."""
+        kind = next((kind for kind in KINDS if after.startswith(f"{self._prefix}{kind}")), KINDS[0])
+        found, cursor, _ = self._page(kind, after, LARGEST_WRITE)
+        later = KINDS[KINDS.index(kind) + 1 :]
+        return found, cursor or (f"{self._prefix}{later[0]}" if later else "")
 
-    def _clean(self) -> None:
-        """Delete the useless records of one page in one transaction, because requests of this process are waiting."""
-        kind = KINDS[self._kind]
-        moment, _ = self.read([])
-        page = self._page(kind, self._cleaned, LARGEST_WRITE)
-        self._cleaned = page.cursor
-        if not page.cursor:
-            self._kind = (self._kind + 1) % len(KINDS)
-        if self._cleaned or self._kind:  # this is not the end of the search
-            self._clean_at = self.now() + 1.0
-        useless = {
-            key: stored.version
-            for key, stored in page.records.items()
-            if (until := needed_until(in_present_era(stored.record, moment))) is not None
-            and until < moment.low - CLEANING
-        }
-        if useless:
-            self._delete(useless)
-
-    def _delete(self, versions: Mapping[str, int]) -> None:
-        """
-        Delete records that still have these versions, or none if another era has begun.
-
-        A hold of the next era ends by another clock, so it may seem to have ended long ago.
-        """
+    def delete(self, versions: Mapping[str, int]) -> None:
+        """Delete records that still have these versions, or none if another era has begun."""
         self.call(
             "/v3/kv/txn",
             {
@@ -406,19 +355,18 @@ def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
 
 
 class EtcdWatch(Watch):
-    """A thread that reads the notifications of a cluster to a process."""
+    """A thread that reads the notifications of a cluster: a watch streams every change of the key of its process."""
 
     kind = "etcd"
-    _client: Client | None = None
     _response: HTTPResponse
 
     def begin(self, number: int) -> None:
-        """Begin to watch at a member."""
-        self._client = Client(self.place, number, self.timeout)
-        self._client.open()
-        self._response = self._client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
+        """Connect to a member and begin to watch."""
+        self.client = client = Client(self.place, number, self.timeout)
+        client.open()
+        self._response = client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
         names_in(self._response.readline(LONGEST))  # the line that confirms the watch
-        self._client.wait(None)
+        client.wait(None)
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
@@ -426,16 +374,6 @@ class EtcdWatch(Watch):
         if not line:
             raise LinkError(Failure.CLOSED)
         return names_in(line)
-
-    def end(self) -> None:
-        """Close the connection."""
-        if self._client:
-            self._client.close()
-
-    def cut(self) -> None:
-        """Make :meth:`read` fail."""
-        if self._client:
-            self._client.abort()
 
     def explain(self, error: Exception) -> LinkError:
         """Return what to report about an exception."""

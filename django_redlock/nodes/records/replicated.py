@@ -9,21 +9,24 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
-from ..base import LinkError, NodeSpec
-from .clock import Moment
+from ..base import ENCODED, LinkError, NodeSpec
+from .clock import EraClock, Moment
 from .node import RecordNode
-from .record import Stored, is_held
-from .table import ANSWERING, RecordTable, UntouchedError
+from .record import Stored, in_present_era, is_held, needed_until
+from .table import ANSWERING, AnswerError, RecordTable, UntouchedError
 from .watch import AsyncWatchLink, Watch, WatchLink
 
+ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
+CLEANING = 60.0  # seconds between two searches for useless records, and for which such records are kept
+LOOK_EVERY = 10.0  # seconds after which the leader's clock is read in any case, to notice if it was set
 SEARCHING = 0.3  # share of the patience that a survey spends on records of locks that have ended
 
 SAMPLES = 5  # round trips; the shortest one counts
@@ -144,26 +147,11 @@ def oldest(version: str, known: str) -> str:
 Client = TypeVar("Client", bound="Member")
 
 
-class Page(NamedTuple):
-    """
-    One page of the records of names.
-
-    Args:
-        records: The records, by key.
-        cursor: The key after which the next page begins; empty if there is none.
-        total: The approximate number of records.
-    """
-
-    records: dict[str, Stored]
-    cursor: str
-    total: int
-
-
 class MemberTable(RecordTable, Generic[Client]):
     """
     Records over a connection to one member, or to the next one if it fails.
 
-    A kind of store overrides :meth:`dial`, :meth:`greet`, :meth:`explain`, :meth:`page` and the methods for records.
+    A kind of store overrides :meth:`key`, :meth:`write`, :meth:`failed` and the last methods.
 
     Args:
         place: The members.
@@ -172,6 +160,8 @@ class MemberTable(RecordTable, Generic[Client]):
     Attributes:
         identity: The unique name of the store, once it is known.
         client: The connection; None if there is none.
+        clock: What is known of the leader's clock.
+        looked: When that clock was read last.
     """
 
     def __init__(self, place: "Place", patience: float) -> None:
@@ -179,6 +169,9 @@ class MemberTable(RecordTable, Generic[Client]):
         self.place = place
         self.identity = ""
         self.client: Client | None = None
+        self.clock = EraClock(self.now)
+        self.looked = -LOOK_EVERY
+        self._clean_at, self._cleaned = self.now() + CLEANING, ""
         self._at = secrets.randbelow(len(place.members))  # so that not all processes use the same member
 
     @property
@@ -198,7 +191,7 @@ class MemberTable(RecordTable, Generic[Client]):
                 client.open()
                 identity = self.greet(client)
                 self.identity = self.identity or identity
-                check_identity(identity, self.identity)
+                self._check(identity)
                 client.wait(self.patience * ANSWERING)
                 self.client = client
                 return Greeting(run_id=identity, age=float("inf"))
@@ -236,6 +229,47 @@ class MemberTable(RecordTable, Generic[Client]):
         if client := self.client:
             client.abort()
 
+    def read(self, keys: Sequence[str]) -> tuple[Moment, Mapping[str, Stored]]:
+        """Return the records that exist under some keys, and the moment."""
+        for _ in range(ATTEMPTS):
+            identity, era, found = self.fetch(keys)
+            self._check(identity)
+            moment = self.moment(era)
+            if moment and self.clock.check(moment, [stored.record for stored in found.values()]):
+                return moment, found
+        raise AnswerError(Failure.NO_LEADER)
+
+    def _check(self, identity: str) -> None:
+        """Raise LinkError if the store is not the one that is known: its keys may have been deleted meanwhile."""
+        if identity != self.identity:
+            raise LinkError(Failure.RESTARTED)
+
+    def clean(self) -> None:
+        """
+        Occasionally delete records that have not been needed for a while; a failure does no harm.
+
+        Requests of this process are waiting, so one call deletes the useless records of one page.
+        """
+        now = self.now()
+        if self.client is None or now < self._clean_at:
+            return
+        self._clean_at = now + CLEANING
+        try:
+            moment, _ = self.read([])
+            records, self._cleaned = self.page_of_any(self._cleaned)
+            if self._cleaned:  # this is not the end of the search
+                self._clean_at = self.now() + 1.0
+            useless = {
+                key: stored.version
+                for key, stored in records.items()
+                if (until := needed_until(in_present_era(stored.record, moment))) is not None
+                and until < moment.low - CLEANING
+            }
+            if useless:
+                self.delete(useless)
+        except self.errors as error:
+            self.failed(error, unclear=False)
+
     # Listings
 
     def survey(self, request: Survey) -> Reply:
@@ -260,9 +294,9 @@ class MemberTable(RecordTable, Generic[Client]):
         if cursor == ENDLESS:
             return slugs, "", total  # in these stores, every lock has an end
         while True:
-            page = self.page(cursor)
-            cursor, total = page.cursor, total or page.total
-            for key, stored in sorted(page.records.items()):
+            records, cursor, count = self.page(cursor)
+            total = total or count
+            for key, stored in sorted(records.items()):
                 if is_held(stored.record, moment):
                     slugs.append(str(stored.record.get("slug", "")))
                 if len(slugs) == request.size:
@@ -289,15 +323,39 @@ class MemberTable(RecordTable, Generic[Client]):
         """Return what to report about a failure, without anything that the error quotes."""
         raise NotImplementedError
 
-    def page(self, after: str) -> Page:
-        """Return the records of some names whose keys follow *after*, in the order of their keys."""
+    def fetch(self, keys: Sequence[str]) -> tuple[str, Stored | None, dict[str, Stored]]:
+        """Return the identity of the store, the record of its era, and the records that exist under some keys."""
         raise NotImplementedError
 
+    def moment(self, stored: Stored | None) -> Moment | None:
+        """
+        Return the present moment; None if the record of the era had to change or the clock was not read.
 
-def check_identity(identity: str, known: str) -> None:
-    """Raise LinkError if a store is not the one that is known, for example because its keys were deleted meanwhile."""
-    if identity != known:
-        raise LinkError(Failure.RESTARTED)
+        Args:
+            stored: The record of the era; None if there is none.
+        """
+        raise NotImplementedError
+
+    def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
+        """
+        Return the records of some names whose keys follow *after*, in the order of their keys.
+
+        The text is the key after which the next page begins, empty if there is none; the number is the approximate
+        number of records.
+        """
+        raise NotImplementedError
+
+    def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
+        """Return some records of any kind that follow *after*, and where the next page begins; empty if nowhere."""
+        raise NotImplementedError
+
+    def delete(self, versions: Mapping[str, int]) -> None:
+        """
+        Delete records that still have these versions, or none if another era has begun.
+
+        A hold of the next era ends by another clock, so it may seem to have ended long ago.
+        """
+        raise NotImplementedError
 
 
 class Member(Protocol):
@@ -405,11 +463,6 @@ class Place:
             context.load_cert_chain(certificate, self.options.get("ssl_keyfile"), password)
         return context
 
-
-ENCODED = (
-    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
-    "urllib.parse.quote(password, safe='') does it"
-)
 
 LOGIN = ("username", "password")
 

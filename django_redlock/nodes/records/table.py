@@ -32,6 +32,23 @@ class TooLargeError(Exception):
     """Requests need more than the store can write at once; nothing has been written."""
 
 
+class AnswerError(Exception):
+    """
+    A store sent an error or a reply that cannot be used.
+
+    Args:
+        failure: The meaning of the reply.
+    """
+
+    code = 0
+    certain: bool = False
+    """Whether the request has certainly not been carried out."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
 class RecordTable:
     """
     The records of one store, over one connection; used by one thread at a time.

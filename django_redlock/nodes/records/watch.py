@@ -7,9 +7,6 @@ Missing an earlier change is harmless, because each waiter soon asks again by it
 
 import asyncio
 import os
-import socket
-import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
@@ -17,9 +14,10 @@ from typing import TYPE_CHECKING, ClassVar
 from ...core.protocol import Failure
 from ..base import LinkError
 from ..threads import new_event, start
+from .worker import Mailbox
 
 if TYPE_CHECKING:
-    from .replicated import Place
+    from .replicated import Member, Place
 
 Deliver = Callable[[list[str] | LinkError], object]
 
@@ -28,7 +26,7 @@ class Watch:
     """
     A thread that reads the notifications to a process.
 
-    A kind of store overrides :meth:`begin`, :meth:`read`, :meth:`end`, :meth:`cut` and :meth:`explain`.
+    A kind of store overrides :meth:`begin`, :meth:`read` and :meth:`explain`.
 
     Args:
         place: The members.
@@ -38,6 +36,7 @@ class Watch:
             the end with the reason.
 
     Attributes:
+        client: The connection; None if there is none yet.
         timeout: Seconds for each member.
         closed: Whether the thread must end.
     """
@@ -49,6 +48,7 @@ class Watch:
         self.place = place
         self.key = key
         self.timeout = timeout / (len(place.members) + 1)
+        self.client: Member | None = None
         self.closed = False
         self._deliver = deliver
         self._pid = os.getpid()
@@ -63,8 +63,8 @@ class Watch:
     def close(self) -> None:
         """End the watch; in a forked child, send the member nothing, because the parent uses the connection."""
         self.closed = True
-        if self._pid == os.getpid():
-            self.cut()
+        if self.client and self._pid == os.getpid():
+            self.client.abort()
 
     def _run(self) -> None:
         reason = LinkError(Failure.CLOSED)
@@ -77,7 +77,7 @@ class Watch:
         except Exception as error:  # the waiters must learn of the failure, whatever it was
             reason = self.explain(error)
         finally:
-            self.end()
+            self._end()
             self._deliver(reason)
 
     def _begin(self) -> None:
@@ -90,25 +90,21 @@ class Watch:
                 return self.begin(number)
             except Exception as error:
                 failure = error
-                self.end()
+                self._end()
         raise failure
+
+    def _end(self) -> None:
+        if self.client:
+            self.client.close()
 
     # The parts that differ between kinds of stores
 
     def begin(self, number: int) -> None:
-        """Begin to watch at a member; raise any exception if that is not possible."""
+        """Connect to a member and begin to watch; raise any exception if that is not possible."""
         raise NotImplementedError
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names; raise any exception at the end."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Close the connection, if there is one."""
-        raise NotImplementedError
-
-    def cut(self) -> None:
-        """Make :meth:`read` fail; any thread may call this."""
         raise NotImplementedError
 
     def explain(self, error: Exception) -> LinkError:
@@ -126,13 +122,9 @@ class WatchLink:
     """
 
     def __init__(self, watch: Callable[[Deliver], Watch], timeout: float) -> None:
-        self._arrived: deque[list[str] | LinkError] = deque()
-        self._mutex = threading.Lock()
-        self._closed = False
+        self._notified = Mailbox[list[str] | LinkError]()
+        self.fileno = self._notified.fileno
         self._begun = new_event()
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
         self._watch = watch(self._deliver)
         try:
             self._watch.start()
@@ -144,24 +136,15 @@ class WatchLink:
             raise
 
     def _deliver(self, names: list[str] | LinkError) -> None:
-        self._arrived.append(names)
-        with self._mutex:  # another socket may have the descriptor of a closed one
-            if not self._closed:
-                with suppress(BlockingIOError):
-                    self._writer.send(b"!")
+        self._notified.deliver(names)
         self._begun.set()  # last, so that the constructor reads the byte that announces the beginning
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll, or -1 if there is none."""
-        return self._reader.fileno()
 
     def read(self) -> list[str]:
         """Return the waiters that were notified, without blocking; raise LinkError at the end of the watch."""
-        with suppress(OSError):
-            self._reader.recv(4096)
         names: list[str] = []
-        while self._arrived:
-            arrived = self._arrived.popleft()
+        self._notified.look()
+        while self._notified.arrived:
+            arrived = self._notified.arrived.popleft()
             if isinstance(arrived, LinkError):
                 raise arrived
             names += arrived
@@ -170,12 +153,7 @@ class WatchLink:
     def close(self) -> None:
         """End the watch."""
         self._watch.close()
-        with suppress(RuntimeError):  # in a forked child, a thread of the parent may hold it
-            if self._mutex.acquire(timeout=1.0):
-                self._closed = True
-                self._reader.close()
-                self._writer.close()
-                self._mutex.release()
+        self._notified.close()
 
 
 class AsyncWatchLink:

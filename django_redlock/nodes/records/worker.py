@@ -15,7 +15,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import groupby
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, Survey, failed
@@ -32,6 +32,54 @@ LAST_REQUEST = 1.0  # seconds for which closing a connection waits for the curre
 
 log = logging.getLogger("django_redlock")
 
+Item = TypeVar("Item")
+
+
+class Mailbox(Generic[Item]):
+    """
+    What other threads deliver to a thread, which polls a socket to learn of it.
+
+    Attributes:
+        arrived: What has been delivered and not been taken yet.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: deque[Item] = deque()
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._closed = False
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll, or -1 if there is none."""
+        return self._reader.fileno()
+
+    def deliver(self, item: Item) -> None:
+        """Add an item, in any thread."""
+        self.arrived.append(item)
+        with self._mutex:  # another socket may have the descriptor of a closed one
+            if not self._closed:
+                with suppress(BlockingIOError):
+                    self._writer.send(b"!")
+
+    def look(self) -> bool:
+        """Return whether something has arrived, and let the descriptor announce only what comes from now on."""
+        with suppress(OSError):
+            self._reader.recv(4096)
+        return bool(self.arrived)
+
+    def close(self) -> bool:
+        """Close the socket; return whether it was open."""
+        with nullcontext() if self._pid != os.getpid() else self._mutex:  # in a child, a thread of the parent holds it
+            if self._closed:
+                return False
+            self._closed = True
+            self._reader.close()
+            self._writer.close()
+            return True
+
 
 class WorkerLink:
     """A link to a store, used by one thread at a time."""
@@ -39,58 +87,35 @@ class WorkerLink:
     def __init__(self, worker: "Worker", greeting: Greeting) -> None:
         self.greeting = greeting
         self._worker = worker
-        self._replies: deque[Reply | LinkError] = deque()
-        self._mutex = threading.Lock()
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._closed = False
+        self._replies = Mailbox[Reply | LinkError]()
+        self.fileno = self._replies.fileno
+        self._deliver = self._replies.deliver
         try:
             worker.attach(self._deliver)
         except LinkError:
-            self._reader.close()
-            self._writer.close()
+            self._replies.close()
             raise
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll, or -1 if there is none."""
-        return self._reader.fileno()
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._worker.submit(Job(request, self._deliver))
 
-    def _deliver(self, reply: Reply | LinkError) -> None:
-        self._replies.append(reply)
-        with self._mutex:  # another socket may have the descriptor of a closed one
-            if not self._closed:
-                with suppress(BlockingIOError):
-                    self._writer.send(b"!")
-
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
-        with suppress(OSError):
-            self._reader.recv(4096)
-        return bool(self._replies) or not self._worker.usable
+        return self._replies.look() or not self._worker.usable
 
     def receive(self, request: Request) -> Reply | None:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         if not self.readable():
             return INCOMPLETE
-        reply = self._replies.popleft() if self._replies else LinkError(Failure.CLOSED)
+        reply = self._replies.arrived.popleft() if self._replies.arrived else LinkError(Failure.CLOSED)
         if isinstance(reply, LinkError):
             raise reply
         return reply
 
     def close(self) -> None:
         """Close the connection."""
-        with nullcontext() if self._worker.inherited else self._mutex:
-            if self._closed:
-                return
-            self._closed = True
-            self._reader.close()
-            self._writer.close()
-        if self._worker.detach(self._deliver):
+        if self._replies.close() and self._worker.detach(self._deliver):
             self._worker.finish()
 
 

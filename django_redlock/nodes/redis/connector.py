@@ -19,16 +19,11 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
-from ..base import NodeSpec
+from ..base import ENCODED, NodeSpec
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
 EXAMPLE = "redis://lock-1:6379/2"
-ENCODED = (
-    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
-    "urllib.parse.quote(password, safe='') does it"
-)
-
 # Always set here, whatever the URL contains and whatever redis-py's defaults are.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
 # By default, redis-py sends the server its name and version, which needs an extra right. The argument changed in 7.

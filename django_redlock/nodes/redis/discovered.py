@@ -5,11 +5,10 @@ Sentinels know the master of a service, and every member of a cluster knows the 
 that takes the master's place may lack the last locks, so it votes like a server that has just restarted.
 """
 
-import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.crc import key_slot
@@ -18,12 +17,10 @@ from redis.exceptions import RedisError
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector, check_url, refuse_service
-from .errors import BROKEN, DEMOTED, link_error, parse_error
-from .link import AsyncRedisLink, RedisLink, aexchange, exchange, unchanged
+from .errors import DEMOTED, link_error, parse_error
+from .link import Dialer, SomeLink
 from .node import Age, RedisNode
-from .wire import Encoder, resp
-
-SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
+from .wire import Encoder, resp, unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +55,32 @@ class DiscoveredNode(RedisNode):
         self.guides = guides
         self._question = resp(question)
 
-    def connect(self, timeout: float) -> RedisLink:
-        """Open a link to the present master; see :class:`~django_redlock.nodes.base.Node`."""
+    async def open_link(self, dialer: Dialer[Any, SomeLink, Any]) -> SomeLink:
+        """Open a link to the present master, as the first guide knows it that answers."""
         failure = LinkError(Failure.UNREACHABLE)
         for guide in self.guides:
             try:
-                place = self.ask(guide, timeout)
-                link = self.greet(self.connector.new(timeout, host=place.host, port=place.port))
-                return self._follow(link, place)
+                place = await self.ask(dialer, guide)
+                return self._follow(await self.greet(dialer, host=place.host, port=place.port), place)
             except LinkError as error:
                 failure = error
-        raise without_blame(failure)
+        if failure.failure is Failure.REPLICA:  # a failover, which passes; elsewhere, the settings would be wrong
+            raise LinkError(Failure.FAILING_OVER)
+        raise failure
 
-    async def aconnect(self, timeout: float) -> AsyncRedisLink:
-        """Do what :meth:`connect` does without blocking."""
-        failure = LinkError(Failure.UNREACHABLE)
-        for guide in self.guides:
-            try:
-                place = self.parse_place(await self._aask(guide, timeout), guide)
-                connection = self.connector.new_async(timeout, host=place.host, port=place.port)
-                return self._follow(await self.agreet(connection, timeout), place)
-            except LinkError as error:
-                failure = error
-        raise without_blame(failure)
+    async def ask(self, dialer: Dialer[Any, Any, Any], guide: Connector) -> Place:
+        """
+        Ask one of ``guides`` where the master is.
+
+        Raises:
+            LinkError: The guide cannot be reached, or does not know.
+        """
+        try:
+            connection, (raw,), _ = await dialer.open(guide, self._question, unchanged)
+        except LinkError as error:
+            raise self.of_guide(error) from None
+        dialer.close(connection)
+        return self.parse_place(raw, guide)
 
     def _follow(self, link: SomeLink, place: Place) -> SomeLink:
         """Return *link*, adapted to its server; from now on, notifications come from that server as well."""
@@ -100,47 +100,6 @@ class DiscoveredNode(RedisNode):
     def of_guide(self, error: LinkError) -> LinkError:
         """Return what to report if one of ``guides`` could not be asked."""
         return error
-
-    def ask(self, guide: Connector, timeout: float) -> Place:
-        """
-        Ask one of ``guides`` where the master is.
-
-        Args:
-            guide: The server to ask.
-            timeout: Seconds for each step: to connect, to send, to read.
-
-        Raises:
-            LinkError: The guide cannot be reached, or does not know.
-        """
-        return self.parse_place(self._ask(guide, timeout), guide)
-
-    def _ask(self, guide: Connector, timeout: float) -> Any:
-        connection = guide.new(timeout)
-        try:
-            connection.connect()
-            (reply,), _ = exchange(connection, self._question, unchanged)
-            return reply
-        except (LinkError, *BROKEN) as error:
-            raise self.of_guide(link_error(error)) from None
-        finally:
-            connection.disconnect()
-
-    async def _aask(self, guide: Connector, timeout: float) -> Any:
-        connection = guide.new_async(timeout, socket_timeout=timeout)
-        try:
-            async with asyncio.timeout(timeout):
-                await connection.connect()
-                (reply,), _ = await aexchange(connection, self._question, unchanged)
-                return reply
-        except (LinkError, *BROKEN) as error:
-            raise self.of_guide(link_error(error)) from None
-        finally:
-            await connection.disconnect(nowait=True)
-
-
-def without_blame(failure: LinkError) -> LinkError:
-    """Return *failure*, but report a replica as a failover, which passes; elsewhere, the settings would be wrong."""
-    return LinkError(Failure.FAILING_OVER) if failure.failure is Failure.REPLICA else failure
 
 
 class SentinelNode(DiscoveredNode):

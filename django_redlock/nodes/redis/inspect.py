@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +18,13 @@ from redis import exceptions
 from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure, is_absurd
-from ..base import LinkError, Node
+from ..base import LinkError, Node, run
 from ..token_search import TokenSearch, search_each
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
-from .link import exchange, unchanged
+from .link import BlockingDialer, exchange
 from .node import RedisNode, parse_age
-from .wire import fencing_token, resp, whole
+from .wire import fencing_token, resp, unchanged, whole
 
 AT_ONCE = 100  # keys on a page, about
 SAMPLES = 5  # round trips; the shortest one counts
@@ -114,21 +115,19 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
         guide=node.guide,
         mode=node.mode,
     )
+    connection = None
     try:
         connection, deaf = _find(node, timeout) if isinstance(node, DiscoveredNode) else (_open(node, timeout), ())
         blank = replace(blank, deaf=deaf)
-    except (LinkError, *BROKEN) as error:
-        # Of the commands that redis-py sends to make a connection, only SELECT needs a right.
-        failed = link_error(error)
-        refused = ("+select",) if failed.failure is Failure.NOPERM else ()
-        return replace(blank, detail=failed.detail, failure=failed.failure, refused=refused)
-    try:
         return _ask(node, connection, rights, blank)
     except (LinkError, *BROKEN) as error:
         failed = link_error(error)
-        return replace(blank, detail=failed.detail, failure=failed.failure)
+        # Of the commands that redis-py sends to make a connection, only SELECT needs a right.
+        refused = ("+select",) if failed.failure is Failure.NOPERM and connection is None else ()
+        return replace(blank, detail=failed.detail, failure=failed.failure, refused=refused)
     finally:
-        connection.disconnect()
+        if connection:
+            connection.disconnect()
 
 
 def _reach(node: Node, timeout: float) -> Inspection:
@@ -148,7 +147,7 @@ def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tup
     failure: Exception = LinkError(Failure.UNREACHABLE)
     for guide in node.guides:
         try:
-            master = node.ask(guide, timeout)
+            master = run(node.ask(BlockingDialer(timeout), guide))
         except LinkError as error:
             failure = error
             deaf.append(f"{guide.address} ({error.detail.removeprefix('sentinel: ')})")
@@ -181,15 +180,10 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: I
     round_trip, ahead = _clock(connection)
     database = node.connector.database
     refused = tuple(_refused(connection, blank.user, node.encoder.prefix, database)) if rights else ()
-    age = _age(served)
+    age = None
+    with suppress(LinkError):
+        age = parse_age(served).seconds
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
-
-
-def _age(served: Any) -> float | None:
-    try:
-        return parse_age(served).seconds
-    except LinkError:
-        return None
 
 
 def _clock(connection: AbstractConnection) -> tuple[float, float]:

@@ -1,29 +1,30 @@
 """
-The blocking connections to one server: one for requests, one for notifications (internal).
+The connections to one server, for threads and for event loops: for requests and for notifications (internal).
 
-redis-py makes a connection, with TLS and authentication. These classes send and read everything after that.
+redis-py makes a connection, with TLS and authentication. Everything after that is sent and read here.
 """
 
 import asyncio
 import select
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from redis import exceptions
 from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..clock import SLICES, Patience, steady
+from .connector import Connector
 from .errors import BROKEN, DEMOTED, link_error
-from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, parse_answer
+from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, unchanged
 
 READ_SIZE = 16_384  # bytes that are read at a time
 
@@ -31,8 +32,14 @@ BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 LONGEST_GREETING = 1_048_576  # bytes; INFO takes about 7,000, and more only with thousands of databases or replicas
 
-# The errors of a non-blocking socket when it would block.
+AT_ONCE = 64  # reads of notifications in a row, so that a server that never stops does not keep the thread
+
+CROWD = 4  # requests in flight; from this number on, a link writes once per turn of the loop
+
 NOTHING = object()  # stands for a reply that has not arrived
+
+# Events: there is data to read; the connection has ended. Where poll() does not report the end, a read finds it.
+READABLE, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 
 
 class RedisLink:
@@ -62,7 +69,7 @@ class RedisLink:
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
-        return fileno(self._connection)
+        return descriptor(self._sock)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
@@ -94,18 +101,16 @@ class RedisLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         whole: Reply | None = INCOMPLETE
         while whole is INCOMPLETE:
-            raw = self._ahead
+            raw, self._ahead = self._ahead, NOTHING
             if raw is NOTHING:
                 raw = self._read(request)
-            else:
-                self._ahead = NOTHING
-            if type(raw) is Reply:
-                return raw
             if raw is NOTHING:
                 return INCOMPLETE
+            if type(raw) is Reply:
+                return raw
             if isinstance(raw, LinkError):
                 raise raw
-            whole = self._assembly.add(request, parse_answer(raw, self.unserved))
+            whole = self._assembly.add(request, raw, self.unserved)
         if whole is None:
             self._taught.discard(type(request))
         return whole
@@ -140,93 +145,12 @@ class RedisLink:
             return link_error(error)
         except ValueError:
             return LinkError(Failure.MALFORMED)
-        if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
-            return link_error(raw)  # redis-py closes the connection after these
         return raw
 
     def close(self) -> None:
         """Close the connection."""
         self._sock = None
         self._connection.disconnect()
-
-
-class RedisNotificationLink:
-    """
-    A connection that has subscribed to the channel of a process.
-
-    Args:
-        connection: The connection.
-        messages: The reader of the connection, which already has what came right after the reply to the subscription.
-    """
-
-    def __init__(self, connection: AbstractConnection, messages: Replies) -> None:
-        self._connection = connection
-        self._messages = messages
-        self._sock: socket.socket | None = connection._sock
-        if self._sock is not None:
-            self._sock.setblocking(False)
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll."""
-        return fileno(self._connection)
-
-    def read(self) -> list[str]:
-        """Return the waiters that were notified, without blocking."""
-        notifications = []
-        try:
-            self._feed()
-            while (message := self._messages.next()) is not PARTIAL:
-                notifications.append(parse_notification(message))
-        except BROKEN as error:
-            raise link_error(error) from None
-        return notifications
-
-    def _feed(self) -> None:
-        """Read until nothing is left, because a poll does not show the bytes that TLS holds back."""
-        while self._sock is not None:
-            try:
-                data = self._sock.recv(READ_SIZE)
-            except BLOCKED:
-                return
-            self._messages.feed(some(data))
-        raise LinkError(Failure.CLOSED)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._sock = None
-        self._connection.disconnect()
-
-
-def fileno(connection: AbstractConnection) -> int:
-    """Return the file descriptor of a connection."""
-    sock = connection._sock
-    if sock is None:
-        raise LinkError(Failure.CLOSED)
-    return int(sock.fileno())
-
-
-def check_subscription(raw: Any) -> None:
-    """
-    Check that the reply confirms the subscription to a channel.
-
-    Raises:
-        LinkError: The subscription failed; an ACL may forbid it.
-    """
-    if not isinstance(raw, list):
-        raise link_error(raw) if isinstance(raw, exceptions.RedisError) else LinkError(Failure.MALFORMED)
-
-
-def parse_notification(message: Any) -> str:
-    """Return the waiter that a message on a channel names, or an empty text for any other message."""
-    if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
-        return ""
-    return str(message[2], "utf-8", "replace")
-
-
-# Events: there is data to read; the connection has ended. Where poll() does not report the end, a read finds it.
-READABLE, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
-
-CROWD = 4  # requests in flight; from this number on, a link writes once per turn of the loop
 
 
 class AsyncRedisLink(asyncio.BufferedProtocol):
@@ -262,8 +186,13 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         # from a signal handler, and the link is given up: otherwise one request would get the reply of another.
         self._torn = False
         self._loop = loop
-        self._writer = take_over(connection, self)  # kept: a stream writer closes when it is garbage-collected
-        self._transport = self._writer.transport
+        reader, writer = connection._reader, connection._writer
+        if reader is None or writer is None or reader.at_eof() or writer.is_closing():
+            raise LinkError(Failure.CLOSED)
+        writer.transport.set_protocol(self)
+        connection._reader = connection._writer = None  # redis-py would close what it still has, and warn about it
+        self._writer = writer  # kept: a stream writer closes when it is garbage-collected
+        self._transport = writer.transport
         self._keeper = loop.create_task(until_cancelled(), name="django_redlock link")
         self._keeper.add_done_callback(lambda keeper: self.close())
 
@@ -362,9 +291,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     def _take(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
-        if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
-            raise link_error(raw)  # redis-py closes the connection after these
-        whole = self._assembly.add(request, parse_answer(raw, self.unserved))
+        whole = self._assembly.add(request, raw, self.unserved)
         if whole is INCOMPLETE:
             return
         self._waiting.popleft()
@@ -398,8 +325,58 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._waiting.popleft()[1](error.reply(Kind.UNKNOWN))
 
 
+class RedisNotificationLink:
+    """
+    A connection that has subscribed to the channel of a process.
+
+    Args:
+        connection: The connection.
+        messages: The reader of the connection, which already has what came right after the reply to the subscription.
+    """
+
+    def __init__(self, connection: AbstractConnection, messages: Replies) -> None:
+        self._connection = connection
+        self._messages = messages
+        self._sock: socket.socket | None = connection._sock
+        if self._sock is not None:
+            self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return descriptor(self._sock)
+
+    def read(self) -> list[str]:
+        """Return the waiters that were notified; a poll does not show the bytes that TLS holds back, so read on."""
+        notified: list[str] = []
+        try:
+            for _ in range(AT_ONCE):
+                data = self._receive()
+                self._messages.feed(data)
+                while (message := self._messages.next()) is not PARTIAL:
+                    notified.append(parse_notification(message))
+                if not data:
+                    break
+        except BROKEN as error:
+            raise link_error(error) from None
+        return notified
+
+    def _receive(self) -> bytes:
+        """Return what has arrived; nothing if it would have to wait."""
+        if self._sock is None:
+            raise LinkError(Failure.CLOSED)
+        try:
+            return some(self._sock.recv(READ_SIZE))
+        except BLOCKED:
+            return b""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock = None
+        self._connection.disconnect()
+
+
 class AsyncRedisNotificationLink:
-    """A :class:`~django_redlock.nodes.redis.link.RedisNotificationLink` for an event loop."""
+    """A :class:`RedisNotificationLink` for an event loop."""
 
     def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
         self._connection = connection
@@ -418,136 +395,209 @@ class AsyncRedisNotificationLink:
 
     def close(self) -> None:
         """Close the connection."""
-        drop(self._connection)
+        AsyncDialer.close(self._connection)
 
 
-def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.BaseProtocol) -> asyncio.StreamWriter:
-    """
-    Make *protocol*, instead of redis-py, read what arrives on a connection from now on.
+def check_subscription(raw: Any) -> None:
+    """Raise LinkError if the reply does not confirm the subscription to a channel; an ACL may forbid it."""
+    if not isinstance(unchanged(raw), list):
+        raise link_error(raw) if isinstance(raw, RedisError) else LinkError(Failure.MALFORMED)
 
-    Raises:
-        LinkError: The connection has ended, and *protocol* would never learn of it.
-    """
-    reader, writer = connection._reader, connection._writer
-    if reader is None or writer is None or reader.at_eof() or writer.is_closing():
+
+def parse_notification(message: Any) -> str:
+    """Return the waiter that a message on a channel names, or an empty text for any other message."""
+    if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
+        return ""
+    return str(message[2], "utf-8", "replace")
+
+
+def descriptor(sock: socket.socket | None) -> int:
+    """Return the file descriptor of a connection; raise LinkError if it is closed."""
+    if sock is None:
         raise LinkError(Failure.CLOSED)
-    writer.transport.set_protocol(protocol)
-    connection._reader = connection._writer = None  # redis-py would close what it still has, and warn about it
-    return writer
+    return sock.fileno()
 
 
-def drop(connection: aioconnection.AbstractConnection) -> None:
-    """Close a connection of an event loop as its ``disconnect()`` does, but without an await."""
-    writer = connection._writer
-    connection._reader = connection._writer = None  # redis-py warns about a connection that still has them
-    if writer is not None:
-        with suppress(RuntimeError):  # the loop is closed already, and its transports with it
-            writer.transport.abort()
+def some(data: bytes) -> bytes:
+    """Return *data*; raise LinkError if there is none, because the other side has ended the connection."""
+    if not data:
+        raise LinkError(Failure.CLOSED)
+    return data
 
 
 Parse = Callable[[Any], Any]
+"""Reads one reply to the first commands of a connection; raises LinkError if the server cannot be used."""
+
+SomeConnection = TypeVar("SomeConnection")
+SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
+SomeNotificationLink = TypeVar("SomeNotificationLink", RedisNotificationLink, AsyncRedisNotificationLink)
 
 
-class Exchange:
+class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
     """
-    The replies to the first commands on a connection.
+    How to wait while a connection is opened, which is the same work for threads and for event loops.
+
+    redis-py's own parsers read a reply of any length to its end. Here the length is bounded where it is read, so a
+    hostile or broken server cannot fill the memory of its clients.
+
+    Args:
+        timeout: Seconds to open a connection.
+
+    Attributes:
+        link: The class of links over a connection.
+        notification_link: The class of links for notifications.
+    """
+
+    link: type[SomeLink]
+    notification_link: type[SomeNotificationLink]
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+
+    async def open(
+        self, connector: Connector, data: bytes, *parsers: Parse, **where: Any
+    ) -> tuple[SomeConnection, list[Any], Replies]:
+        """
+        Open a connection and send the first commands.
+
+        Args:
+            connector: Makes the connection.
+            data: The commands.
+            parsers: One for each reply, called as soon as the reply is there: a server of another kind may never send
+                the next one.
+            where: Another server than the connector's, by ``host`` and ``port``.
+
+        Returns:
+            The connection, what the parsers returned, and the reader with the data that came after the replies.
+
+        Raises:
+            LinkError: The server cannot be reached, the data is no reply or too long, or a parser raised it.
+        """
+        connection: SomeConnection = self.new(connector, where)
+        try:
+            found, replies = await self.begin(connection, data, parsers)
+            return connection, found, replies
+        except BaseException as error:
+            self.close(connection)
+            if isinstance(error, (LinkError, *BROKEN)):
+                raise link_error(error) from None
+            raise
+
+    @abstractmethod
+    def new(self, connector: Connector, where: Mapping[str, Any]) -> SomeConnection:
+        """Return a connection that is not open yet."""
+
+    @abstractmethod
+    async def begin(
+        self, connection: SomeConnection, data: bytes, parsers: Sequence[Parse]
+    ) -> tuple[list[Any], Replies]:
+        """Connect, and send the first commands."""
+
+    @staticmethod
+    @abstractmethod
+    def close(connection: SomeConnection) -> None:
+        """Close a connection."""
+
+
+class BlockingDialer(Dialer[AbstractConnection, RedisLink, RedisNotificationLink]):
+    """Open connections for threads; its coroutines never wait for an event loop."""
+
+    link = RedisLink
+    notification_link = RedisNotificationLink
+
+    def new(self, connector: Connector, where: Mapping[str, Any]) -> AbstractConnection:
+        """Return a connection that is not open yet."""
+        return connector.new(self.timeout, **where)
+
+    async def begin(
+        self, connection: AbstractConnection, data: bytes, parsers: Sequence[Parse]
+    ) -> tuple[list[Any], Replies]:
+        """Connect, and send the first commands."""
+        connection.connect()
+        return exchange(connection, data, *parsers)
+
+    @staticmethod
+    def close(connection: AbstractConnection) -> None:
+        """Close a connection."""
+        connection.disconnect()
+
+
+def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
+    """Send commands over a blocking connection, and read their replies within its timeout; see :meth:`Dialer.open`."""
+    replies, timeout, sock = Exchange(connection, parsers), connection.socket_timeout, connection._sock
+    if sock is None:
+        raise LinkError(Failure.CLOSED)
+    try:
+        sock.settimeout(timeout)
+        sock.sendall(data)
+        patience = timeout and Patience(timeout)
+        asked = timeout and timeout / SLICES
+        while not replies.complete():
+            began = steady()
+            sock.settimeout(asked)  # 0.0 at the end of the time, which reads what has arrived
+            try:
+                replies.feed(some(sock.recv(READ_SIZE)))
+            except (TimeoutError, *BLOCKED):
+                if not asked:
+                    raise LinkError(Failure.LATE if patience and patience.late else Failure.TIMEOUT) from None
+            if patience and asked:  # for the whole exchange, even if a server sends byte by byte
+                asked = patience.count(asked, steady() - began)
+    except BROKEN as error:
+        raise link_error(error) from None
+    return replies.found, replies
+
+
+class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, AsyncRedisNotificationLink]):
+    """Open connections for the running event loop."""
+
+    link = AsyncRedisLink
+    notification_link = AsyncRedisNotificationLink
+
+    def new(self, connector: Connector, where: Mapping[str, Any]) -> aioconnection.AbstractConnection:
+        """Return a connection that is not open yet."""
+        return connector.new_async(self.timeout, **where)
+
+    async def begin(
+        self, connection: aioconnection.AbstractConnection, data: bytes, parsers: Sequence[Parse]
+    ) -> tuple[list[Any], Replies]:
+        """Connect, and send the first commands."""
+        async with asyncio.timeout(self.timeout):
+            await connection.connect()
+            replies, reader, writer = Exchange(connection, parsers), connection._reader, connection._writer
+            if reader is None or writer is None:
+                raise LinkError(Failure.CLOSED)
+            writer.write(data)
+            await writer.drain()
+            while not replies.complete():
+                replies.feed(some(await reader.read(READ_SIZE)))
+            return replies.found, replies
+
+    @staticmethod
+    def close(connection: aioconnection.AbstractConnection) -> None:
+        """Close a connection as its ``disconnect()`` does, but without an await."""
+        writer = connection._writer
+        connection._reader = connection._writer = None  # redis-py warns about a connection that still has them
+        if writer is not None:
+            with suppress(RuntimeError):  # the loop is closed already, and its transports with it
+                writer.transport.abort()
+
+
+class Exchange(Replies):
+    """
+    The replies to the first commands on a connection, whoever reads the bytes.
 
     Args:
         connection: The connection, with no reply in flight.
-        parsers: One for each reply, called as soon as the reply is there: a server of another kind may never send the
-            next one.
+        parsers: One for each reply.
     """
 
-    def __init__(self, connection: Any, parsers: tuple[Parse, ...]) -> None:
-        self.replies = Replies(connection._parser.parse_error, LONGEST_GREETING)
+    def __init__(self, connection: Any, parsers: Sequence[Parse]) -> None:
+        super().__init__(connection._parser.parse_error, LONGEST_GREETING)
         self.found: list[Any] = []
         self._parsers = parsers
 
     def complete(self) -> bool:
         """Take the replies that have arrived; return whether these are all."""
-        while len(self.found) < len(self._parsers) and (reply := self.replies.next()) is not PARTIAL:
+        while len(self.found) < len(self._parsers) and (reply := self.next()) is not PARTIAL:
             self.found.append(self._parsers[len(self.found)](reply))
         return len(self.found) == len(self._parsers)
-
-
-def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
-    """
-    Send some commands, and read their replies within the timeout of the connection.
-
-    Args:
-        connection: The connection, with no reply in flight.
-        data: The commands.
-        parsers: One for each reply.
-
-    Returns:
-        What the parsers returned, and the reader with the data that came after the replies.
-
-    Raises:
-        LinkError: The connection broke, or the data is no reply or too long.
-    """
-    under_way, sock = Exchange(connection, parsers), connection._sock
-    if sock is None:
-        raise LinkError(Failure.CLOSED)
-    try:
-        _carry_out(under_way, sock, data, connection.socket_timeout)
-    except BROKEN as error:
-        raise link_error(error) from None
-    return under_way.found, under_way.replies
-
-
-def _carry_out(under_way: Exchange, sock: socket.socket, data: bytes, timeout: float | None) -> None:
-    sock.settimeout(timeout)
-    sock.sendall(data)
-    patience = timeout and Patience(timeout)
-    asked = timeout and timeout / SLICES
-    while not under_way.complete():
-        began = steady()
-        sock.settimeout(asked)  # 0.0 at the end of the time, which reads what has arrived
-        try:
-            under_way.replies.feed(some(sock.recv(READ_SIZE)))
-        except (TimeoutError, *BLOCKED):
-            if not asked:
-                raise LinkError(Failure.LATE if patience and patience.late else Failure.TIMEOUT) from None
-        if patience and asked:  # for the whole exchange, even if a server sends byte by byte
-            asked = patience.count(asked, steady() - began)
-
-
-async def aexchange(
-    connection: aioconnection.AbstractConnection, data: bytes, *parsers: Parse
-) -> tuple[list[Any], Replies]:
-    """Do what :func:`exchange` does without blocking; the caller bounds the time."""
-    under_way, reader, writer = Exchange(connection, parsers), connection._reader, connection._writer
-    if reader is None or writer is None:
-        raise LinkError(Failure.CLOSED)
-    try:
-        writer.write(data)
-        await writer.drain()
-        while not under_way.complete():
-            under_way.replies.feed(some(await reader.read(READ_SIZE)))
-    except BROKEN as error:
-        raise link_error(error) from None
-    return under_way.found, under_way.replies
-
-
-def unchanged(raw: Any) -> Any:
-    """
-    Return a reply as it is; an error reply is returned as an exception, not raised.
-
-    Raises:
-        LinkError: The reply is an error after which the server hangs up, or does nothing else for now.
-    """
-    if isinstance(raw, RedisError) and not isinstance(raw, ResponseError):
-        raise link_error(raw)
-    return raw
-
-
-def some(data: bytes) -> bytes:
-    """
-    Return *data* if it is not empty.
-
-    Raises:
-        LinkError: There is no data, because the other side has ended the connection.
-    """
-    if not data:
-        raise LinkError(Failure.CLOSED)
-    return data

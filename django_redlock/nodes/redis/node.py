@@ -4,33 +4,31 @@ A Redis or Valkey master as a node (internal).
 A node makes links: it connects, sends the first commands, and reads what the server reports about itself.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from redis import exceptions
-from redis.asyncio import connection as aioconnection
-from redis.connection import AbstractConnection
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure
-from ..base import LinkError, NodeSpec
+from ..base import LinkError, NodeSpec, run
 from .connector import Connector, refuse_service
-from .errors import BROKEN, link_error, parse_error
+from .errors import link_error, parse_error
 from .link import (
+    AsyncDialer,
     AsyncRedisLink,
     AsyncRedisNotificationLink,
-    Parse,
+    BlockingDialer,
+    Dialer,
     RedisLink,
     RedisNotificationLink,
-    aexchange,
+    SomeLink,
+    SomeNotificationLink,
     check_subscription,
-    drop,
-    exchange,
 )
-from .wire import Encoder, Replies, whole
+from .wire import Encoder, whole
 
 
 class RedisNode:
@@ -79,35 +77,46 @@ class RedisNode:
 
     def connect(self, timeout: float) -> RedisLink:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
-        return self.greet(self.connector.new(timeout))
-
-    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> RedisNotificationLink:
-        """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
-        connection = self.connector.new(timeout)
-        _, messages = start(connection, self.encoder.subscription(process), check_subscription)
-        return RedisNotificationLink(connection, messages)
-
-    def greet(self, connection: AbstractConnection) -> RedisLink:
-        """
-        Open *connection*, ask the server to identify itself, and return the link over the connection.
-
-        Raises:
-            LinkError: The server cannot be reached, or is not one that can keep locks.
-        """
-        (greeting, age), _ = start(connection, self.encoder.greeting, self.read_info, self.read_age)
-        return RedisLink(connection, self.encoder, aged(greeting, age))
+        return run(self.open_link(BlockingDialer(timeout)))
 
     async def aconnect(self, timeout: float) -> AsyncRedisLink:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
-        return await self.agreet(self.connector.new_async(timeout), timeout)
+        return await self.open_link(AsyncDialer(timeout))
+
+    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> RedisNotificationLink:
+        """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
+        return run(self._subscribe(BlockingDialer(timeout), process))
 
     async def alisten(
         self, process: str, timeout: float, on_notification: Callable[[str], object]
     ) -> AsyncRedisNotificationLink:
         """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
-        connection = self.connector.new_async(timeout)
-        _, messages = await astart(connection, timeout, self.encoder.subscription(process), check_subscription)
-        return AsyncRedisNotificationLink(connection, messages)
+        return await self._subscribe(AsyncDialer(timeout), process)
+
+    async def _subscribe(self, dialer: Dialer[Any, Any, SomeNotificationLink], process: str) -> SomeNotificationLink:
+        subscription = self.encoder.subscription(process)
+        connection, _, messages = await dialer.open(self.connector, subscription, check_subscription)
+        return dialer.notification_link(connection, messages)
+
+    async def open_link(self, dialer: Dialer[Any, SomeLink, Any]) -> SomeLink:
+        """Open a link to the master."""
+        return await self.greet(dialer)
+
+    async def greet(self, dialer: Dialer[Any, SomeLink, Any], **where: Any) -> SomeLink:
+        """
+        Open a connection, ask the server to identify itself, and return the link over the connection.
+
+        Raises:
+            LinkError: The server cannot be reached, or is not one that can keep locks.
+        """
+        connection, (greeting, age), _ = await dialer.open(
+            self.connector, self.encoder.greeting, self.read_info, self.read_age, **where
+        )
+        try:
+            return dialer.link(connection, self.encoder, aged(greeting, age))
+        except LinkError:
+            dialer.close(connection)
+            raise
 
     def read_info(self, raw: Any) -> Greeting:
         """Return the part of the server's INFO that matters to a vote; raise LinkError if it cannot be used."""
@@ -116,15 +125,6 @@ class RedisNode:
     def read_age(self, raw: Any) -> "Age":
         """Return how long the server has served these locks; raise LinkError if it does not serve them now."""
         return parse_age(raw)
-
-    async def agreet(self, connection: aioconnection.AbstractConnection, timeout: float) -> AsyncRedisLink:
-        """Do what :meth:`greet` does without blocking, within *timeout* seconds."""
-        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, self.read_info, self.read_age)
-        try:
-            return AsyncRedisLink(connection, self.encoder, aged(greeting, age))
-        except LinkError:
-            drop(connection)
-            raise
 
 
 def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
@@ -144,31 +144,6 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
     node = RedisNode(spec, prefix)
     refuse_service(node.connector.host, clustered=False)
     return node
-
-
-def start(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
-    """Open a connection and send the first commands; see :func:`~django_redlock.nodes.redis.link.exchange`."""
-    try:
-        connection.connect()
-        return exchange(connection, data, *parsers)
-    except (LinkError, *BROKEN) as error:
-        connection.disconnect()
-        raise link_error(error) from None
-
-
-async def astart(
-    connection: aioconnection.AbstractConnection, timeout: float, data: bytes, *parsers: Parse
-) -> tuple[list[Any], Replies]:
-    """Do what :func:`start` does without blocking, within *timeout* seconds."""
-    try:
-        async with asyncio.timeout(timeout):
-            await connection.connect()
-            return await aexchange(connection, data, *parsers)
-    except BaseException as error:
-        await connection.disconnect(nowait=True)
-        if isinstance(error, (LinkError, *BROKEN)):
-            raise link_error(error) from None
-        raise  # cancelled
 
 
 def parse_info(raw: Any, expected: str = "standalone") -> Greeting:

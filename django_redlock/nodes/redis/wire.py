@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from ...core.protocol import (
     split,
 )
 from ..base import INCOMPLETE, LinkError
-from .errors import parse_error
+from .errors import link_error, parse_error
 
 Words = tuple[int, int, str]
 
@@ -59,6 +59,7 @@ class Encoder:
         self.prefix = prefix
         self._shares = shares
         self._index, self._prefix = word(f"{prefix}index"), word(prefix)
+        self._keys = lru_cache(maxsize=256)(partial(keys_of, prefix))
         self.greeting = resp(["INFO"]) + resp(["EVAL", SERVED.text, "1", f"{prefix}served"])
         """The first commands of a connection: which server is this, and since when has it served these locks?"""
         self._say: dict[type[Request], Any] = {
@@ -70,13 +71,9 @@ class Encoder:
             Repair: self._repair,
         }
 
-    def channel(self, process: str) -> str:
-        """Return the channel of a process, on which a node names the process's waiter that is first in the queue."""
-        return f"{self.prefix}w:{process}"
-
     def subscription(self, process: str) -> bytes:
-        """Return the bytes of the command that subscribes to the channel of a process."""
-        return resp(["SUBSCRIBE", self.channel(process)])
+        """Return the command that subscribes to a process's channel, on which a node names its first waiter."""
+        return resp(["SUBSCRIBE", f"{self.prefix}w:{process}"])
 
     def pack(self, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
         """Return the bytes of a request, made once for all nodes of a round, with or without the script's text."""
@@ -94,10 +91,9 @@ class Encoder:
 
     def _command(self, request: Request, in_full: bool) -> bytes:
         """Return the command that runs the request's script, by its digest or with its text."""
-        script = SCRIPTS[type(request)]
-        keys, count, text = self._say[type(request)](request)
-        head = script.in_full if in_full else script.by_digest
-        return f"{beginning(head, keys, count)}{text}".encode()
+        kind = type(request)
+        keys, count, text = self._say[kind](request)
+        return f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()
 
     # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order.
 
@@ -111,7 +107,7 @@ class Encoder:
     def _raise(self, request: Raise) -> Words:
         slugs, secret, number, keep, shared = request
         count, keys = self._keys(slugs, "hfr" if shared else "hf")
-        return count, count + 4, f"{keys}{word(secret)}{word(str(number))}{usual(ms(keep), shared)}"
+        return count, count + 4, f"{keys}{words(secret, str(number))}{usual(ms(keep), shared)}"
 
     def _extend(self, request: Extend) -> Words:
         keys, arguments, touched = [self._index], [self._prefix, word(ms(request.keep))], 1
@@ -120,41 +116,28 @@ class Encoder:
             touched += 1 + count
             keys.append(self._tombstone(secret) + names)
             how = usual(str(len(slugs)), shared, shorten, ms(ttl))
-            arguments.append(f"{how}{word(secret)}{word(str(fencing_token))}{word(value)}")
+            arguments.append(f"{how}{words(secret, str(fencing_token), value)}")
         return touched, touched + 2 + 7 * len(request.terms), "".join(keys + arguments)
 
     def _release(self, request: Release) -> Words:
         slugs, secret, tombstone, leaving, shared, queue, revoke, fencing_token = request
         count, keys = self._keys(slugs, "hqsr" if shared else "hqs", queue)
         own = words(secret, leaving, str(fencing_token))
-        rest = rest_of_release(tombstone, shared, revoke)
+        rest = usual(ms(tombstone) if tombstone else "0", shared, revoke)
         return 2 + count, 9 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
 
     def _survey(self, request: Survey) -> Words:
         slugs, after, size, waiters = request
         options = usual(str(size), "" if waiters is None else str(waiters))
-        return 1, 5 + len(slugs), f"{self._index}{self._prefix}{word(after)}{options}{''.join(map(word, slugs))}"
+        return 1, 5 + len(slugs), f"{self._index}{self._prefix}{word(after)}{options}{words(*slugs)}"
 
     def _repair(self, request: Repair) -> Words:
         slug, number, keep = request
         count, keys = self._keys((slug,), "hf")
-        return 1 + count, 5 + count, f"{self._index}{keys}{word(slug)}{word(str(number))}{usual(ms(keep), str(FAR))}"
+        return 1 + count, 5 + count, f"{self._index}{keys}{words(slug, str(number))}{usual(ms(keep), str(FAR))}"
 
     def _tombstone(self, secret: str) -> str:
         return word(f"{self.prefix}x:{secret}")
-
-    def _keys(self, slugs: tuple[str, ...], kinds: str, queue: str = "") -> tuple[int, str]:
-        """Return the number of keys of all names, and the keys, kind after kind; queue keys belong to *queue*."""
-        if len(slugs) == 1 and not queue:
-            start = key_start(self.prefix + slugs[0])
-            return len(kinds), start + start.join(KEY_ENDS[kinds])
-        starts = [key_start(self.prefix + slug) for slug in slugs]
-        if queue:
-            owner = key_start(self.prefix + queue)
-            keys = [f"{owner if kind in 'qs' else start}{kind}\r\n" for kind in kinds for start in starts]
-        else:
-            keys = [f"{start}{kind}\r\n" for kind in kinds for start in starts]
-        return len(keys), "".join(keys)
 
 
 class Script:
@@ -164,7 +147,6 @@ class Script:
         text = files(__package__).joinpath(f"scripts/{name}.lua").read_bytes()
         self.text = text.decode()
         self.sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
-        self.by_digest, self.in_full = word("EVALSHA") + word(self.sha), word("EVAL") + word(self.text)
 
 
 def word(text: str) -> str:
@@ -178,17 +160,26 @@ def words(*texts: str) -> str:
     return joined if joined.isascii() else "".join(map(word, texts))
 
 
-def key_start(slug: str) -> str:
-    """Return the word of a key without its last letter, which stands for the kind of key."""
-    return f"${2 + (len(slug) if slug.isascii() else len(slug.encode()))}\r\n{slug}:"
-
-
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey, Repair)}
-
 SERVED = Script("served")
-
-KEY_ENDS = {kinds: tuple(f"{kind}\r\n" for kind in kinds) for kinds in ("hfqs", "hfqsr", "hqs", "hqsr", "hf", "hfr")}
+ENDS = {kinds: tuple(f"{kind}\r\n" for kind in kinds) for kinds in ("hfqs", "hfqsr", "hqs", "hqsr", "hf", "hfr")}
 """The ends of the words of keys, by the kinds of key that a script uses."""
+HEADS = {kind: (words("EVALSHA", each.sha), words("EVAL", each.text)) for kind, each in SCRIPTS.items()}
+
+
+def keys_of(prefix: str, slugs: tuple[str, ...], kinds: str, queue: str = "") -> tuple[int, str]:
+    """Return the number of keys of all names, and the keys, kind after kind; queue keys belong to *queue*."""
+    if len(slugs) == 1 and not queue:  # as nearly always; the keys differ in the last letter alone
+        start = f"{prefix}{slugs[0]}:"
+        start = f"${1 + (len(start) if start.isascii() else len(start.encode()))}\r\n{start}"
+        return len(kinds), start + start.join(ENDS[kinds])
+    keys = [f"{prefix}{(kind in 'qs' and queue) or slug}:{kind}" for kind in kinds for slug in slugs]
+    return len(keys), words(*keys)
+
+
+def resp(command: Sequence[str]) -> bytes:
+    """Return the bytes of a command."""
+    return f"*{len(command)}\r\n{words(*command)}".encode()
 
 
 @lru_cache(maxsize=64)
@@ -197,15 +188,10 @@ def beginning(head: str, keys: int, count: int) -> str:
     return f"*{3 + count}\r\n{head}{word(str(keys))}"
 
 
-def resp(command: Sequence[str]) -> bytes:
-    """Return the bytes of a command."""
-    return f"*{len(command)}\r\n{words(*command)}".encode()
-
-
 @lru_cache(maxsize=1024)
 def usual(*arguments: str | bool) -> str:
     """Return the words of arguments that are the same for most requests, with truth values as the scripts read them."""
-    return "".join([word(("1" if each else "") if isinstance(each, bool) else each) for each in arguments])
+    return words(*[("1" if each else "") if isinstance(each, bool) else each for each in arguments])
 
 
 @lru_cache(maxsize=1024)
@@ -213,13 +199,8 @@ def rest_of_acquire(
     ttl: float, keep: float | None, ahead: float, barge: bool, shared: bool, passing: bool, strict: bool
 ) -> str:
     """Return the words that most requests to acquire have in common."""
-    return usual(ms(ttl), ms(keep), micros(ahead), ms(ENROLMENT), barge, shared, passing, strict)
-
-
-@lru_cache(maxsize=1024)
-def rest_of_release(tombstone: float, shared: bool, revoke: bool) -> str:
-    """Return the words that most releases have in common."""
-    return usual(ms(tombstone) if tombstone else "0", shared, revoke)
+    micros = str(round(ahead * 1_000_000))
+    return usual(ms(ttl), ms(keep), micros, ms(ENROLMENT), barge, shared, passing, strict)
 
 
 @lru_cache(maxsize=1024)
@@ -228,50 +209,56 @@ def ms(seconds: float | None) -> str:
     return "" if seconds is None else str(max(1, round(seconds * 1000)))
 
 
-@lru_cache(maxsize=1024)
-def micros(seconds: float) -> str:
-    """Return *seconds* as whole microseconds."""
-    return str(round(seconds * 1_000_000))
-
-
 PARTIAL: Final = object()
 """Stands for a reply that has not arrived completely."""
 
+OPENED: Final = object()
+"""Stands for a list whose parts come next."""
+
 LONGEST_LINE = 65_536  # bytes; redis-py's streams end at the same length
-
 LONGEST_REPLY = 8_388_608  # bytes; a page of locks has fewer, even if a survey cuts each of its values short
-
 LONGEST_LIST = 1000  # parts; a sentinel's reply about a master has about 50
-
+MOST_PARTS = 65_536  # parts of one reply, with those of its inner lists; 1000 ranges of a cluster's slots have fewer
 DEEPEST = 8  # lists in lists; the scripts reply with no more than one
-
-TYPES = b"$-:+*"
 
 
 class Replies:
     """
     The replies in a stream of bytes, however the stream was cut.
 
+    Each byte is read once: a reply that has arrived in part is kept as its finished parts, so that a node cannot cost
+    more time than it sends bytes.
+
     Args:
         error: Makes an exception from the text of an error reply.
         longest: How many bytes a reply may have.
+
+    Attributes:
+        empty: Whether all bytes have been read, and no reply has begun.
     """
 
     def __init__(self, error: Callable[[str], Exception], longest: int = LONGEST_REPLY) -> None:
+        self.empty = True
         self._error = error
         self._longest = longest
         self._data = b""
-        self._at = 0
-
-    @property
-    def empty(self) -> bool:
-        """Whether all bytes have been read."""
-        return self._at == len(self._data)
+        self._at = 0  # where the unread bytes of the data begin
+        self._later: list[bytes] = []  # what came after the data, while a string lacks more than that
+        self._lacking = 0
+        self._lists: list[tuple[list[Any], int]] = []  # the lists that are open, each with its length
+        self._parts = 0
+        self._size = 0  # bytes that have arrived since the reply began
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes of the stream."""
-        self._data = self._data[self._at :] + data
-        self._at = 0
+        self.empty = self.empty and not data
+        self._size += len(data)
+        self._lacking -= len(data)
+        self._later.append(data)
+        if self._lacking <= 0:
+            self._data = b"".join((self._data[self._at :], *self._later))
+            self._at = 0
+            self._later.clear()
 
     def next(self) -> Any:
         """
@@ -282,67 +269,73 @@ class Replies:
         Raises:
             ValueError: The bytes are not a reply; nothing after them can be read either.
         """
-        data = self._data
-        if self._at == len(data):
-            return PARTIAL
-        reply, end = self._read(data, self._at, 0)
-        if reply is not PARTIAL:
-            self._at = end
-        elif len(data) - self._at > self._longest:
+        lists = self._lists
+        while (part := self._next_part()) is not PARTIAL:
+            if part is OPENED:
+                continue
+            while lists:
+                parts, length = lists[-1]
+                parts.append(part)
+                if len(parts) < length:
+                    break
+                part = lists.pop()[0]
+            else:
+                self._parts, self._size = 0, len(self._data) - self._at
+                self.empty = not self._size
+                return part
+        if self._size > self._longest:
             raise ValueError("a reply without end")
-        return reply
+        return PARTIAL
 
-    def _read(self, data: bytes, start: int, depth: int) -> tuple[Any, int]:
-        """Return the reply at *start* and where it ends."""
-        kind = data[start : start + 1]
-        if kind not in TYPES:
+    def _next_part(self) -> Any:
+        """Return a string, a number, an error, an empty or missing list, ``OPENED`` or ``PARTIAL``."""
+        data, start = self._data, self._at
+        if self._lacking > 0 or start == len(data):
+            return PARTIAL
+        kind, end = data[start : start + 1], data.find(b"\r\n", start)
+        if kind not in b"$-:+*":
             raise ValueError("no reply")
-        end = data.find(b"\r\n", start)
         if end < 0:
             if len(data) - start > LONGEST_LINE:
                 raise ValueError("a line without end")
-            return PARTIAL, start
+            return PARTIAL
         line, end = data[start + 1 : end], end + 2
+        part: Any
         if kind == b"$":
-            return self._read_string(data, end, int(line) if line.isdigit() else length(line))
-        if kind == b"-":
-            return self._error(line.decode("utf-8", "replace")), end
-        if kind == b":":
-            return int(line), end
-        if kind == b"+":
-            return line, end
-        if depth == DEEPEST:
-            raise ValueError("lists without end")
-        return self._read_list(data, end, length(line), depth + 1)
-
-    def _read_string(self, data: bytes, start: int, size: int) -> tuple[Any, int]:
-        """Return the string of *size* bytes at *start* and where the next reply begins; None for size -1."""
-        if size < 0:
-            return None, start
-        end = start + size
-        if len(data) < end + 2:
+            size = length_in(line)
             if size > self._longest:
                 raise ValueError("a string without end")  # before any of it is kept
-            return PARTIAL, start
-        if data[end : end + 2] != b"\r\n":
-            raise ValueError("a string longer than its stated length")
-        return data[start:end], end + 2
+            part = None
+            if size >= 0:
+                stop = end + size
+                self._lacking = stop + 2 - len(data)
+                if self._lacking > 0:
+                    return PARTIAL
+                if data[stop : stop + 2] != b"\r\n":
+                    raise ValueError("a string longer than its stated length")
+                part, end = data[end:stop], stop + 2
+        elif kind == b"*":
+            part = self._open_list(length_in(line))
+        elif kind == b":":
+            part = int(line)
+        else:
+            part = line if kind == b"+" else self._error(line.decode("utf-8", "replace"))
+        self._at = end
+        return part
 
-    def _read_list(self, data: bytes, at: int, size: int, depth: int) -> tuple[Any, int]:
-        if size < 0:
-            return None, at
-        if size > LONGEST_LIST:
+    def _open_list(self, size: int) -> Any:
+        if len(self._lists) == DEEPEST:
+            raise ValueError("lists without end")
+        self._parts += size
+        if size > LONGEST_LIST or self._parts > MOST_PARTS:
             raise ValueError("a list without end")
-        parts = []
-        for _ in range(size):
-            part, at = self._read(data, at, depth)
-            if part is PARTIAL:
-                return PARTIAL, at
-            parts.append(part)
-        return parts, at
+        if size > 0:
+            self._lists.append(([], size))
+            return OPENED
+        return [] if size == 0 else None
 
 
-def length(line: bytes) -> int:
+def length_in(line: bytes) -> int:
     """
     Return the length in a line, which is -1 for a missing string or list.
 
@@ -373,19 +366,34 @@ def common_reply(request: Request, found: re.Match[bytes]) -> Reply | None:
 
 
 class Assembly:
-    """Combine the replies to the parts of a request as they arrive."""
+    """Interpret the replies of a node as they arrive, and combine those to the parts of a request."""
 
     def __init__(self) -> None:
         self._replies: list[Reply | None] = []
 
-    def add(self, request: Request, reply: Reply | None) -> Reply | None:
-        """Add a reply, or None if the script is unknown; return the reply to the whole request, or ``INCOMPLETE``."""
+    def add(self, request: Request, raw: Any, unserved: Mapping[Failure, Failure]) -> Reply | None:
+        """
+        Return the reply to the whole request, ``INCOMPLETE``, or None if the node does not know the script.
+
+        Args:
+            request: The oldest request without a reply.
+            raw: The next reply of the node.
+            unserved: The errors of a server that no longer serves these locks, and what to report for each.
+
+        Raises:
+            LinkError: The reply is such an error, or one after which redis-py closes the connection. A new connection
+                finds out which server serves the locks now.
+        """
+        reply: Reply | None = None
+        if not isinstance(unchanged(raw), exceptions.RedisError):
+            reply = checked(request, parse_reply(raw))
+        elif not isinstance(raw, exceptions.NoScriptError):
+            reply = parse_error(raw)
+            if reply.failure and reply.failure in unserved:
+                raise LinkError(unserved[reply.failure])
         if not many(request):
-            # The usual case is handled here, because this runs for every lock.
-            if reply is None or (reply.kind is not Kind.ACCEPTED and reply.kind in EXPECTED[type(request)]):
-                return reply
-            return checked(request, reply)
-        self._replies.append(reply and checked(request, reply))
+            return reply
+        self._replies.append(reply)
         if len(self._replies) < len(split(request)):
             return INCOMPLETE
         replies, self._replies = self._replies, []
@@ -393,25 +401,16 @@ class Assembly:
         return merge(known) if len(known) == len(replies) else None
 
 
-def parse_answer(raw: Any, unserved: Mapping[Failure, Failure]) -> Reply | None:
+def unchanged(raw: Any) -> Any:
     """
-    Return the meaning of a node's answer to a request, or None if the node does not know the script.
-
-    Args:
-        raw: The answer.
-        unserved: The errors of a server that no longer serves these locks, and what to report for each.
+    Return a reply as it is; an error reply is returned as an exception, not raised.
 
     Raises:
-        LinkError: The answer is such an error; a new connection finds out which server serves the locks now.
+        LinkError: The reply is an error after which the server hangs up, or does nothing else for now.
     """
-    if not isinstance(raw, exceptions.RedisError):
-        return parse_reply(raw)
-    if isinstance(raw, exceptions.NoScriptError):
-        return None
-    reply = parse_error(raw)
-    if reply.failure and reply.failure in unserved:
-        raise LinkError(unserved[reply.failure])
-    return reply
+    if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
+        raise link_error(raw)
+    return raw
 
 
 # The errors of reading a malformed reply; JSON may be nested too deeply, or contain an infinite number.

@@ -27,14 +27,22 @@ from kazoo.protocol.states import EventType
 
 from ...core.protocol import HIGHEST, PART, Failure
 from ..base import LinkError, NodeSpec
-from ..clock import steady
-from ..records.clock import Era, EraClock, Moment
-from ..records.record import Decision, digest, in_present_era, needed_until, parsed
+from ..records.clock import Era, Moment
+from ..records.record import Decision, digest, parsed
 from ..records.record import Stored as Record
-from ..records.replicated import MemberTable, Page, Place, ReplicatedNode, Store, also, check_identity, oldest, shortest
-from ..records.table import TooLargeError
+from ..records.replicated import (
+    LOOK_EVERY,
+    MemberTable,
+    Place,
+    ReplicatedNode,
+    Store,
+    also,
+    oldest,
+    shortest,
+)
+from ..records.table import AnswerError, TooLargeError
 from ..records.watch import Watch
-from .client import AnswerError, Change, Client, Stored, connected, link_error
+from .client import Change, Client, Stored, connected, link_error, logs_in
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 
@@ -48,15 +56,9 @@ NAMES = "h"
 
 KINDS = (NAMES, "x")  # and secrets that were released
 
-LOOK_EVERY = 10.0  # seconds after which the clock is read before the records, to know it precisely
-
 PAGE = 200  # records that are read at once for a survey or to clean up
 
 KEPT = 20  # notifications to a process that are kept for it
-
-CLEANING = 60.0  # seconds between two searches for useless records, and for which such records are kept
-
-ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
 
 LATEST = HIGHEST // 1000  # milliseconds
 
@@ -83,14 +85,9 @@ class ZookeeperTable(MemberTable[Client]):
         super().__init__(place, patience)
         self.root = root_of(place, prefix)
         self._id = f"{place.path}/{ID}"
-        self._known = bool(place.options.get("password") or place.options.get("sasl_mechanism"))
         self._era: Era | None = None  # the era that was read last
         self._version = 0  # the version of the era's record
         self._epoch = -1  # the epoch of the leader that wrote last
-        self._clock = EraClock()
-        self._looked = -LOOK_EVERY
-        self._clean_at = steady() + CLEANING
-        self._cleaned = ""  # the last path that was checked
 
     # Connections
 
@@ -125,7 +122,7 @@ class ZookeeperTable(MemberTable[Client]):
 
     def explain(self, error: Exception) -> LinkError:
         """Return what to report about a failure, without anything that the error quotes."""
-        return link_error(error, known=self._known)
+        return link_error(error, self.place)
 
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """Return the meaning of an error; a broken connection is replaced by one to the next member."""
@@ -148,36 +145,31 @@ class ZookeeperTable(MemberTable[Client]):
         short = digest(name)
         return f"{self.root}/{kind}{int(short[:2], 16) % FOLDERS:02}/{short}"
 
-    def read(self, keys: Sequence[str]) -> tuple[Moment, Mapping[str, Record]]:
-        """Return the records that exist under some keys, and the moment."""
-        for _ in range(ATTEMPTS):
-            known, era, *found = self.connection.get([self._id, f"{self.root}/era", *keys], sync=self.root)
-            check_identity(identity_of(known), self.identity)
-            records = {key: record(one) for key, one in zip(keys, found, strict=True) if one}
-            moment = self._moment(era)
-            if moment and self._clock.check(moment, [each.record for each in records.values()]):
-                return moment, records
-        raise AnswerError(Failure.NO_LEADER)
+    def fetch(self, keys: Sequence[str]) -> tuple[str, Record | None, dict[str, Record]]:
+        """Return the id of the ensemble, the record of the era, and the records that exist under some keys."""
+        known, era, *found = self.connection.get([self._id, f"{self.root}/era", *keys], sync=self.root)
+        records = {key: record(one) for key, one in zip(keys, found, strict=True) if one}
+        return identity_of(known), record(era) if era else None, records
 
-    def _moment(self, stored: Stored | None) -> Moment | None:
+    def moment(self, stored: Record | None) -> Moment | None:
         """Return the present moment; None if the record of the era had to change or the clock was not read."""
-        era = self._era = Era.load(record(stored).record) if stored else None
+        era = self._era = Era.load(stored.record) if stored else None
         self._version = stored.version if stored else 0
         if self._is_due(era):
-            self._observe(self.connection.write([Change(f"{self.root}/clock", b"", -1)]), self._looked)
-        if correction := self._clock.correction(era, str(self._epoch)):
+            self._observe(self.connection.write([Change(f"{self.root}/clock", b"", -1)]), self.looked)
+        if correction := self.clock.correction(era, str(self._epoch)):
             content = json.dumps(correction.dump()).encode()
             self.connection.write([Change(f"{self.root}/era", content, stored.version if stored else None)])
             return None
         assert era is not None
-        return self._clock.moment(era)
+        return self.clock.moment(era)
 
     def _is_due(self, era: Era | None) -> bool:
         """Return whether the clock must be read, and note when its reading was requested."""
-        due = era is None or era.name != str(self._epoch) or not self._clock.knows(era)
-        now = steady()
-        if due or now - self._looked > LOOK_EVERY:
-            self._looked = now
+        due = era is None or era.name != str(self._epoch) or not self.clock.knows(era)
+        now = self.now()
+        if due or now - self.looked > LOOK_EVERY:
+            self.looked = now
             return True
         return False
 
@@ -185,9 +177,9 @@ class ZookeeperTable(MemberTable[Client]):
         """Use the reading of the leader's clock that comes with a write."""
         if written is None or not 0 < written.time <= LATEST:
             raise AnswerError(Failure.MALFORMED)
-        self._epoch, self._looked = written.zxid >> 32, sent
+        self._epoch, self.looked = written.zxid >> 32, sent
         if self._era and self._era.name == str(self._epoch):
-            self._clock.observe(self._era, written.time / 1e3, (written.time + 1) / 1e3, sent)
+            self.clock.observe(self._era, written.time / 1e3, (written.time + 1) / 1e3, sent)
 
     def write(self, decision: Decision) -> bool | None:
         """Write the changes of a decision, and the names of the waiters to the znodes that their processes watch."""
@@ -202,14 +194,14 @@ class ZookeeperTable(MemberTable[Client]):
         """Write in the present era; see :meth:`write`."""
         if sum(len(one.path) + len(one.data or b"") + 100 for one in changes) > LARGEST_WRITE:
             raise TooLargeError
-        sent, era = steady(), self._era
+        sent, era = self.now(), self._era
         written = self.connection.write(
             [Change(f"{self.root}/clock", b"", -1), Change(f"{self.root}/era", None, self._version), *changes]
         )
         if written is None:
             return False
         self._observe(written, sent)
-        counts = era and era.name == str(self._epoch) and not self._clock.jumped(era.tag)
+        counts = era and era.name == str(self._epoch) and not self.clock.jumped(era.tag)
         return True if counts else None
 
     def _notify(self, waiters: Iterable[str]) -> list[Change]:
@@ -234,11 +226,15 @@ class ZookeeperTable(MemberTable[Client]):
         """Return the paths of the folders of some kinds of records, in their order."""
         return [f"{self.root}/{kind}{number:02}" for kind in kinds for number in range(FOLDERS)]
 
-    def page(self, after: str) -> Page:
+    def page(self, after: str) -> tuple[dict[str, Record], str, int]:
         """Return the records of some names, in the order of the digests of the names."""
         folders = self.folders(NAMES)
         total = sum(folder.children for folder in self.connection.exists(folders) if folder)
-        return Page(*self._page(folders, after), total)
+        return *self._page(folders, after), total
+
+    def page_of_any(self, after: str) -> tuple[dict[str, Record], str]:
+        """Return some records of any kind whose paths follow *after*."""
+        return self._page(self.folders(*KINDS), after)
 
     def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Record], str]:
         """Return some records whose paths follow *after*, and the last path of them; empty if there are no more."""
@@ -250,30 +246,10 @@ class ZookeeperTable(MemberTable[Client]):
         end = paths[PAGE - 1] if len(paths) > PAGE else f"{some[-1]}/~" if len(later) > len(some) else ""
         return {path: record(one) for path, one in found.items() if one}, end
 
-    def clean(self) -> None:
-        """Occasionally delete records that have not been needed for a while; a failure does no harm."""
-        now = steady()
-        if self.client is None or now < self._clean_at:
-            return
-        self._clean_at = now + CLEANING
-        try:
-            self._clean()
-        except self.errors as error:
-            self.failed(error, unclear=False)
-
-    def _clean(self) -> None:
-        """Delete the useless records of a single page, because requests of this process wait meanwhile."""
-        moment, _ = self.read([])
-        found, self._cleaned = self._page(self.folders(*KINDS), self._cleaned)
-        if self._cleaned:
-            self._clean_at = steady() + 1.0
-        useless = [
-            Change(path, None, one.version, delete=True)
-            for path, one in found.items()
-            if (until := needed_until(in_present_era(one.record, moment))) is not None and until < moment.low - CLEANING
-        ]
-        if useless and self._era:
-            # This changes its version: see above.
+    def delete(self, versions: Mapping[str, int]) -> None:
+        """Delete records, and rewrite the record of the era, which changes its version: see above."""
+        if self._era:
+            useless = [Change(path, None, version, delete=True) for path, version in versions.items()]
             self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
 
 
@@ -301,24 +277,24 @@ class ZookeeperWatch(Watch):
     """A thread that reads the notifications of an ensemble to a process."""
 
     kind = "zookeeper"
-    _client: Client | None = None
+    client: Client | None
 
     def begin(self, number: int) -> None:
         """Begin to watch at a member."""
         self._events: SimpleQueue[Any] = SimpleQueue()
         self._notified: list[Any] = []
-        self._client = Client(self.place, number, self.timeout)
-        self._client.open()
-        if self._client.get([self.key])[0]:  # left from an earlier session of this process
-            self._client.write([Change(self.key, None, -1, delete=True)])
-        self._client.write([Change(self.key, b"", None)], fleeting=True)
-        self._client.when_lost(lambda: self._events.put(None))
+        self.client = Client(self.place, number, self.timeout)
+        self.client.open()
+        if self.client.get([self.key])[0]:  # left from an earlier session of this process
+            self.client.write([Change(self.key, None, -1, delete=True)])
+        self.client.write([Change(self.key, b"", None)], fleeting=True)
+        self.client.when_lost(lambda: self._events.put(None))
         self._look()
 
     def _look(self) -> list[Any]:
         """Return the present notifications, and watch for the next one."""
-        assert self._client is not None
-        (found,) = self._client.get([self.key], watch=self._events.put)
+        assert self.client is not None
+        (found,) = self.client.get([self.key], watch=self._events.put)
         if found is None:
             raise LinkError(Failure.CLOSED)
         notified = json.loads(found.data or b"{}").get("to", [])
@@ -333,19 +309,9 @@ class ZookeeperWatch(Watch):
         new, self._notified = [one for one in notified if one not in self._notified], notified
         return [str(name) for _, name in new]
 
-    def end(self) -> None:
-        """Close the connection."""
-        if self._client:
-            self._client.close()
-
-    def cut(self) -> None:
-        """Make :meth:`read` fail."""
-        if self._client:
-            self._client.abort()
-
     def explain(self, error: Exception) -> LinkError:
         """Return what to report about an exception."""
-        return link_error(error, known=bool(self.place.options.get("password")))
+        return link_error(error, self.place)
 
 
 SASL = ("sasl_mechanism", "sasl_service", "sasl_principal")
@@ -401,7 +367,7 @@ class ZookeeperNode(ReplicatedNode):
     @property
     def authenticated(self) -> bool:
         """Whether a password, a ticket or a certificate of the client is sent."""
-        return super().authenticated or bool(self.place.options.get("sasl_mechanism"))
+        return super().authenticated or logs_in(self.place)
 
     def table(self, patience: float) -> ZookeeperTable:
         """Return the records, not yet connected."""
@@ -417,7 +383,7 @@ class ZookeeperNode(ReplicatedNode):
         try:
             trip = shortest(lambda: outputs.append(self._command(number, timeout)))
         except OSError as error:
-            raise link_error(error, known=False) from None
+            raise link_error(error, self.place) from None
         values = dict(line.partition(": ")[::2] for line in outputs[-1].splitlines())
         if "Mode" not in values and "srvr" not in outputs[-1]:  # otherwise the member does not accept this command
             raise LinkError(Failure.NO_LEADER)

@@ -13,7 +13,6 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 from subprocess import PIPE, Popen
 from typing import Any, Self
 
-from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from django_redlock.testing.servers import spawn
 from tests import clusters
@@ -50,7 +49,7 @@ class WorkerProcess:
         """End the worker; its holds end now at the latest."""
         os.kill(self.process.pid, SIGKILL)
         self.process.wait()
-        self.killed = steady()
+        self.killed = time.monotonic()
 
 
 @dataclass

@@ -131,13 +131,6 @@ class Holder:
         self._stack.enter_context(fenced(self._lease, using=databases or "default"))
         return "inside"
 
-    def begin_plainly(self) -> str:
-        """Open a transaction without a fence."""
-        from django.db import transaction
-
-        self._stack.enter_context(transaction.atomic())
-        return "inside"
-
     def read(self, database: str = "default") -> str:
         from .counting import CounterTable
 

@@ -79,7 +79,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("strike", [Member.kill, Member.freeze], ids=["killed", "frozen"])
 def test_lock_of_a_dead_holder_is_free_after_an_election(cluster: Cluster, strike: Callable[[Member], None]):
     """
-    P16, P24, P29: a holder and the leader die together. The lock is not free before the holder's deadline, and is
+    A holder and the leader die together. The lock is not free before the holder's deadline, and is
     free at most one ttl and one election after it.
     """
     with closing(real_manager([cluster.url], ttl=TTL, node_timeout=1.0)) as manager:
@@ -97,7 +97,7 @@ def test_lock_of_a_dead_holder_is_free_after_an_election(cluster: Cluster, strik
 
 
 async def test_holder_keeps_its_lock_over_an_election(cluster: Cluster, flavour: Flavour):
-    """P17, P24: a living holder whose leader dies goes on to extend; no other caller gets the lock meanwhile."""
+    """A living holder whose leader dies goes on to extend; no other caller gets the lock meanwhile."""
     with closing(real_manager([cluster.url], ttl=30.0, node_timeout=2.0)) as manager:
         lease = await flavour.acquire(manager.lock("b", wait=60))
         leader = cluster.leader()
@@ -115,7 +115,7 @@ async def test_holder_keeps_its_lock_over_an_election(cluster: Cluster, flavour:
 
 def test_contended_counter_survives_leaders(cluster: Cluster, tmp_path: Path):
     """
-    P1, P2, P16, P25: four processes increment a counter that only the lock protects, while the leader is killed, frozen
+    Four processes increment a counter that only the lock protects, while the leader is killed, frozen
     and replaced by an empty member. Nothing is lost, and tokens increase.
     """
     options = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 1.0, "retry_delay": 0.01}
@@ -139,7 +139,7 @@ def test_contended_counter_survives_leaders(cluster: Cluster, tmp_path: Path):
 
 
 def test_process_knows_one_member_that_is_left(cluster: Cluster):
-    """L62: a process that starts while a member is down finds the others, whichever it asks first."""
+    """A process that starts while a member is down finds the others, whichever it asks first."""
     dead = cluster.leader()
     dead.kill()
     cluster.leader()
@@ -156,7 +156,7 @@ def test_member_that_is_cut_off_is_left_for_the_next(
     cluster: Cluster, direction: Direction, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    P24, P25: a process that hears nothing of its member asks another. A write that failed leaves nothing behind: the
+    A process that hears nothing of its member asks another. A write that failed leaves nothing behind: the
     lock is free again as soon as the release has arrived.
     """
     first, *others = cluster.members
@@ -179,7 +179,7 @@ def test_member_that_is_cut_off_is_left_for_the_next(
 
 @pytest.mark.parametrize("cut", [frozen_followers, silent_leader])
 def test_leader_that_is_cut_off_gives_no_vote_alone(cluster: Cluster, cut: Callable[[Cluster, Member], Cut]):
-    """P24, P25: the others elect a new leader, if they can; what the old one still says by itself does not count."""
+    """The others elect a new leader, if they can; what the old one still says by itself does not count."""
     with closing(real_manager([cluster.url], ttl=60.0, node_timeout=5.0)) as manager:
         lease = manager.lock("e", wait=60).acquire()
         leader = cluster.leader()
@@ -198,7 +198,7 @@ def test_leader_that_is_cut_off_gives_no_vote_alone(cluster: Cluster, cut: Calla
 
 
 def test_watch_at_a_member_without_a_leader_ends(cluster: Cluster):
-    """P27: such a member is silent for as long as it is alone; another one may still notify."""
+    """Such a member is silent for as long as it is alone; another one may still notify."""
     alone, *others = cluster.members
     cluster.leader()
     node = open_node(NodeSpec(alone.url), "t:")

@@ -98,16 +98,16 @@ def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], objec
 
 
 def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
-    """P1, P16: another client's write between our read and our write is not overwritten."""
+    """Another client's write between our read and our write is not overwritten."""
     between(table, monkeypatch, lambda: other.execute([acquire(secret="b" * 32)]))
 
     assert table.execute([acquire()])[0].kind is Kind.BUSY
 
 
 def test_hold_from_the_future_ends_with_its_ttl(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
-    """P24, P29: a restored backup may have the era of the present leader, whose clock is behind the times in it."""
-    observe = table._clock.observe
-    monkeypatch.setattr(table._clock, "observe", lambda era, low, high, sent: observe(era, low + 1e3, high + 1e3, sent))
+    """A restored backup may have the era of the present leader, whose clock is behind the times in it."""
+    observe = table.clock.observe
+    monkeypatch.setattr(table.clock, "observe", lambda era, low, high, sent: observe(era, low + 1e3, high + 1e3, sent))
     table.execute([acquire(ttl=2.0)])
 
     assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
@@ -115,7 +115,7 @@ def test_hold_from_the_future_ends_with_its_ttl(table: Any, other: Any, monkeypa
 
 
 def test_connected_process_notices_that_the_store_was_emptied(table: Any, store: Store):
-    """P20: no connection ends, and another process has already written its own records, but locks are gone."""
+    """No connection ends, and another process has already written its own records, but locks are gone."""
     table.execute([acquire()])
     empty(store)
     with closing(node(store.url).table(30.0)) as later:
@@ -128,7 +128,7 @@ def test_connected_process_notices_that_the_store_was_emptied(table: Any, store:
 
 
 def test_operators_see_and_end_what_it_holds(store: Store):
-    """L70, L74: the inventory treats it like any node."""
+    """The inventory treats it like any node."""
     entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
     with override_settings(REDLOCK={"default": entry}):
         lease = lock("order:7", label="invoice run", ttl=60).acquire()
@@ -141,7 +141,7 @@ def test_operators_see_and_end_what_it_holds(store: Store):
 
 
 def test_doctor_and_panel_describe_it(store: Store):
-    """L66, L70: both show what the members are; when none of them answers, both show why."""
+    """Both show what the members are; when none of them answers, both show why."""
     entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"ttl": 30.0, "node_timeout": 5.0}}
 
     def described() -> tuple[str, NodeRow]:
@@ -172,7 +172,7 @@ def test_doctor_and_panel_describe_it(store: Store):
 
 
 def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
-    """L70, P25: requests of the process wait for it, so a page may have few locks; the next one goes on behind it."""
+    """Requests of the process wait for it, so a page may have few locks; the next one goes on behind it."""
     monkeypatch.setattr(sys.modules[type(table).__module__], "PAGE", 5)
     table.execute([acquire(f"n{number:02}", f"{number:032}", ttl=-5.0) for number in range(30)])
     table.execute([acquire("held")])
@@ -190,7 +190,7 @@ def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monke
 
 
 async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
-    """P27, P39: the same for asyncio."""
+    """The same for asyncio."""
     link = await node(store.url).alisten("p", 30.0, print)
     table.execute([acquire(), acquire(secret="b" * 32, waiter="p|7", stamp=1)])
     table.execute([Release(("{x}",), SECRET)])
@@ -208,7 +208,7 @@ async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
 
 
 def test_members_of_one_store_are_not_several_nodes(store: Store):
-    """P22, L65: a store that is listed once for each member has one vote, and the error says why."""
+    """A store that is listed once for each member has one vote, and the error says why."""
     again = store.url.replace("127.0.0.1", "localhost")
     with (
         closing(patient_manager([store.url, again])) as manager,
@@ -232,7 +232,7 @@ sys.stdin.read()
 
 
 def test_lock_of_a_killed_process_ends_with_its_lease(store: Store):
-    """L58, P24: no record stays behind as a lock for ever."""
+    """No record stays behind as a lock for ever."""
     command = [sys.executable, "-c", HOLD, store.url]
     with closing(patient_manager([store.url])) as manager:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -252,18 +252,18 @@ def urls(request: pytest.FixtureRequest, store: Store, nodes: Servers) -> list[s
 
 
 def test_child_has_connections_of_its_own(urls: list[str]):
-    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    """After a fork both processes continue; the child neither uses nor ends anything of its parent."""
     with closing(patient_manager(urls)) as one:
         fork_and_lock(one)
 
 
 def test_greenlets_wait_and_are_renewed(urls: list[str]):
-    """P33, L45: under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
+    """Under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
     run_greenlets(urls)
 
 
 async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):
-    """L40: the threads of a store end with the last manager that uses it."""
+    """The threads of a store end with the last manager that uses it."""
     manager = patient_manager([store.url])
     lease = await flavour.acquire(manager.lock("a"))
     with pytest.raises(LockTakenError):
@@ -285,7 +285,7 @@ def threads() -> list[str]:
 
 
 def test_any_one_of_two_redis_and_a_store_may_die(nodes: Servers, store: Store):
-    """P16, P20, P25, L62: two Redis servers and a store are a majority of three."""
+    """Two Redis servers and a store are a majority of three."""
     with closing(patient_manager([*nodes.urls[:2], store.url], node_timeout=2.0)) as manager:
         held = [manager.lock("a", wait=0).acquire()]
         nodes[0].kill()
@@ -305,7 +305,7 @@ def test_any_one_of_two_redis_and_a_store_may_die(nodes: Servers, store: Store):
 
 
 def test_contended_counter_loses_nothing(store: Store, tmp_path: Path):
-    """P1, P2, P16: four processes increment a counter, guarded only by the lock of one store; tokens increase."""
+    """Four processes increment a counter, guarded only by the lock of one store; tokens increase."""
     options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
 
     with contending(tmp_path, [store.url], {"default": {}}, **options) as contenders:

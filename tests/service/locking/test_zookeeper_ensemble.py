@@ -64,7 +64,7 @@ def silent_followers(ensemble: Ensemble, leader: Zoo) -> Iterator[None]:
 @pytest.mark.parametrize("strike", [Zoo.kill, Zoo.freeze], ids=["killed", "frozen"])
 def test_lock_of_a_dead_holder_is_free_after_an_election(ensemble: Ensemble, strike: Callable[[Zoo], None]):
     """
-    P16, P24, P29: a holder and the leader die together, and the clock of the next leader is a minute or two ahead of
+    A holder and the leader die together, and the clock of the next leader is a minute or two ahead of
     it, or behind it. The lock is not free before the holder's deadline, and is free at most one ttl and one election
     after it.
     """
@@ -83,7 +83,7 @@ def test_lock_of_a_dead_holder_is_free_after_an_election(ensemble: Ensemble, str
 
 
 async def test_holder_keeps_its_lock_over_an_election(ensemble: Ensemble, flavour: Flavour):
-    """P17, P24: a living holder whose leader dies goes on to extend; no other caller gets the lock meanwhile."""
+    """A living holder whose leader dies goes on to extend; no other caller gets the lock meanwhile."""
     with closing(real_manager([ensemble.url], ttl=30.0, node_timeout=2.0)) as manager:
         lease = await flavour.acquire(manager.lock("b", wait=60))
         leader = ensemble.leader()
@@ -101,7 +101,7 @@ async def test_holder_keeps_its_lock_over_an_election(ensemble: Ensemble, flavou
 
 def test_contended_counter_survives_leaders(ensemble: Ensemble, tmp_path: Path):
     """
-    P1, P2, P16, P25: four processes increment a counter that only the lock protects, while the leader is killed, frozen
+    Four processes increment a counter that only the lock protects, while the leader is killed, frozen
     and replaced by an empty member. Nothing is lost, and tokens increase.
     """
     options = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 1.0, "retry_delay": 0.01}
@@ -125,7 +125,7 @@ def test_member_that_is_cut_off_is_left_for_the_next(
     ensemble: Ensemble, direction: Direction, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    P24, P25: a process that hears nothing of its member asks another. A write that failed leaves nothing behind: the
+    A process that hears nothing of its member asks another. A write that failed leaves nothing behind: the
     lock is free again as soon as the release has arrived.
     """
     first, *others = ensemble.members
@@ -148,7 +148,7 @@ def test_member_that_is_cut_off_is_left_for_the_next(
 
 @pytest.mark.parametrize("cut", [frozen_followers, silent_followers])
 def test_leader_that_is_cut_off_gives_no_vote(ensemble: Ensemble, cut: Callable[[Ensemble, Zoo], Cut]):
-    """P24, P25: the others elect a new leader; what the old one still says does not count."""
+    """The others elect a new leader; what the old one still says does not count."""
     with closing(real_manager([ensemble.url], ttl=60.0, node_timeout=5.0)) as manager:
         lease = manager.lock("e", wait=60).acquire()
         leader = ensemble.leader()

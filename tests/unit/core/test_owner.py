@@ -21,9 +21,7 @@ owners = st.builds(
 
 @given(owners)
 def test_value_is_the_json_of_its_fields(owner):
-    """
-    A value is its secret and the JSON of the holder's fields, whatever characters they have.
-    """
+    """A value is its secret and the JSON of the holder's fields, whatever characters they have."""
     fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_REF]}
     del fields["extensions"]
     if not owner.process:
@@ -38,9 +36,7 @@ def test_value_is_the_json_of_its_fields(owner):
 
 @given(owners, times)
 def test_value_is_read_as_it_was_written(owner, since):
-    """
-    A stored value is read as the same holder, its texts cut to their greatest length.
-    """
+    """A stored value is read as the same holder, its texts cut to their greatest length."""
     said = decode(encode_since(SECRET, owner, since))
 
     assert said is not None

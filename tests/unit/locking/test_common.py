@@ -22,7 +22,7 @@ def read(request: Request, said: str) -> Reply | None:
 
 @pytest.mark.parametrize(("request_", "said"), [(ACQUIRE, ACCEPTED), (RELEASE, RELEASED)], ids=["granted", "released"])
 def test_common_replies_are_read_as_all_others_are(request_: Request, said: str):
-    """P5: the short way and the long way to read a reply give the same."""
+    """The short way and the long way to read a reply give the same."""
     assert read(request_, said) == parse_reply(said.encode())
 
 
@@ -42,7 +42,7 @@ def test_common_replies_are_read_as_all_others_are(request_: Request, said: str)
     ],
 )
 def test_everything_else_takes_the_long_way(request_: Request, said: str):
-    """P5, P23: a reply to another request or to a part of one, or with impossible numbers, is read in full."""
+    """A reply to another request or to a part of one, or with impossible numbers, is read in full."""
     assert read(request_, said) is None
 
 

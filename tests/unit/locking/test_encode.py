@@ -63,7 +63,7 @@ def test_bytes_are_made_once_for_all_nodes():
 
 
 def test_nodes_with_different_prefixes_do_not_share_bytes():
-    """L65: the keys of a cluster have braces around the prefix, and no other node of a round may be sent them."""
+    """The keys of a cluster have braces around the prefix, and no other node of a round may be sent them."""
     request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
     plain, tagged, packed = Encoder("redlock:"), Encoder("{redlock}:", shares=False), dict[int, bytes]()
 

@@ -15,14 +15,14 @@ ODD = ["0", "", "-5", str(HIGHEST), "9" * 16, "9" * 17, "soon", "1" * 15 + "²",
 
 @pytest.mark.parametrize("odd", [*ODD, USUAL])
 def test_column_of_tokens_is_read_as_each_token_is(odd: str):
-    """P5: one odd token changes no other, wherever it is in the column."""
+    """One odd token changes no other, wherever it is in the column."""
     for column in ([odd], [odd, USUAL], [USUAL, odd, USUAL], [USUAL, "12", odd], ["1" * 15, "1" * 17, odd]):
         assert fencing_tokens(column) == [fencing_token(each) for each in column]
 
 
 @pytest.mark.parametrize("odd", [-2, -1, 0, 1, HIGHEST, 10**18, 9e18, 5.9, "7", True])
 def test_column_of_times_is_read_as_each_time_is(odd: object):
-    """L72: one key without expiry, or one that is gone, changes no other time."""
+    """One key without expiry, or one that is gone, changes no other time."""
     for column in ([odd], [odd, 1500], [1500, odd, 20]):
         assert all_seconds_left(column) == [seconds_left(each) for each in column]
 
@@ -36,6 +36,6 @@ def test_columns_of_times():
 
 @pytest.mark.parametrize("column", [[None], ["a", 5], [["a"]], [b"a"]])
 def test_column_that_has_more_than_texts_is_refused(column: list[object]):
-    """P23: whatever a node sends, a name is a text."""
+    """Whatever a node sends, a name is a text."""
     with pytest.raises(TypeError, match="no text"):
         texts(column)

@@ -1,5 +1,6 @@
 """Replies are read from a stream of bytes, however it was cut; malformed replies are detected."""
 
+import sys
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redlock.nodes.redis.wire import LONGEST_LINE, PARTIAL, Replies
+from django_redlock.nodes.redis.wire import LONGEST_LINE, MOST_PARTS, PARTIAL, Replies
 
 
 def depth(reply: Any) -> int:
@@ -106,3 +107,37 @@ def test_malformed_reply_is_refused(malformed: bytes):
 
     with pytest.raises(ValueError, match=r"no |a line|a string|lists|invalid literal|Exceeds"):
         read_all(replies, malformed)
+
+
+def test_reply_has_few_parts_in_all_of_its_lists():
+    """A thousand lists of a thousand parts each would keep a client busy, although no list is too long."""
+    inner = b"*1000\r\n" + 1000 * b"*0\r\n"
+    replies = Replies(ValueError)
+    replies.feed(b"*1000\r\n" + MOST_PARTS // 1000 * inner)
+
+    with pytest.raises(ValueError, match="a list without end"):
+        replies.next()
+
+
+@pytest.mark.parametrize("part", [b"*2\r\n$3\r\nabc\r\n:1\r\n", b"$60\r\n" + 60 * b"x" + b"\r\n"])
+def test_time_to_read_a_reply_is_proportional_to_its_length(part: bytes):
+    """A reply of nested lists that arrives in many pieces is not read from its beginning again for each of them."""
+    few, many = (calls_to_read(b"*%d\r\n" % count + count * part) for count in (100, 900))
+
+    assert 5 * few < many < 11 * few
+
+
+def calls_to_read(stream: bytes) -> int:
+    """Return how many functions are called to read one reply that arrives in pieces of 100 bytes."""
+    replies, calls = Replies(ValueError), [0]
+
+    def count(*_: Any) -> None:
+        calls[0] += 1
+
+    sys.setprofile(count)
+    try:
+        found = [reply for at in range(0, len(stream), 100) for reply in read_all(replies, stream[at : at + 100])]
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 1
+    return calls[0]
