@@ -18,10 +18,7 @@ class RedlockConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the checks, which register themselves."""
-        # only here: the checks import models, which needs Django's apps to be ready
-        from . import checks
-        from . import checks as checks_of_fences  # noqa: F401
-        from . import views as checks_of_views  # noqa: F401
+        from . import checks, views  # noqa: F401  (only here: when Django imports this module, its apps are not ready)
 
         register(check_code, checks.TAG)
 

@@ -8,13 +8,14 @@ as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core import mail
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 from django.urls import get_resolver
 
@@ -34,9 +35,16 @@ from .core.admission import Admission
 from .engine.lock import decorators
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
+from .routers import read_elsewhere
 
 TAG = "redlock"
 PATIENCE = 1.0  # seconds to connect to a node
+
+
+FOUND_ROWS = 2  # the value of CLIENT_FOUND_ROWS in MySQL's protocol
+MYSQL = "django.db.backends.mysql"
+POSTGRESQL = "django.db.backends.postgresql"
+QUESTIONS = 20  # to routers, some of which choose a replica at random
 
 
 @register(TAG)
@@ -56,6 +64,58 @@ def check_deployment(**kwargs: Any) -> list[CheckMessage]:
         return [message for alias in aliases() for message in _check_deployed(alias)]
     except InvalidRedlockError:
         return []  # check_settings reports the error
+
+
+def check_decorators() -> Iterator[CheckMessage]:
+    """Report the locks of decorated functions and views that the settings do not allow."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        get_resolver().url_patterns  # noqa: B018  (imports the views)
+    for lock in sorted(decorators, key=lambda lock: lock.names):
+        try:
+            lock.description()
+        except (InvalidRedlockError, ValueError) as error:
+            if isinstance(error, InvalidRedlockError) and not isinstance(error, UnknownAliasError):
+                continue  # check_settings reports the alias
+            yield Error(
+                f"A function or view is decorated with the lock {lock.name!r}, which cannot be taken: {error}",
+                id="redlock.E011",
+            )
+
+
+@register(TAG)
+def check_databases(**kwargs: Any) -> list[CheckMessage]:
+    """Report the problems that the database settings show, without a connection."""
+    entries = {alias: connections.settings[alias] for alias in connections}
+    return [message for alias, entry in entries.items() for message in _check_entry(alias, entry)]
+
+
+@register(TAG)
+def check_routers(**kwargs: Any) -> list[CheckMessage]:
+    """Report routers that send reads and writes of a model to different databases, even in a fenced block."""
+    aliases = list(connections)
+    try:
+        found = next(filter(None, (read_elsewhere(aliases) for _ in range(QUESTIONS))), None)
+    except (ImportError, TypeError):
+        return []  # a router that cannot be imported, or no list: Django raises it at the first query
+    if found is None:
+        return []
+    model, written, read = found
+    return [
+        Warning(
+            f"DATABASE_ROUTERS sends writes of {model._meta.label} to {written!r}, but reads to {read!r}, which may "
+            "lag behind: fenced() and lock_for_update() refuse to begin, and views under @locked_view may read old "
+            "rows.",
+            hint="Put 'django_redlock.routers.FencedRouter' first in DATABASE_ROUTERS. It changes only where such "
+            "blocks and views read.",
+            id="redlock.W032",
+        )
+    ]
+
+
+@register(TAG, Tags.database)
+def check_fence_tables(databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report fence tables that support no transactions; query only the databases that the check runs on."""
+    return [message for alias in databases or () for message in _check_storage(alias)]
 
 
 def _check_deployed(alias: str) -> Iterator[CheckMessage]:
@@ -141,22 +201,6 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     yield from _databases_in_memory(alias)
     yield from _file_of_requests(config)
     yield from _shared_servers(config)
-
-
-def check_decorators() -> Iterator[CheckMessage]:
-    """Report the locks of decorated functions and views that the settings do not allow."""
-    if getattr(settings, "ROOT_URLCONF", None):
-        get_resolver().url_patterns  # noqa: B018  (imports the views)
-    for lock in sorted(decorators, key=lambda lock: lock.names):
-        try:
-            lock.description()
-        except (InvalidRedlockError, ValueError) as error:
-            if isinstance(error, InvalidRedlockError) and not isinstance(error, UnknownAliasError):
-                continue  # check_settings reports the alias
-            yield Error(
-                f"A function or view is decorated with the lock {lock.name!r}, which cannot be taken: {error}",
-                id="redlock.E011",
-            )
 
 
 def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
@@ -286,3 +330,50 @@ def _address(url: Any) -> str:
 
 def _alike(address: str) -> str:
     return re.sub("^localhost:", "127.0.0.1:", address)
+
+
+def _check_entry(alias: str, entry: dict[str, Any]) -> Iterator[CheckMessage]:
+    options = entry.get("OPTIONS") or {}
+    engine = entry.get("ENGINE")
+    flags = options.get("client_flag", FOUND_ROWS)
+    if engine == MYSQL and isinstance(flags, int) and not flags & FOUND_ROWS:
+        yield Error(
+            f"DATABASES[{alias!r}]['OPTIONS'] has a client_flag without FOUND_ROWS, so the database does not report "
+            "how many rows a claim matched: fenced() can refuse the rightful holder.",
+            hint="Add it: from MySQLdb.constants import CLIENT; 'client_flag': CLIENT.FOUND_ROWS | ...",
+            id="redlock.E031",
+        )
+    if engine in (MYSQL, POSTGRESQL) and _level(options) not in ("read committed", "read uncommitted"):
+        yield Warning(
+            f"DATABASES[{alias!r}] is not at READ COMMITTED: fenced() stays safe, but it can conflict with other "
+            "transactions, and nested=True is refused.",
+            hint="Leave isolation_level out, or use fenced(lease, retries=...).run(function) and silence this check.",
+            id="redlock.W031",
+        )
+
+
+def _level(options: dict[str, Any]) -> str:
+    """Return the isolation level in a database's options; ignore the bare numbers of psycopg2."""
+    level = options.get("isolation_level", "read committed")
+    if isinstance(level, int) and not hasattr(level, "name"):
+        return "read committed"
+    return str(getattr(level, "name", level)).lower().replace("_", " ")
+
+
+def _check_storage(alias: str) -> Iterator[CheckMessage]:
+    connection, table = connections[alias], apps.get_model("redlock", "Fence")._meta.db_table
+    if connection.vendor != "mysql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT engine FROM information_schema.tables WHERE table_schema = database() AND table_name = %s",
+            [table],
+        )
+        row = cursor.fetchone()
+    if row and row[0] in ("MyISAM", "Aria", "MEMORY"):
+        yield Error(
+            f"The table {table} of database {alias!r} is stored by {row[0]}, which has no "
+            "transactions: its fences protect nothing.",
+            hint=f"ALTER TABLE {table} ENGINE = InnoDB, and the same for the tables that it protects.",
+            id="redlock.E032",
+        )

@@ -111,8 +111,15 @@ def read_alias(alias: str) -> AliasConfig:
         )
     entry = setting[alias]
     _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
-    specs = list(_node_specs(alias, entry.get("NODES")))
-    nodes = tuple(_open(alias, index, spec, _prefix(alias, entry)) for index, spec in enumerate(specs))
+    prefix, where = _prefix(alias, entry), f"REDLOCK[{alias!r}]['NODES']"
+    found: list[Node] = []
+    for index, node in enumerate(_node_list(where, entry.get("NODES"))):
+        spec = _node_spec(f"{where}[{index}]", node)
+        try:
+            found.append(open_node(spec, prefix))
+        except ValueError as error:
+            raise InvalidRedlockError(f"{where}[{index}] cannot be used: {error}.", "redlock.E003") from None
+    nodes = tuple(found)
     _distinct(alias, nodes)
     return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), nodes))
 
@@ -135,19 +142,19 @@ def _urls(alias: str) -> list[str]:
 def _setting() -> Mapping[str, Any]:
     setting = getattr(settings, "REDLOCK", None)
     if setting is None:
-        raise InvalidRedlockError(f"The REDLOCK setting is missing. Write, for example:\n\n{EXAMPLE}")
-    if not isinstance(setting, Mapping) or not setting:
-        raise InvalidRedlockError(
-            f"REDLOCK must be a dict of aliases, not {type(setting).__name__}. Write, for example:\n\n{EXAMPLE}"
-            if not isinstance(setting, Mapping)
-            else f"REDLOCK is empty. Write, for example:\n\n{EXAMPLE}"
-        )
+        raise _with_example("The REDLOCK setting is missing.")
+    if not isinstance(setting, Mapping):
+        raise _with_example(f"REDLOCK must be a dict of aliases, not {type(setting).__name__}.")
+    if not setting:
+        raise _with_example("REDLOCK is empty.")
     for alias, entry in setting.items():
         if not isinstance(entry, Mapping):
-            raise InvalidRedlockError(
-                f"REDLOCK[{alias!r}] must be a dict, not {type(entry).__name__}. Write, for example:\n\n{EXAMPLE}"
-            )
+            raise _with_example(f"REDLOCK[{alias!r}] must be a dict, not {type(entry).__name__}.")
     return setting
+
+
+def _with_example(wrong: str, code: str = "redlock.E001") -> InvalidRedlockError:
+    return InvalidRedlockError(f"{wrong} Write, for example:\n\n{EXAMPLE}", code)
 
 
 def _nearest(word: str, known: Any) -> str:
@@ -175,21 +182,12 @@ def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
     return f"{prefix}:"
 
 
-def _node_specs(alias: str, nodes: Any) -> Iterator[NodeSpec]:
-    where = f"REDLOCK[{alias!r}]['NODES']"
-    for index, node in enumerate(_node_list(where, nodes)):
-        yield _node_spec(f"{where}[{index}]", node)
-
-
 def _node_list(where: str, nodes: Any) -> list[Any]:
     if isinstance(nodes, str):
         nodes = _split(nodes)
     if not isinstance(nodes, (list, tuple)) or not nodes:
-        raise InvalidRedlockError(
-            f"{where} must list the URLs of the nodes, or name them in one string with commas. "
-            f"Write, for example:\n\n{EXAMPLE}",
-            "redlock.E003",
-        )
+        wrong = f"{where} must list the URLs of the nodes, or name them in one string with commas."
+        raise _with_example(wrong, "redlock.E003")
     return list(nodes)
 
 
@@ -349,15 +347,6 @@ def _cache_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             key = CACHE_CREDENTIALS.get(key, key)
             if key in ("username", "password", "db", "credential_provider") or key.startswith("ssl_"):
                 yield key, value
-
-
-def _open(alias: str, index: int, spec: NodeSpec, prefix: str) -> Node:
-    try:
-        return open_node(spec, prefix)
-    except ValueError as error:
-        raise InvalidRedlockError(
-            f"REDLOCK[{alias!r}]['NODES'][{index}] cannot be used: {error}.", "redlock.E003"
-        ) from None
 
 
 def _distinct(alias: str, nodes: tuple[Node, ...]) -> None:

@@ -8,25 +8,30 @@ keeps the row locked until the end. All reads afterwards return what earlier hol
 commit later. This needs no clock, no lock and no property of the tokens.
 """
 
+import os
 import random
 import time
 from asyncio import CancelledError, shield
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from inspect import iscoroutinefunction
 from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
+from django.db.models.functions import Now
 
-from .engine import options
-from .engine.lease import Lease
+from .engine.lease import Lease, fence_out
 from .engine.lock import Block
-from .engine.options import check_switch
+from .engine.options import check_switch, explained
+from .exceptions import StaleTokenError
 from .handler import in_transaction
-from .models import Fence
+from .models import MAX_SHOWN, Fence, fence_key
 from .routers import reads_pinned, refuse_reads_elsewhere
 
 P = ParamSpec("P")
@@ -34,9 +39,22 @@ T = TypeVar("T")
 
 ATTEMPTS = 3  # attempts to find a row that was just created; more would help only if rows were deleted constantly
 LONGEST_PAUSE = 1.0  # seconds between two runs of a function whose transaction conflicted with another
+BATCH = 500  # rows in one statement: older versions of SQLite accept at most 999 values
+
+# Errors of a transaction that conflicted with another one and may be run again: PostgreSQL's SQLSTATE, the numbers of
+# MySQL and MariaDB (deadlock; row changed since the snapshot), SQLite's BUSY and LOCKED.
+CONFLICT_STATES = {"40001", "40P01"}
+CONFLICT_NUMBERS = {1213, 1020}
+CONFLICT_CODES = {5, 6}
+
+ISOLATION = {
+    "postgresql": "SHOW transaction_isolation",
+    "mysql": "SELECT @@transaction_isolation",
+    "mariadb": "SELECT @@tx_isolation",  # MariaDB knows transaction_isolation only since 11.1
+}
 
 
-@options.explained
+@explained
 def fenced(
     lease: Lease | Iterable[Lease],
     *,
@@ -173,7 +191,14 @@ class Fenced(Block[None]):
     @asynccontextmanager
     async def _ahold(self) -> AsyncIterator[None]:
         async with own_thread():
-            await self._enter()
+            try:
+                await sync_to_async(self.__enter__)()
+            except CancelledError as error:
+                # The thread continues although the task is cancelled. It makes one call at a time, so the next one
+                # runs after __enter__() has ended.
+                end = partial(self.__exit__, type(error), error, error.__traceback__)
+                await in_thread(lambda: self.is_entered and end())
+                raise
             try:
                 yield
             except BaseException as error:
@@ -181,19 +206,6 @@ class Fenced(Block[None]):
                     raise
             else:
                 await in_thread(self.__exit__, None, None, None)
-
-    async def _enter(self) -> None:
-        try:
-            await sync_to_async(self.__enter__)()
-        except CancelledError as error:
-            # The thread continues although the task is cancelled. It makes one call at a time, so _abandon() runs after
-            # __enter__() has ended.
-            await in_thread(self._abandon, error)
-            raise
-
-    def _abandon(self, error: BaseException) -> None:
-        if self.is_entered:
-            self.__exit__(type(error), error, error.__traceback__)
 
     def _open(self, stack: ExitStack) -> None:
         """Begin the transactions, and claim the fences in all of them; *stack* ends the transactions."""
@@ -226,7 +238,7 @@ class Fenced(Block[None]):
         missing: dict[str, dict[str, str]] = {}
         for alias in self._databases:
             opened.enter_context(transaction.atomic(using=alias, durable=not self._nested))
-            with explained(alias):
+            with missing_table_explained(alias):
                 for lease in self._leases:
                     if lacking := claim(lease, alias):
                         missing.setdefault(alias, {}).update(lacking)
@@ -237,11 +249,24 @@ class Fenced(Block[None]):
             lease.ensure(lease.ttl / 20 if self._margin is None else self._margin)
 
     def _refuse(self, connection: BaseDatabaseWrapper) -> None:
-        """Raise unless the claim will be the first statement of a transaction that ends with the block."""
-        for lease in self._leases:
-            refuse_own_file(lease, connection)
+        """
+        Make sure that the claim will be the first statement of a transaction that ends with the block.
+
+        Raises:
+            RuntimeError: The claim would not be the first statement, the block would not commit, or the transaction
+                would keep its own lease from being renewed.
+        """
+        if connection.vendor == "sqlite":
+            self._refuse_own_file(connection)
         if self._nested:
-            refuse_snapshots(connection)
+            # Reads after the claim must be no older than the claim, even if the transaction read something before it.
+            level = isolation_level(connection)
+            if level != "read committed":
+                raise RuntimeError(
+                    f"nested=True needs READ COMMITTED, and database {connection.alias!r} is at {level.upper()}: a "
+                    "statement before the claim fixes what is read after it, so the claim would protect nothing. Move "
+                    "fenced() out of atomic()."
+                )
         elif in_transaction(connection):
             raise RuntimeError(
                 f"fenced() is inside a transaction of database {connection.alias!r}, in which something may have been "
@@ -254,10 +279,78 @@ class Fenced(Block[None]):
                 "commit is up to you and a transaction may be open already. Turn autocommit on."
             )
 
+    def _refuse_own_file(self, connection: BaseDatabaseWrapper) -> None:
+        file = os.path.realpath(connection.settings_dict["NAME"])
+        for lease in self._leases:
+            manager = lease.hold.keeper
+            others = sum(getattr(node, "file", "") != file for node in manager.nodes)
+            if lease.hold.renewed and others < manager.rules.needed:
+                raise RuntimeError(
+                    f"The transaction of database {connection.alias!r} would keep lock {lease.name!r} from being "
+                    "renewed: its file is the node of the lock, and SQLite has one writer at a time. Give the locks a "
+                    "database file of their own in DATABASES and NODES, or use a database server."
+                )
+
     def _refuse_nesting(self) -> None:
         if self._retries:
             raise ValueError("A block cannot be run again: write fenced(lease, retries=...).run(function).")
         super()._refuse_nesting()
+
+
+def claim(lease: Lease, using: str) -> dict[str, str]:
+    """
+    Claim the fences of a lease in the open transaction; return those that could not be updated, with their names.
+
+    Args:
+        lease: The holder.
+        using: Alias in ``DATABASES``.
+
+    Raises:
+        StaleTokenError: The database has seen a later holder; the lease is lost now.
+    """
+    number, owner = lease.fencing_token, lease.hold.owner()
+    fences = {fence_key(name, permit): shown(name, permit) for name, permit in lease.hold.slots()}
+    keys = sorted(fences)
+    missing: dict[str, str] = {}
+    for first in range(0, len(keys), BATCH):
+        some = keys[first : first + BATCH]
+        rows = Fence.objects.using(using).filter(pk__in=some)
+        claimable = Q(token__lt=number) | Q(token=number, owner=owner)
+        if rows.filter(claimable).update(token=number, owner=owner, updated=Now()) == len(some):
+            continue
+        found = {key: (seen, by) for key, seen, by in rows.values_list("key", "token", "owner")}
+        overtaken = [seen for seen, by in found.values() if seen >= number and (seen, by) != (number, owner)]
+        if overtaken:
+            fence_out(lease, max(overtaken))
+            raise StaleTokenError(lease.name, number)
+        # A fence that this query finds but the update did not may be unclaimed, or claimed by this lease in another
+        # thread. Either way, this transaction does not hold it.
+        missing |= {key: fences[key] for key in [key for key in some if key not in found] or some}
+    return missing
+
+
+def create(using: str, rows: Mapping[str, str]) -> None:
+    """Create fences that any lease can claim; leave existing fences as they are."""
+    fences = [Fence(key=key, name=name, updated=Now()) for key, name in sorted(rows.items())]
+    Fence.objects.using(using).bulk_create(fences, batch_size=BATCH // 5, ignore_conflicts=True)
+
+
+def shown(name: str, permit: str) -> str:
+    """Return a lock's name in a form that people can read in the table."""
+    text = f"{name} #{permit}" if permit else name
+    text = text.replace("\0", "�")  # PostgreSQL cannot store NUL
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def isolation_level(connection: BaseDatabaseWrapper) -> str:
+    """Return a connection's isolation level, such as "read committed"; for an unknown database, return its vendor."""
+    statement = ISOLATION.get("mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor)
+    if statement is None:
+        # SQLite refuses a write in a transaction whose reads are out of date, so a claim proves that they are current.
+        return "read committed" if connection.vendor == "sqlite" else connection.vendor
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return str(cursor.fetchone()[0]).lower().replace("-", " ")
 
 
 def refuse_coroutines(function: object, method: str) -> None:
@@ -272,6 +365,39 @@ def refuse_coroutines(function: object, method: str) -> None:
     if iscoroutinefunction(function):
         name = getattr(function, "__qualname__", function)
         raise TypeError(f"{method}() needs a plain function, and {name} is a coroutine function; use 'async with'.")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether a database error means that the transaction conflicted with another one and may be run again."""
+    cause = error.__cause__ or error
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    number = cause.args[0] if cause.args else None
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the low byte is the error; the other bits only refine it
+    return state in CONFLICT_STATES or number in CONFLICT_NUMBERS or code in CONFLICT_CODES
+
+
+@contextmanager
+def missing_table_explained(alias: str) -> Iterator[None]:
+    """Raise an error that says what to type if the database has no table of fences."""
+    try:
+        yield
+    except DatabaseError as error:
+        if is_conflict(error) or "redlock_fence" not in str(error):
+            raise
+        # Open a separate connection: the one with the failed transaction accepts no query until the rollback.
+        connection = connections[alias].copy()
+        missing = False
+        try:
+            with suppress(DatabaseError):
+                missing = Fence._meta.db_table not in connection.introspection.table_names()
+        finally:
+            connection.close()
+        if not missing:
+            raise
+        raise ImproperlyConfigured(
+            f"Database {alias!r} has no table {Fence._meta.db_table}: put 'django_redlock' into INSTALLED_APPS and "
+            f"type manage.py migrate redlock --database {alias}"
+        ) from error
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

@@ -1,7 +1,7 @@
 """
 The keys of tasks, views and commands: what distinguishes one piece of work from others of its kind (internal).
 
-A key is made from the values of a call: those of a task's parameters (:class:`Parameters`), of a request, or of a
+A key is made from the values of a call: those of a task's parameters (:class:`TaskKey`), of a request, or of a
 command's options (:class:`ViewKey`). Different values never give the same key: in values, the characters of the text
 around them are escaped, and a long value is cut and gets a digest.
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from difflib import get_close_matches
 from enum import Enum
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from hashlib import blake2b
-from inspect import BoundArguments, Parameter, Signature, signature
+from inspect import Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,8 +32,7 @@ from django.db.models import Model
 from django.http import HttpRequest
 
 if TYPE_CHECKING:
-    from .celery.options import Key as TaskKey
-    from .celery.options import SingletonOptions
+    from .celery.options import Key as TaskKeyOption
 
 SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
@@ -41,34 +40,81 @@ LONG = 1 << 63  # digits up to which Python writes a whole number whatever its l
 CONSTANTS = {None: "null", False: "false", True: "true"}
 
 
-class Parameters:
+class TaskKey:
     """
-    The parameters of a task's body, and the calls that fit them.
+    What distinguishes the calls of a task, and the names of their locks.
 
     Args:
-        signature: The signature of the body, without ``self``.
+        key: The option of this name.
+        signature: The signature of the task's body, without ``self``.
+        task: The task's name.
+        group: The option of this name.
+        version: The option of this name.
+
+    Raises:
+        TypeError: The key is neither names nor a template nor a function.
+        ValueError: It names something that is not a parameter, or its template can give different calls the same key.
     """
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(
+        self, key: "TaskKeyOption", signature: Signature, task: str = "", group: str | None = None, version: int = 1
+    ) -> None:
         self.signature = signature
+        self._key = key
+        kind, name = ("task", task) if group is None else ("tasks", group)
+        # Nothing in the part before the key can be taken for a part of the key, or of the name of another task.
+        self._scope = f"{kind}:{escaped(name, frozenset('%:@'))}" + (f"@{version}" if version != 1 else "")
         parameters = signature.parameters.values()
         self._ordinary = all(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in parameters)
         self._names = dict.fromkeys(signature.parameters)
         self._defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
         self._needed = self._names.keys() - self._defaults
+        self._template: list[tuple[str, str | None, str | None, Any]] = []
+        if isinstance(key, str):
+            self._template = self._read_template(key)
+            # In values, characters of the template are escaped: "{a}-{b}" must tell ("1-2", "3") from ("1", "2-3").
+            self._special = frozenset("%").union(*(literal for literal, *_ in self._template))
+        elif isinstance(key, Iterable) and not isinstance(key, bytes):
+            for name in key:
+                self._check_parameter(name)
+        elif key is not None and not callable(key):
+            raise TypeError(f"key must be names of parameters, a template or a function, not {key!r}.")
 
-    def bound(self, args: Any, kwargs: Any) -> BoundArguments:
+    def lock_name(self, args: Any, kwargs: Any) -> str:
         """
-        Return the arguments of a call, including the defaults of those that it omits.
+        Return the name of the lock of one call.
 
         Raises:
-            TypeError: The arguments do not fit the parameters.
+            TypeError: The arguments do not fit the parameters, one of them cannot be part of a key, or the key's
+                function does not return a str.
+            ValueError: An argument is an unsaved model instance.
         """
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound
+        key = self._key
+        if callable(key):
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            text = key(bound)
+            if not isinstance(text, str) or not text:
+                raise TypeError(f"The function in key= must return a non-empty str, not {text!r}.")
+        elif isinstance(key, str):
+            text = self._from_template(self._values(args, kwargs))
+        else:
+            values = self._values(args, kwargs)
+            text = _from_parameters(values if key is None else key, values)
+        return f"{self._scope}:{_shortened(text)}" if text else self._scope
 
-    def values(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+    def canonical(self, args: Any, kwargs: Any) -> str:
+        """
+        Return all arguments of a call in the form that a key has, whatever the task's own key contains.
+
+        Raises:
+            TypeError: The arguments do not fit the parameters, or one cannot be part of a key.
+            ValueError: An argument is an unsaved model instance.
+        """
+        values = self._values(args, kwargs)
+        return _from_parameters(values, values)
+
+    def _values(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
         """
         Return the arguments of a call, including defaults, by parameter name and in the order of the parameters.
 
@@ -82,7 +128,48 @@ class Parameters:
             whole = len(given) == len(args) + len(kwargs)
             if whole and self._needed <= given.keys() <= self._names.keys():
                 return {name: given[name] if name in given else self._defaults[name] for name in self._names}
-        return self.bound(args, kwargs).arguments
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _from_template(self, values: Mapping[str, Any]) -> str:
+        formatter, text = Formatter(), ""
+        for literal, field, form, conversion in self._template:
+            text += literal
+            if field is not None:
+                value = formatter.convert_field(values[field], conversion)
+                text += escaped(format(value, form or ""), self._special)
+        return text
+
+    def _read_template(self, template: str) -> list[tuple[str, str | None, str | None, Any]]:
+        if not template:
+            raise ValueError("key='' gives all calls the same key; leave key out, or name the work: key='nightly'.")
+        if template in self._names:
+            raise ValueError(f"key={template!r} is a text, not a parameter; write key=({template!r},).")
+        try:
+            parts = list(Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"key={template!r} is not a template: {error}.") from None
+        for _, field, form, _ in parts:
+            if field is not None:
+                self._check_parameter(field)
+            if "{" in (form or ""):
+                raise ValueError(f"key={template!r} has a format within a format; use a function instead.")
+        if any(not literal for literal, field, *_ in parts[1:] if field is not None):
+            raise ValueError(f"key={template!r} has two values side by side; put a separator between them.")
+        return parts
+
+    def _check_parameter(self, name: object) -> None:
+        if name not in self._names:
+            known = ", ".join(self._names) or "none"
+            raise ValueError(
+                f"key has {name!r}, which is not a parameter of the task (it has {known}){nearest(name, self._names)}"
+            )
+
+
+def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
+    # JSON marks its own end, so no value can look like the next parameter.
+    return ",".join([f"{name}={_encoded(name, values[name])}" for name in names])
 
 
 def signature_of(body: Callable[..., Any]) -> Signature:
@@ -96,117 +183,6 @@ def signature_of(body: Callable[..., Any]) -> Signature:
     own = signature(body, follow_wrapped=False)
     anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
     return signature(body) if anything else own
-
-
-def check_key(key: "TaskKey", signature: Signature) -> None:
-    """
-    Check that *key* can be made from the parameters in *signature*.
-
-    Raises:
-        TypeError: It is neither names nor a template nor a function.
-        ValueError: It names something that is not a parameter, or its template can give different calls the same key.
-    """
-    if key is None or callable(key):
-        return
-    if isinstance(key, str):
-        _check_template(key, signature)
-    elif isinstance(key, Iterable) and not isinstance(key, bytes):
-        for name in key:
-            _check_parameter(name, signature)
-    else:
-        raise TypeError(f"key must be names of parameters, a template or a function, not {key!r}.")
-
-
-def lock_name(task: str, options: "SingletonOptions", parameters: Parameters, args: Any, kwargs: Any) -> str:
-    """
-    Return the name of the lock of one call.
-
-    Args:
-        task: The task's name.
-        options: Its options.
-        parameters: Its parameters.
-        args: The call's positional arguments.
-        kwargs: Its keyword arguments.
-
-    Raises:
-        TypeError: The arguments do not fit the parameters, one of them cannot be part of a key, or the key's
-            function does not return a str.
-        ValueError: An argument is an unsaved model instance.
-    """
-    scope, key = _scope(task, options.group, options.version), _key(options.key, parameters, args, kwargs)
-    return f"{scope}:{_shortened(key)}" if key else scope
-
-
-def canonical(parameters: Parameters, args: Any, kwargs: Any) -> str:
-    """
-    Return all arguments of a call in the form that a key has, whatever the task's own key contains.
-
-    Raises:
-        TypeError: The arguments do not fit the parameters, or one cannot be part of a key.
-        ValueError: An argument is an unsaved model instance.
-    """
-    values = parameters.values(args, kwargs)
-    return _from_parameters(values, values)
-
-
-@lru_cache(maxsize=1024)
-def _scope(task: str, group: str | None, version: int) -> str:
-    """Return the part before the key; nothing in it can be taken for a part of the key or of another scope."""
-    kind, name = ("task", task) if group is None else ("tasks", group)
-    return f"{kind}:{_escaped(name, frozenset('%:@'))}" + (f"@{version}" if version != 1 else "")
-
-
-def _key(key: "TaskKey", parameters: Parameters, args: Any, kwargs: Any) -> str:
-    if callable(key):
-        return _from_function(key(parameters.bound(args, kwargs)))
-    values = parameters.values(args, kwargs)
-    if isinstance(key, str):
-        return _from_template(key, values)
-    return _from_parameters(values if key is None else key, values)
-
-
-def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
-    # JSON marks its own end, so no value can look like the next parameter.
-    return ",".join([f"{name}={_encoded(name, values[name])}" for name in names])
-
-
-def _from_template(template: str, values: Mapping[str, Any]) -> str:
-    parts, special = _parsed(template)
-    formatter = Formatter()
-    text = ""
-    for literal, field, form, conversion in parts:
-        text += literal
-        if field is not None:
-            value = formatter.convert_field(values[field], conversion)
-            text += _escaped(format(value, form or ""), special)
-    return text
-
-
-@lru_cache(maxsize=1024)
-def _parsed(template: str) -> tuple[list[tuple[str, str | None, str | None, Any]], frozenset[str]]:
-    # In values, characters of the template are escaped: "{a}-{b}" must distinguish ("1-2", "3") from ("1", "2-3").
-    parts = list(Formatter().parse(template))
-    return parts, frozenset("".join(literal for literal, *_ in parts)) | {"%"}
-
-
-def _escaped(text: str, special: frozenset[str]) -> str:
-    return "".join(_percent(character) if character in special else character for character in text)
-
-
-def _percent(character: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in character.encode())
-
-
-def nearest(word: object, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" for the end of a message, or an empty text."""
-    close = get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
-
-
-def _from_function(text: object) -> str:
-    if not isinstance(text, str) or not text:
-        raise TypeError(f"The function in key= must return a non-empty str, not {text!r}.")
-    return text
 
 
 def _encoded(name: str, value: Any) -> str:
@@ -287,33 +263,6 @@ def _shortened(key: str) -> str:
     return text[:SHOWN] + CUT + blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _check_template(template: str, signature: Signature) -> None:
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"key={template!r} is not a template: {error}.") from None
-    fields = [field for _, field, _, _ in parts if field is not None]
-    if not template:
-        raise ValueError("key='' gives all calls the same key; leave key out, or name the work: key='nightly'.")
-    if template in signature.parameters:
-        raise ValueError(f"key={template!r} is a text, not a parameter; write key=({template!r},).")
-    for field in fields:
-        _check_parameter(field, signature)
-    if any("{" in (form or "") for _, _, form, _ in parts):
-        raise ValueError(f"key={template!r} has a format within a format; use a function instead.")
-    if any(not literal for literal, field, _, _ in parts[1:] if field is not None):
-        raise ValueError(f"key={template!r} has two values side by side; put a separator between them.")
-
-
-def _check_parameter(name: object, signature: Signature) -> None:
-    if name not in signature.parameters:
-        known = ", ".join(signature.parameters) or "none"
-        raise ValueError(
-            f"key has {name!r}, which is not a parameter of the task (it has {known})"
-            f"{nearest(name, signature.parameters)}"
-        )
-
-
 ShortName = Literal["user", "user_or_ip", "session", "ip", "path"]
 """The short names without a parameter, listed so that editors offer them; any other text is a template."""
 
@@ -323,7 +272,7 @@ SHOWN_VALUE = 120  # characters of a value that stay readable in the lock's name
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ViewCall:
     """One call of a view, with its arguments as passed and by name."""
 
     request: HttpRequest
@@ -345,7 +294,7 @@ class _Field:
     """A part of a key that differs from request to request: its text in the key, and the way to find its values."""
 
     written: str
-    find: Callable[[Call], tuple[object, ...]]
+    find: Callable[[ViewCall], tuple[object, ...]]
 
 
 class ViewKey:
@@ -374,7 +323,7 @@ class ViewKey:
             self.check_constant("".join(texts))
         self._check_separators()
 
-    def resolve(self, call: Call) -> str:
+    def resolve(self, call: ViewCall) -> str:
         """
         Return the key of one request.
 
@@ -384,7 +333,7 @@ class ViewKey:
         """
         return "".join(part if isinstance(part, str) else self._value(part, call) for part in self._parts)
 
-    def _value(self, field: _Field, call: Call) -> str:
+    def _value(self, field: _Field, call: ViewCall) -> str:
         try:
             texts = [text_of(value) for value in field.find(call)]
             return ":".join(texts if self._raw else map(self._escape, texts))
@@ -393,7 +342,7 @@ class ViewKey:
             raise (BadRequest if missing.client else ImproperlyConfigured)(message) from missing
 
     def _escape(self, text: str) -> str:
-        shown = "".join(_percent(sign) if sign in self._special else sign for sign in text[:SHOWN_VALUE])
+        shown = escaped(text[:SHOWN_VALUE], self._special)
         if len(text) <= SHOWN_VALUE:
             return shown
         return f"{shown}%h{_digest(text)}"  # unlike any escaped value: h is no hexadecimal digit
@@ -420,7 +369,7 @@ class ViewKey:
             raise self._error("a callable must not be a coroutine function; it is called in a thread and may block")
         return _Field("the callable", lambda call: (_joined(self.call(key, call)),))
 
-    def call(self, key: Callable[..., Any], call: Call) -> object:
+    def call(self, key: Callable[..., Any], call: ViewCall) -> object:
         """Return the callable's result for one call of the view."""
         return key(call.request, *call.args, **call.kwargs)
 
@@ -515,7 +464,7 @@ def text_of(value: object) -> str:
 def _joined(value: object) -> object:
     """Return a callable's result, with the parts of a list joined into one text."""
     if isinstance(value, tuple | list):
-        return ":".join("".join(_percent(sign) if sign in "%:" else sign for sign in text_of(part)) for part in value)
+        return ":".join(escaped(text_of(part), frozenset("%:")) for part in value)
     return value
 
 
@@ -526,7 +475,7 @@ def _digest(text: str) -> str:
 # Where values come from
 
 
-def _find_path(names: list[str], call: Call) -> tuple[object, ...]:
+def _find_path(names: list[str], call: ViewCall) -> tuple[object, ...]:
     try:
         value = call.values[names[0]]
         for name in names[1:]:
@@ -536,7 +485,7 @@ def _find_path(names: list[str], call: Call) -> tuple[object, ...]:
     return (value,)
 
 
-def _find_user(call: Call) -> tuple[object, ...]:
+def _find_user(call: ViewCall) -> tuple[object, ...]:
     user = getattr(call.request, "user", None)
     if user is None:
         raise MissingError("there is no request.user; add AuthenticationMiddleware")
@@ -545,41 +494,41 @@ def _find_user(call: Call) -> tuple[object, ...]:
     return ("user", user.pk)
 
 
-def _find_ip(call: Call) -> tuple[object, ...]:
+def _find_ip(call: ViewCall) -> tuple[object, ...]:
     address = call.request.META.get("REMOTE_ADDR")
     if not address:
         raise MissingError("the server passes no REMOTE_ADDR, as behind a Unix socket; set it in a middleware")
     return ("ip", address)
 
 
-def _find_user_or_ip(call: Call) -> tuple[object, ...]:
+def _find_user_or_ip(call: ViewCall) -> tuple[object, ...]:
     user = getattr(call.request, "user", None)
     return _find_user(call) if user is not None and user.is_authenticated else _find_ip(call)
 
 
-def _find_session(call: Call) -> tuple[object, ...]:
+def _find_session(call: ViewCall) -> tuple[object, ...]:
     key = getattr(getattr(call.request, "session", None), "session_key", None)
     if not key:
         raise MissingError("the session has not been saved yet; use 'user_or_ip'")
     return ("session", _digest(key))  # a reader of the plain key could take over the session
 
 
-def _find_path_of_url(call: Call) -> tuple[object, ...]:
+def _find_path_of_url(call: ViewCall) -> tuple[object, ...]:
     return ("path", call.request.path)
 
 
-def _find_header(name: str, call: Call) -> tuple[object, ...]:
+def _find_header(name: str, call: ViewCall) -> tuple[object, ...]:
     value = call.request.headers.get(name)
     if not value:
         raise MissingError(f"the client sent no header {name}", client=True)
     return ("header", name.lower(), _digest(value))  # the value may be a secret, as in Authorization
 
 
-def _find_get(name: str, call: Call) -> tuple[object, ...]:
+def _find_get(name: str, call: ViewCall) -> tuple[object, ...]:
     return ("get", name, _sent(call.request.GET.get(name), name))
 
 
-def _find_post(name: str, call: Call) -> tuple[object, ...]:
+def _find_post(name: str, call: ViewCall) -> tuple[object, ...]:
     form = call.request.data if hasattr(call.request, "data") else call.request.POST  # data is Django REST framework's
     return ("post", name, _sent(form.get(name) if hasattr(form, "get") else None, name))
 
@@ -590,17 +539,17 @@ def _sent(value: object, name: str) -> object:
     return value
 
 
-def _find_kwarg(name: str, call: Call) -> tuple[object, ...]:
+def _find_kwarg(name: str, call: ViewCall) -> tuple[object, ...]:
     return ("kwarg", name, *_find_path([name], call))
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    find: Callable[[str, Call], tuple[object, ...]]
+    find: Callable[[str, ViewCall], tuple[object, ...]]
     example: str
 
 
-SOURCES: Mapping[str, Callable[[Call], tuple[object, ...]]] = {
+SOURCES: Mapping[str, Callable[[ViewCall], tuple[object, ...]]] = {
     "user": _find_user,
     "user_or_ip": _find_user_or_ip,
     "session": _find_session,
@@ -613,3 +562,21 @@ SOURCES_OF: Mapping[str, _Source] = {
     "post": _Source(_find_post, "id"),
     "kwarg": _Source(_find_kwarg, "pk"),
 }
+
+
+# For both
+
+
+def escaped(text: str, special: frozenset[str]) -> str:
+    """Return *text* with a percent sign and the code in place of each *special* character."""
+    return "".join(_percent(character) if character in special else character for character in text)
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode())
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" for the end of a message, or an empty text."""
+    close = get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."

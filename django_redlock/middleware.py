@@ -13,22 +13,10 @@ from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from .conf import DEFAULT_ALIAS
-from .core.rules import check_wait
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .keys import Key
-from .views import (
-    Guard,
-    Method,
-    OnBusy,
-    Options,
-    OwnTransactions,
-    check_methods,
-    check_on_busy,
-    guarded,
-    guarded_async,
-    response_to,
-)
+from .views import Guard, Method, OnBusy, Options, OwnTransactions, check_methods, check_on_busy, response_to
 
 
 def locked_paths(
@@ -65,12 +53,12 @@ def locked_paths(
         ValueError: A path does not begin with ``/``, or another argument cannot work.
     """
     matches = _matcher(paths)
-    options = Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using)
+    options = Options(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using)
     guard = _RequestGuard(options, matches)
 
     @sync_and_async_middleware
     def middleware(get_response: Any) -> Any:
-        return guarded_async(guard, get_response) if iscoroutinefunction(get_response) else guarded(guard, get_response)
+        return (guard.around_async if iscoroutinefunction(get_response) else guard.around)(get_response)
 
     return middleware
 

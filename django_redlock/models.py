@@ -113,7 +113,7 @@ class HeldLock(models.Model):
             state=lock.state.value,
             remaining=lock.remaining,
             votes=lock.votes,
-            holder=inventory.holder_of(lock),
+            holder=lock.holder,
             since=None if lock.since is None else datetime.fromtimestamp(lock.since, UTC),
             fencing_token=lock.fencing_token,
             extensions=lock.extensions,

@@ -6,7 +6,7 @@ therefore fixed: take the locks of all rows at once, open the outermost transact
 in it, read the rows again, run the body, check the leases, commit or roll back, release.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -26,10 +26,11 @@ from django.utils.asyncio import async_unsafe
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
 from .core.rules import UNSET, Wait, check_wait, optional_seconds
-from .db.targets import Instance, Instances, Related, Row, Rows, Target
+from .db.targets import Instance, Instances, ModelRow, Related, Rows, Target
 from .engine.lease import Lease
 from .engine.lock import Block, Lock
 from .engine.options import check_switch, explained
+from .engine.twins import run
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks
@@ -222,12 +223,18 @@ class RowLock(Block[Result]):
 
     @contextmanager
     def _hold(self) -> Iterator[Result]:
+        async def enter(lock: Lock) -> Lease:
+            return held.enter_context(lock)
+
+        async def free(rows: list[ModelRow]) -> list[ModelRow]:
+            return self._free(rows)
+
         self._refuse()
         rows = self._target.rows()
         committed = False
         try:
             with ExitStack() as held:
-                rows, leases = self._take(rows, held)
+                rows, leases = run(self._take(rows, enter, free))
                 with self._reads(), fenced(leases, using=self._target.db, route_reads=True):
                     yield self._read(rows)
                 committed = True
@@ -242,7 +249,9 @@ class RowLock(Block[Result]):
         committed = False
         try:
             async with own_thread(), AsyncExitStack() as held:
-                rows, leases = await self._atake(await sync_to_async(self._target.rows)(), held)
+                rows = await sync_to_async(self._target.rows)()
+                free = sync_to_async(self._free, thread_sensitive=False)
+                rows, leases = await self._take(rows, held.enter_async_context, free)
                 with self._reads():
                     async with fenced(leases, using=self._target.db, route_reads=True):
                         yield await sync_to_async(self._read)(rows)
@@ -262,59 +271,53 @@ class RowLock(Block[Result]):
         """Pin the reads of the block; the routers have been asked by now, so fenced() need not ask them again."""
         return reads_pinned([] if self._route_reads else [self._target.db])
 
-    def _read(self, rows: list[Row]) -> Result:
+    def _read(self, rows: list[ModelRow]) -> Result:
         if self._target.related:
             locked = {name for row in rows for name in row.names}
             if any(row.names - locked for row in self._target.again(rows)):
                 raise _MovedError
         return self._target.read(rows)
 
-    def _take(self, rows: list[Row], held: ExitStack) -> tuple[list[Row], list[Lease]]:
-        """Take the locks; return the rows that are ours now, and the leases."""
-        if not self._skip_locked:
-            return rows, [held.enter_context(self._lock(rows))] if rows else []
+    async def _take(
+        self,
+        rows: list[ModelRow],
+        enter: Callable[[Lock], Awaitable[Lease]],
+        free: Callable[[list[ModelRow]], Awaitable[list[ModelRow]]],
+    ) -> tuple[list[ModelRow], list[Lease]]:
+        """
+        Take the locks; return the rows that are ours now, and the leases.
+
+        Args:
+            rows: The rows to lock.
+            enter: Takes a lock that is released with the block.
+            free: Does what :meth:`_free` does.
+        """
         for _ in range(TRIES):
             try:
-                return rows, [held.enter_context(self._lock(rows))] if rows else []
+                return rows, [await enter(self._lock(rows))] if rows else []
             except LockTakenError:
-                rows = self._free(rows)
-        taken = _Taken()
+                if not self._skip_locked:
+                    raise
+                rows = await free(rows)
+        mine: list[ModelRow] = []
+        leases: list[Lease] = []
+        names: set[str] = set()
         for row in rows:
-            lacking = taken.lacks(row)
-            try:
-                leases = [held.enter_context(self._lock([row], lacking))] if lacking else []
-            except LockTakenError:
-                continue
-            taken.add(row, leases)
-        return taken.rows, taken.leases
+            lacking = row.names - names  # rows may share related rows
+            with suppress(LockTakenError):
+                leases += [await enter(self._lock([row], lacking))] if lacking else []
+                mine.append(row)
+                names |= row.names
+        return mine, leases
 
-    async def _atake(self, rows: list[Row], held: AsyncExitStack) -> tuple[list[Row], list[Lease]]:
-        """Take the locks without blocking; return the rows that are ours now, and the leases."""
-        if not self._skip_locked:
-            return rows, [await held.enter_async_context(self._lock(rows))] if rows else []
-        for _ in range(TRIES):
-            try:
-                return rows, [await held.enter_async_context(self._lock(rows))] if rows else []
-            except LockTakenError:
-                rows = await sync_to_async(self._free, thread_sensitive=False)(rows)
-        taken = _Taken()
-        for row in rows:
-            lacking = taken.lacks(row)
-            try:
-                leases = [await held.enter_async_context(self._lock([row], lacking))] if lacking else []
-            except LockTakenError:
-                continue
-            taken.add(row, leases)
-        return taken.rows, taken.leases
-
-    def _free(self, rows: list[Row]) -> list[Row]:
+    def _free(self, rows: list[ModelRow]) -> list[ModelRow]:
         """Return the rows that nobody has locked, as far as the nodes know; query each node once."""
         slugs = {slug(name) for row in rows for name in row.names}
         found = find_locks(slugs, self._using).locks
         busy = {lock.slug for lock in found if lock.state in (State.HELD, State.DEGRADED)}
         return [row for row in rows if busy.isdisjoint(map(slug, row.names))]
 
-    def _lock(self, rows: list[Row], names: Collection[str] = ()) -> Lock:
+    def _lock(self, rows: list[ModelRow], names: Collection[str] = ()) -> Lock:
         """Describe one lock over all *rows*; the manager sorts their names, so two such locks cannot deadlock."""
         names = names or {name for row in rows for name in row.names}
         what = f"{self._target.label} {rows[0].pk}" if len(rows) == 1 else f"{self._target.label}, {len(rows)} rows"
@@ -325,25 +328,6 @@ class RowLock(Block[Result]):
             f"{self!r}: the related rows that of= names were others again each of {TRIES} times that they were locked. "
             "Code that changes the relation should lock its row, too."
         )
-
-
-class _Taken:
-    """The rows that were locked one by one."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.leases: list[Lease] = []
-        self._names: set[str] = set()
-
-    def lacks(self, row: Row) -> frozenset[str]:
-        """Return the names that the row needs and that are not locked yet; rows may share related rows."""
-        return row.names - self._names
-
-    def add(self, row: Row, leases: list[Lease]) -> None:
-        """Record a row that is locked now."""
-        self.rows.append(row)
-        self.leases += leases
-        self._names |= row.names
 
 
 @async_unsafe("This would block the event loop. Write 'async with lock_for_update(...):'.")

@@ -6,20 +6,65 @@ decorated view, so that the lock would be released before the commit. The decora
 a transaction, and opens the same transactions itself, inside the lock.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial, wraps
+from http import HTTPStatus
+from typing import Any, Literal, TypeVar, get_args
 
-from django.http import HttpRequest
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.exceptions import BadRequest
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.decorators import method_decorator
+from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
-from .core.rules import check_wait, optional_seconds
+from .core.protocol import LOST
+from .engine.lease import Lease, arelease_at_end, release_at_end
+from .engine.lock import Lock, decorators
 from .engine.options import explained
-from .keys import Key
+from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from .handler import in_transaction, lock, locks
+from .keys import Key, ViewCall, ViewKey
+from .routers import reads_pinned
+
+log = logging.getLogger("django_redlock")
 
 View = TypeVar("View", bound=Callable[..., Any])
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
+BusyStatus = Literal[409, 423, 429]
+OnBusy = BusyStatus | Callable[[HttpRequest, LockTakenError], Any]
+Refused = LockTakenError | QuorumUnavailableError | StaleTokenError
 
 MISSING_KEY = "@locked_view needs a key in parentheses; write, for example, @locked_view('order:{pk}') or 'user_or_ip'."
+MARGIN = 1 / 20  # share of the ttl that must be left for a commit, as in fenced()
+KNOWN_METHODS = frozenset(get_args(Method))
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+SIMILAR = 0.75  # to a method's name; the names of WebDAV are less similar
+
+TEMPLATE = "django_redlock/busy.html"
+PROBLEM = "application/problem+json"
+# The holder can continue for the rest of its lease at most; most requests finish long before.
+LONGEST_RETRY_AFTER = 10  # seconds
+NO_QUORUM_RETRY_AFTER = 5  # seconds
+SAYINGS = {
+    409: (gettext_lazy("Already in progress"), gettext_lazy("The same request is being processed right now.")),
+    423: (gettext_lazy("Locked"), gettext_lazy("Somebody else is working on this right now.")),
+    429: (gettext_lazy("One at a time"), gettext_lazy("Another request of yours is being processed right now.")),
+    503: (gettext_lazy("Temporarily unavailable"), gettext_lazy("The request cannot be processed right now.")),
+}
 
 
 @explained
@@ -67,8 +112,26 @@ def locked_view(
     """
     if isinstance(key, type):
         raise TypeError(MISSING_KEY)
-    optional_seconds("ttl", ttl)
-    return Decorator(Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using))
+    return Decorator(Options(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using))
+
+
+@dataclass(slots=True)
+class Options:
+    """The checked options of :func:`~django_redlock.views.locked_view`."""
+
+    key: Key
+    ttl: float | None
+    wait: float | None
+    methods: frozenset[str] | None
+    on_busy: OnBusy
+    using: str
+    example: Lock = field(init=False)
+    """A lock with these options, for the system checks."""
+
+    def __post_init__(self) -> None:
+        name = f"view:{self.key}" if isinstance(self.key, str) and self.key else "view:..."
+        self.example = lock(name, ttl=self.ttl, wait=self.wait, using=self.using)
+        decorators.add(self.example)
 
 
 class Decorator:
@@ -79,7 +142,7 @@ class Decorator:
         options: The checked options of :func:`locked_view`.
     """
 
-    def __init__(self, options: "Options") -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
 
     def __call__(self, view: Any) -> Any:
@@ -89,23 +152,403 @@ class Decorator:
         Raises:
             TypeError: *view* is not a view, or the decorator has no key.
         """
-        options = self._options
         if isinstance(view, HttpRequest):  # `key` is the view, and this is the view's first request
             raise TypeError(MISSING_KEY)
-        if isinstance(view, type):
-            return _lock_class(view, self, options)
         if not callable(view):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
-        guard = Guard.of_view(view, options)
-        return guarded_async(guard, view) if guard.asynchronous else guarded(guard, view)
+        if not isinstance(view, type):
+            guard = Guard.of_view(view, self._options)
+            return guard.around_async(view) if guard.asynchronous else guard.around(view)
+        if hasattr(view, "perform_content_negotiation"):  # an APIView of Django REST framework
+            return self._lock_api_view(view)
+        if not hasattr(view, "dispatch"):
+            raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
+        return method_decorator(self, name="dispatch")(view)
+
+    def _lock_api_view(self, view: Any) -> Any:
+        """
+        Lock an APIView or a ViewSet, after authentication, permissions and throttles, and around the transaction.
+
+        The framework looks up the handler after ``initial()`` has accepted the request; the lock is taken then.
+        """
+        dispatch, initial = view.dispatch, view.initial
+        guard = Guard(
+            f"{view.__module__}.{view.__qualname__}",
+            inspect.signature(lambda request, *args, **kwargs: None),
+            self._options,
+            below=getattr(dispatch, "_non_atomic_requests", set()),
+        )
+
+        @wraps(dispatch)
+        def locked_dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return dispatch(self, request, *args, **kwargs)
+
+        @wraps(initial)
+        def locked_initial(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+            initial(self, request, *args, **kwargs)
+            method = request.method.lower()
+            if method in self.http_method_names and hasattr(self, method):
+                setattr(self, method, guard.around_handler(getattr(self, method)))
+
+        locked_dispatch._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
+        view.dispatch, view.initial = locked_dispatch, locked_initial
+        return view
 
 
-def _lock_class(view: type, decorator: Any, options: Options) -> type:
-    if hasattr(view, "perform_content_negotiation"):  # an APIView, so Django REST framework is installed
-        from .contrib.rest_framework import lock_api_view  # only here: Django REST framework is optional
+def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
+    """
+    Return the methods to lock, in upper case; None stays None and means all methods that change data.
 
-        return lock_api_view(view, options)
-    if not hasattr(view, "dispatch"):
-        raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
-    locked: type = method_decorator(decorator, name="dispatch")(view)
-    return locked
+    Raises:
+        TypeError: *methods* is not a list of str.
+        ValueError: *methods* is empty, or has a misspelt method.
+    """
+    if methods is None:
+        return None
+    if isinstance(methods, str):
+        raise TypeError(f"methods must be a list such as [{methods.upper()!r}], not the str {methods!r}.")
+    given = list(methods) if isinstance(methods, Iterable) else [methods]
+    if not isinstance(methods, Iterable) or not all(isinstance(method, str) for method in given):
+        raise TypeError(f"methods must be a list such as ['POST'], not {methods!r}.")
+    chosen = frozenset(method.upper() for method in given)
+    for method in sorted(chosen - KNOWN_METHODS):
+        for close in get_close_matches(method, KNOWN_METHODS, 1, SIMILAR):
+            raise ValueError(f"methods has {method!r}; did you mean {close!r}?")
+    if not chosen:
+        raise ValueError("methods=[] locks no request; name at least one, or leave it out for all that change data.")
+    return chosen | {"HEAD"} if "GET" in chosen else chosen  # Django serves HEAD with the view for GET
+
+
+def check_on_busy(on_busy: OnBusy) -> OnBusy:
+    """
+    Return *on_busy* if it is a valid status or function.
+
+    Raises:
+        TypeError: *on_busy* is neither a status nor a blocking function of two arguments.
+        ValueError: *on_busy* is a status other than 409, 423 or 429.
+    """
+    if isinstance(on_busy, int):
+        if on_busy not in get_args(BusyStatus):
+            raise ValueError(f"on_busy must be 409, 423, 429 or a function, not {on_busy!r}.")
+        return on_busy
+    if iscoroutinefunction(on_busy) or not callable(on_busy):
+        raise TypeError(f"on_busy must be a status or a function that is not a coroutine function, not {on_busy!r}.")
+    try:
+        inspect.signature(on_busy).bind(None, None)
+    except TypeError:
+        message = f"on_busy is called with the request and the error, which {on_busy!r} does not take."
+        raise TypeError(message) from None
+    except ValueError:
+        pass  # a function in C may have no signature
+    return on_busy
+
+
+class OwnTransactions(set[str]):
+    """
+    The databases for which a view wants no transaction; ``in`` claims that it contains every database.
+
+    Django tests with ``in``, so it opens no transaction around the lock, whatever ``DATABASES`` will say.
+    ``@transaction.non_atomic_requests`` works below and above ``@locked_view``, because it adds to this set.
+    """
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+
+class Guard:
+    """
+    One view under a lock: its name, key, lock and transactions.
+
+    Args:
+        name: The view's dotted name.
+        signature: The view's signature, for the names of its arguments.
+        options: The options of the decorator.
+        below: The databases for which the view wants no transaction.
+        asynchronous: Whether the view is a coroutine function.
+    """
+
+    prefix = "view"
+
+    def __init__(
+        self,
+        name: str,
+        signature: inspect.Signature,
+        options: Options,
+        *,
+        below: set[str],
+        asynchronous: bool = False,
+    ) -> None:
+        self.name = name
+        self.asynchronous = asynchronous
+        self._options = options
+        self._signature = signature
+        self._key = ViewKey(name, options.key, signature)
+        self._below = below
+        if isinstance(below, OwnTransactions):  # an inner @locked_view opens the transactions
+            self.exempt: set[str] = below
+        else:
+            self.exempt = set(below) if asynchronous else OwnTransactions(below)
+
+    @classmethod
+    def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
+        """Return the guard of a function, or of a method that ``method_decorator`` has bound."""
+        instance = getattr(getattr(view, "func", None), "__self__", None)  # set if method_decorator bound it
+        owner = getattr(view, "view_class", None) if instance is None else type(instance)
+        named = owner or view
+        name = f"{named.__module__}.{getattr(named, '__qualname__', named)}"
+        if named.__module__ == "django.utils.decorators":  # method_decorator tries a decorator on a dummy
+            name, owner = "a class", None
+        # A method bound by method_decorator is a partial that wraps the function with `self`.
+        return cls(
+            name,
+            inspect.signature(view, follow_wrapped=not isinstance(view, partial)),
+            options,
+            below=getattr(view, "_non_atomic_requests", set()),
+            asynchronous=iscoroutinefunction(view) or getattr(owner, "view_is_async", False),
+        )
+
+    def around(self, view: Callable[..., Any]) -> Any:
+        """Return a blocking view that runs under its lock."""
+
+        @wraps(view)
+        def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not self.applies(request):
+                with self._transactions():
+                    return view(request, *args, **kwargs)
+            lock = self._lock(request, args, kwargs)
+            try:
+                lease = lock.acquire()
+            except (LockTakenError, QuorumUnavailableError) as error:
+                return self._refuse(request, error)
+            try:
+                # The request before this one may have changed the row that the key stands for, so that row is read
+                # where it is written.
+                with reads_pinned(connections), self._transactions():
+                    response = view(request, *args, **kwargs)
+                    self._refuse_awaitable(response)
+                    self.ensure(lease)
+            except BaseException:
+                release_at_end(lease)
+                raise
+            if not self._keep_while_streaming(response, lease):
+                self._note(release_at_end(lease))
+            return response
+
+        locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
+        return locked
+
+    def around_async(self, view: Callable[..., Any]) -> Any:
+        """Return an asynchronous view that runs under its lock."""
+
+        @wraps(view)
+        async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            applies = self.applies(request)
+            if self._atomic_aliases():  # a decorated class may have hidden the view from Django's own check
+                raise RuntimeError(f"You cannot use ATOMIC_REQUESTS with async views, such as {self.name}.")
+            if not applies:
+                return await view(request, *args, **kwargs)
+            lock = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
+            try:
+                lease = await lock.aacquire()
+            except (LockTakenError, QuorumUnavailableError) as error:
+                return await sync_to_async(self._refuse)(request, error)
+            try:
+                with reads_pinned(connections):
+                    response = await view(request, *args, **kwargs)
+                self.ensure(lease)
+            except BaseException:
+                await arelease_at_end(lease)
+                raise
+            if not self._keep_while_streaming(response, lease):
+                self._note(await arelease_at_end(lease))
+            return response
+
+        locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
+        return locked
+
+    def around_handler(self, handler: Any) -> Any:
+        """Return a handler of a view of Django REST framework that runs under its lock."""
+        from rest_framework.exceptions import ParseError  # only here: Django REST framework is optional
+
+        locked = self.around(handler)
+
+        @wraps(handler)
+        def handle(request: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return locked(request, *args, **kwargs)
+            except BadRequest as error:  # the framework does not know BadRequest
+                raise ParseError(str(error.__cause__ or error)) from error
+
+        return handle
+
+    def applies(self, request: HttpRequest) -> bool:
+        """
+        Return whether requests with this request's method are locked.
+
+        Raises:
+            TypeError: The view's first argument is not a request.
+        """
+        if not hasattr(request, "META"):
+            raise TypeError(
+                f"@locked_view on {self.name} got a {type(request).__name__} instead of a request. Decorate the class, "
+                "with methods=[...] if needed, or write @method_decorator(locked_view(...)) above the method."
+            )
+        methods = self._options.methods
+        return request.method not in SAFE_METHODS if methods is None else request.method in methods
+
+    def ensure(self, lease: Lease) -> None:
+        """
+        Make sure before the commit that the lock is still held, and long enough for the commit.
+
+        Raises:
+            LockLostError: The lock is lost, or too little time is left.
+        """
+        lease.ensure(lease.ttl * MARGIN if self._atomic_aliases() else 0.0)
+
+    def _lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
+        """
+        Return the lock of a request, without a network call.
+
+        Raises:
+            BadRequest: The client left out a value that the key needs.
+            ImproperlyConfigured: The key has no value for another reason.
+            RuntimeError: A transaction is open, so the lock would be released before the commit.
+        """
+        for connection in connections.all(initialized_only=True):
+            if in_transaction(connection):
+                raise RuntimeError(
+                    f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
+                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, not "
+                    "a method; or put @transaction.non_atomic_requests on top, as above @api_view; and use "
+                    "functools.wraps() in your own decorators. Otherwise move the transaction into the view."
+                )
+        bound = self._signature.bind_partial(request, *args, **kwargs)
+        bound.apply_defaults()
+        call = ViewCall(request, args, kwargs, bound.arguments | kwargs | {"request": request})
+        name, label = f"{self.prefix}:{self._key.resolve(call)}", f"{self.name} {request.method}"
+        options = self._options
+        return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+
+    def _refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
+        """Return the answer to a request that did not get the lock."""
+        on_busy = self._options.on_busy
+        if isinstance(on_busy, int):
+            return response_to(request, error, status=on_busy)
+        return on_busy(request, error) if isinstance(error, LockTakenError) else response_to(request, error)
+
+    def _refuse_awaitable(self, response: Any) -> None:
+        """Refuse an awaitable as a response: it would only run after the lock is released."""
+        if inspect.isawaitable(response):
+            if inspect.iscoroutine(response):
+                response.close()
+            raise TypeError(
+                f"@locked_view on {self.name}: the view is asynchronous, but looks like a synchronous function. Put "
+                "@locked_view directly on the coroutine function."
+            )
+
+    def _keep_while_streaming(self, response: Any, lease: Lease) -> bool:
+        """
+        Let a streaming response release the lock when it is closed; return whether the response is streaming.
+
+        Servers close every response, even if the client has gone away. If a middleware drops the response and returns
+        another, nothing releases the lock: the lease is dropped as well and ends with its ttl.
+        """
+        if not getattr(response, "streaming", False):
+            return False
+        response._resource_closers.append(partial(release_at_end, lease))  # any thread may close it, so not async
+        return True
+
+    def _note(self, outcome: str) -> None:
+        """Log an error if the lock was gone at its release; the view has already committed by then."""
+        if outcome in LOST:
+            log.error(
+                "the lock of view %s ended before the view did (%s); another request may have run beside it",
+                self.name,
+                outcome,
+                extra={"event": "view_lock_lost", "view": self.name},
+            )
+
+    @contextmanager
+    def _transactions(self) -> Iterator[None]:
+        """Open the transactions that Django would open around this view."""
+        with ExitStack() as stack:
+            for alias in self._atomic_aliases():
+                stack.enter_context(transaction.atomic(using=alias))
+            yield
+
+    def _atomic_aliases(self) -> list[str]:
+        return [
+            alias
+            for alias, database in connections.settings.items()
+            if database["ATOMIC_REQUESTS"] and alias not in self._below and not set.__contains__(self.exempt, alias)
+        ]
+
+
+def response_to(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT) -> HttpResponse:
+    """
+    Return the response to a request that did not get its lock: a page for people, problem details for programs.
+
+    The response names the lock only if ``DEBUG`` is on. It has a ``Retry-After`` header and must not be cached.
+
+    Args:
+        request: The request; clients that prefer JSON, and those of Django REST framework, get problem details.
+        error: What went wrong. :class:`QuorumUnavailableError` is always answered with 503.
+        status: The status of the response if another holder has the lock: 409, 423 or 429.
+    """
+    problem, retry_after = problem_of(error, status)
+    # The first type serves */* and clients that state no preference.
+    preferred = request.get_preferred_type(["text/html", PROBLEM, "application/json"])
+    response: HttpResponse
+    if hasattr(request, "accepted_renderer") or preferred not in (None, "text/html"):  # the former: REST framework
+        response = JsonResponse(problem, status=problem["status"], content_type=PROBLEM)
+    else:
+        try:
+            response = HttpResponse(render_to_string(TEMPLATE, problem, request), status=problem["status"])
+        except TemplateDoesNotExist:  # a project without templates, or without our app
+            plain = "text/plain; charset=utf-8"
+            response = HttpResponse(problem["detail"], status=problem["status"], content_type=plain)
+    response.headers["Retry-After"] = str(retry_after)
+    patch_vary_headers(response, ["Accept"])
+    patch_cache_control(response, no_store=True)
+    return response
+
+
+def problem_of(error: Refused, status: int = HTTPStatus.CONFLICT) -> tuple[dict[str, Any], int]:
+    """Return problem details and the number of seconds before a retry; write the error to the log."""
+    if isinstance(error, QuorumUnavailableError):
+        status, retry_after = HTTPStatus.SERVICE_UNAVAILABLE, NO_QUORUM_RETRY_AFTER
+        log.error("view lock unavailable: %s", error, extra={"event": "view_lock_unavailable", "lock": error.name})
+    else:
+        left = math.ceil(getattr(error, "retry_after", None) or 0)
+        retry_after = max(1, min(LONGEST_RETRY_AFTER, left))
+        log.info("view lock taken: %s", error, extra={"event": "view_lock_taken", "lock": error.name})
+    title, detail = SAYINGS[status]
+    again = ngettext("Try again in %(n)d second.", "Try again in %(n)d seconds.", retry_after) % {"n": retry_after}
+    problem = {"title": str(title), "status": int(status), "detail": f"{detail} {again}"}
+    if settings.DEBUG:
+        problem["debug"] = str(error)
+    return problem, retry_after
+
+
+@register(Tags.urls)
+def check_views(**kwargs: Any) -> list[CheckMessage]:
+    """Report the views that were decorated with ``@locked_view`` but without a key, which the decorator cannot see."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return []
+    return [
+        Error(
+            f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at its first request.",
+            hint=MISSING_KEY,
+            id="redlock.E012",
+        )
+        for pattern in _patterns(get_resolver())
+        if isinstance(pattern.callback, Decorator)
+    ]
+
+
+def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
+    for pattern in resolver.url_patterns:
+        if isinstance(pattern, URLResolver):
+            yield from _patterns(pattern)
+        else:
+            yield pattern

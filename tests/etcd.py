@@ -2,6 +2,7 @@
 
 import json
 import signal
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from subprocess import CalledProcessError, Popen, run
@@ -9,8 +10,6 @@ from time import monotonic
 from typing import Any
 from urllib.request import Request, urlopen
 
-from django_redlock.nodes.etcd.client import encoded
-from django_redlock.nodes.records.replicated import Place
 from django_redlock.testing import FaultProxy
 from tests.services import Service, _Port, until
 
@@ -93,15 +92,18 @@ class Member(Service):
         request = Request(
             f"{self.http}/v3/{path}", json.dumps(body).encode(), {"Authorization": token} if token else {}
         )
-        place = Place((("127.0.0.1", self.port),), self._certificates or {}, encrypted=bool(self._certificates))
-        with urlopen(request, timeout=timeout, context=place.context) as response:
+        context = None
+        if self._certificates:
+            context = ssl.create_default_context(cafile=self._certificates["ssl_ca_certs"])
+            context.load_cert_chain(self._certificates["ssl_certfile"], self._certificates["ssl_keyfile"])
+        with urlopen(request, timeout=timeout, context=context) as response:
             reply: dict[str, Any] = json.load(response)
         return reply
 
     def ping(self) -> None:
         status = self.ask("maintenance/status", {})
         assert int(status.get("leader", 0))
-        self.ask("kv/range", {"key": encoded("ping")})
+        self.ask("kv/range", {"key": "cGluZw=="})
 
     def clear(self) -> None:
         """Delete all keys of the tests."""
@@ -115,12 +117,7 @@ class Member(Service):
 
 
 class Cluster:
-    """
-    Three members.
-
-    Args:
-        members: The running members.
-    """
+    """Three members."""
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
@@ -183,15 +180,7 @@ def clock_ahead(seconds: int) -> tuple[str, ...]:
 
 @contextmanager
 def cluster(*options: str, proxied: bool = False, apart: int = 0) -> Iterator[Cluster]:
-    """
-    Start three members with the usual timing: an election takes a second or two.
-
-    Args:
-        options: Options of etcd.
-        proxied: Whether the members reach each other through proxies, so that tests can cut one off.
-        apart: Seconds between the monotonic clocks of two members, with which they count the time of leases, if Linux
-            allows it. Their wall clocks play no part in that.
-    """
+    """Start three members with the usual timing: an election takes a second or two."""
     members = [Member(alone=False, options=options) for _ in range(3)]
     with ExitStack() as stack:
         for member in members:

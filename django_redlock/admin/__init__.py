@@ -4,7 +4,10 @@ The admin page *Held locks*: a change list over the nodes instead of a table, a 
 Its templates extend the admin's instead of copying them, because these differ between releases of Django.
 """
 
-from typing import Any
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import django
 from django.contrib import admin, messages
@@ -18,41 +21,59 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonRes
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.html import escape, format_html
 from django.utils.http import urlencode
-from django.utils.translation import gettext, ngettext
+from django.utils.safestring import SafeString
+from django.utils.translation import get_language, gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..inventory import printable
+from ..inventory import middle, printable
 from ..models import HeldLock
-from .changelist import HeldLockChangeList
+from .changelist import FILTERS, HeldLockChangeList
 from .pages import (
     DONE,
-    MAX_REASON,
+    MAX_ADDRESS,
     MAX_RELEASE,
-    MORE_TIME,
     OUTCOMES,
     Choice,
-    audit,
     can_revoke,
-    carry_out,
     detail,
     look_again,
     panels,
     problem_with,
-    revoke_task,
-    seconds_wanted,
 )
-from .rows import FILTERS, Columns, clock, known_aliases
+from .rows import (
+    DASH,
+    LONGEST,
+    audit,
+    breakable,
+    clock,
+    copy_button,
+    countdown,
+    held_for,
+    holder,
+    known_aliases,
+    labelled,
+    state,
+    votes,
+)
+
+if TYPE_CHECKING:
+    AnyModelAdmin = admin.ModelAdmin[HeldLock]
+else:
+    AnyModelAdmin = object
 
 REFRESH = 5  # seconds
+MAX_REASON = 200  # characters
+KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key and its name
 
 __all__ = ["MAX_RELEASE", "HeldLockAdmin", "HeldLockAdminMixin", "clock"]
 
 
-class HeldLockAdminMixin(Columns):
+class HeldLockAdminMixin(AnyModelAdmin):
     """The admin page, for any base class: ``class Locks(HeldLockAdminMixin, unfold.admin.ModelAdmin)``."""
 
-    actions = ("stop", "release", "extend")
+    actions = ("stop", "release")
     list_display = (
         *("lock_name", "lock_state", "held_by", "held_time", "waiting_count"),
         *("time_left", "votes_shown"),
@@ -69,6 +90,65 @@ class HeldLockAdminMixin(Columns):
         css = {"all": ["django_redlock/held_locks.css"]}
         js = [Script("django_redlock/held_locks.js", defer=True)]
 
+    # Columns
+
+    def action_checkbox(self, row: HeldLock) -> SafeString:
+        """Return the tickbox of a row: that of Django or of the theme, whose template is rendered only once."""
+        box = tickbox(super().action_checkbox, get_language())
+        text = {KEY: escape(row.pk), NAME: escape(str(row))}
+        return SafeString(re.sub(f"[{KEY}{NAME}]", lambda found: text[found[0]], box))
+
+    @admin.display(description=_("Lock"), ordering="name")
+    def lock_name(self, row: HeldLock) -> SafeString:
+        """Return the name, with the key by which the script finds the row."""
+        identity = row.pk.partition("/")[2]  # without its holder
+        page = reverse("admin:redlock_heldlock_detail", current_app=self.admin_site.name)
+        address = f"{page}?{urlencode({'key': row.pk})}"
+        text = breakable(middle(row.name, LONGEST))
+        if len(address) > MAX_ADDRESS:
+            return format_html('<span class="redlock-name" data-lock="{}">{}</span>', identity, text)
+        return format_html(
+            '<a class="redlock-name" data-lock="{}" href="{}" title="{}">{}</a>{}',
+            *(identity, address, row.name, text, copy_button(row.name)),
+        )
+
+    @admin.display(description=_("Alias"), ordering="alias")
+    def alias_name(self, row: HeldLock) -> str:
+        """Return the alias."""
+        return labelled(_("Alias"), row.alias)
+
+    @admin.display(description=_("State"), ordering="state")
+    def lock_state(self, row: HeldLock) -> SafeString:
+        """Return the state in words."""
+        return state(row)
+
+    @admin.display(description=_("Holder"), ordering="holder")
+    def held_by(self, row: HeldLock) -> str:
+        """Return the holder."""
+        return labelled(_("Holder"), holder(row.lock))
+
+    @admin.display(description=_("Held for"), ordering="since")
+    def held_time(self, row: HeldLock) -> str:
+        """Return the time for which the lock has been held, which renewals do not reset, and when it was taken."""
+        return labelled(_("Held for"), held_for(row))
+
+    @admin.display(description=_("Waiting"))
+    def waiting_count(self, row: HeldLock) -> str:
+        """Return the number of waiters."""
+        waiting = row.lock.waiting
+        count = format_html('<strong class="redlock-waited">{}</strong>', waiting) if waiting else DASH
+        return labelled(_("Waiting"), count)
+
+    @admin.display(description=_("Remaining"), ordering="remaining")
+    def time_left(self, row: HeldLock) -> str:
+        """Return the time left, for people and for the script."""
+        return labelled(_("Remaining"), countdown(row.lock))
+
+    @admin.display(description=_("Votes"), ordering="votes")
+    def votes_shown(self, row: HeldLock) -> SafeString:
+        """Return how many nodes have this holder."""
+        return labelled(_("Votes"), votes(row.lock))
+
     # Permissions
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -84,7 +164,7 @@ class HeldLockAdminMixin(Columns):
         return False
 
     def has_release_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may take a lock away from its holder, ask it to stop, or give it more time."""
+        """Return whether the user may take a lock away from its holder, or ask it to stop."""
         return request.user.has_perm("redlock.release_heldlock")
 
     # Pages
@@ -173,29 +253,19 @@ class HeldLockAdminMixin(Columns):
         """
         return self._act(request, "release")
 
-    @admin.action(permissions=["release"], description=_("Keep others out of the selected locks for longer"))
-    def extend(self, request: HttpRequest, queryset: QuerySet[HeldLock]) -> HttpResponse | None:
-        """Ask for confirmation and a duration, then extend exactly the holds that were on the page."""
-        return self._act(request, "extend")
-
     def _act(self, request: HttpRequest, action: str) -> HttpResponse | None:
         keys = list(dict.fromkeys(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))
         problem = problem_with(request, keys)
         if problem:
-            self._show(request, messages.ERROR, problem)
+            self.message_user(request, problem, messages.ERROR)
             return None
         seen = list(look_again(keys, action))
         if request.POST.get("confirmed") != "yes":
             return self._confirmation(request, action, seen)
-        seconds = 0.0
-        if action == "extend":
-            seconds, problem = seconds_wanted(request.POST.get("seconds", ""), seen)
-        if problem:
-            self._show(request, messages.ERROR, problem)
-            return None
-        done = [choice for choice in seen if self._act_on(request, action, choice, seconds)]
-        if request.POST.get("revoke") == "yes" and action != "extend":
-            for choice in done:
+        reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
+        done = [choice for choice in seen if self._act_on(request, action, choice, reason)]
+        if request.POST.get("revoke") == "yes":
+            for choice in done:  # last, because the broker may be slow
                 self._revoke(request, choice)
         return None
 
@@ -204,7 +274,6 @@ class HeldLockAdminMixin(Columns):
         titles = {
             "release": ngettext("Release a lock", "Release %(count)d locks", count),
             "stop": ngettext("Ask a holder to stop", "Ask %(count)d holders to stop", count),
-            "extend": ngettext("More time for a lock", "More time for %(count)d locks", count),
         }
         return self._page(
             request,
@@ -215,36 +284,37 @@ class HeldLockAdminMixin(Columns):
             aliases=known_aliases(),
             count=count,
             max_reason=MAX_REASON,
-            more_time=int(MORE_TIME),
             can_stop=any(choice.can_be_asked for choice in seen),
-            can_revoke=action != "extend" and can_revoke(seen),
+            can_revoke=can_revoke(seen),
         )
 
-    def _act_on(self, request: HttpRequest, action: str, choice: Choice, seconds: float) -> bool:
+    def _act_on(self, request: HttpRequest, action: str, choice: Choice, reason: str) -> bool:
         """Carry out an action, report its result and log it; return whether anything was done."""
-        reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
-        outcome = carry_out(action, choice, seconds, reason)
+        outcome = choice.carry_out(action, reason)
         level, text = OUTCOMES[outcome]
-        self._show(request, level, text % {"lock": choice.name})
+        self.message_user(request, text % {"lock": choice.name}, level)
         done = not choice.problem and outcome in DONE
         if done:
-            audit(request, action, choice, outcome, reason)
+            audit(request, action, choice.row, (choice.name, choice.alias, choice.fingerprint), outcome, reason)
         return done
 
     def _revoke(self, request: HttpRequest, choice: Choice) -> None:
-        """Revoke the task that holds a lock. This comes last, because the broker may be slow."""
+        """Revoke the task that holds a lock, and log that."""
         if not choice.task:
             return
-        problem = revoke_task(choice)
-        values = {"lock": choice.name, "why": problem}
+        problem = choice.revoke_task()
         if problem:
-            text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.") % values
-            self._show(request, messages.WARNING, text)
+            text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.")
+            self.message_user(request, text % {"lock": choice.name, "why": problem}, messages.WARNING)
         outcome = f"not revoked: {problem}" if problem else "revoked"
-        audit(request, "revoke", choice, outcome, f"task {printable(choice.task)}")
+        key = (choice.name, choice.alias, choice.fingerprint)
+        audit(request, "revoke", choice.row, key, outcome, f"task {printable(choice.task)}")
 
-    def _show(self, request: HttpRequest, level: int, text: str) -> None:
-        self.message_user(request, text, level)
+
+@lru_cache(maxsize=64)
+def tickbox(render: Callable[[HeldLock], str], language: str | None) -> str:
+    """Return the tickbox of any row in a language. Rendering it takes as long as all other cells of a row."""
+    return render(HeldLock(key=KEY, name=NAME))
 
 
 @admin.register(HeldLock)

@@ -1,27 +1,181 @@
 """
-A change list whose rows come from the nodes (internal).
+The list of held locks, whose rows come from the nodes: its filters, its counts and its order (internal).
 
 Only the access to the database is replaced; columns, filters, search, sorting, pages and actions are Django's.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from django import forms
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IS_POPUP_VAR
-from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
+from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, PAGE_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
+from ..conf import InvalidRedlockError
 from ..core.names import slug
+from ..handler import locks
+from ..inventory import TROUBLE, Snapshot, State, duration, held_locks, printable
 from ..inventory import HeldLock as Held
-from ..inventory import find_locks, holder_of, printable
-from ..inventory.survey import with_counts
-from ..models import HeldLock
-from .pages import note_requests
-from .rows import FILTERS, HeldLocks, banners
+from ..models import HeldLock, key_of
+from .rows import FOREIGN, KINDS, known_aliases, note_requests
 
 MAX_SEARCH = 200  # characters
 MAX_VALUE = 500  # characters of a parameter, because each link of the page repeats it
+SOON = 10.0  # seconds
+WAITED_FOR = "yes"
+
+
+class HeldLocks(list[Held]):
+    """
+    A list of locks with those methods of a queryset that the admin uses.
+
+    The items are locks of the inventory. Rows take longer to create, so they are only created for a page.
+    """
+
+    def filter(self, *, pk__in: Iterable[str]) -> "HeldLocks":
+        """Return the locks that were selected on the page."""
+        chosen = set(pk__in)
+        return self.matching(lambda lock: key_of(lock.fingerprint, lock.alias, lock.slug) in chosen)
+
+    def matching(self, condition: Callable[[Held], bool]) -> "HeldLocks":
+        """Return the locks that meet a condition."""
+        return HeldLocks(lock for lock in self if condition(lock))
+
+    def worst_first(self) -> "HeldLocks":
+        """Return the locks, worst state first, and within a state the longest hold first."""
+        return HeldLocks(sorted(self, key=lambda lock: (-lock.state.severity, lock.since or 0.0, lock.slug)))
+
+    def sorted_by(self, field: Any, descending: bool) -> "HeldLocks":
+        """Return the locks sorted by a field of the model; unknown values come last in either direction."""
+        if not isinstance(field, str):
+            return self
+        value = attrgetter(field)
+        known = self.matching(lambda lock: value(lock) is not None)
+        known.sort(key=value, reverse=descending)
+        return HeldLocks([*known, *self.matching(lambda lock: value(lock) is None)])
+
+
+class HeldLockFilter(admin.SimpleListFilter):
+    """A filter over a list; an unknown value has no effect."""
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Return the locks that match."""
+        value = self.value()
+        if value not in dict(self.lookup_choices):
+            return queryset
+        return queryset.matching(lambda lock: value in self.values_of(lock))
+
+    def values_of(self, lock: Held) -> Iterable[str]:
+        """Return the values of the filter that match a lock."""
+        raise NotImplementedError
+
+
+class AliasFilter(HeldLockFilter):
+    """Filter by alias, if there are several."""
+
+    title = _("alias")
+    parameter_name = "using"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the aliases."""
+        names = known_aliases()
+        return [(name, name) for name in names] if len(names) > 1 else []
+
+    def values_of(self, lock: Held) -> Iterable[str]:
+        """Return the lock's alias."""
+        return [lock.alias]
+
+
+class StateFilter(HeldLockFilter):
+    """Filter by state."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the states."""
+        return [(state.value, str(state.label)) for state in State]
+
+    def values_of(self, lock: Held) -> Iterable[str]:
+        """Return the lock's state."""
+        return [lock.state]
+
+
+class KindFilter(HeldLockFilter):
+    """Filter by the kind of holder."""
+
+    title = _("holder")
+    parameter_name = "kind"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the kinds of holders."""
+        return [(kind, str(label)) for kind, label in KINDS.items()]
+
+    def values_of(self, lock: Held) -> Iterable[str]:
+        """Return the kind of the lock's holder."""
+        return [lock.owner.kind if lock.owner else FOREIGN]
+
+
+class NodeFilter(HeldLockFilter):
+    """Filter by a node that has the lock, to see which locks lose a vote when that node stops."""
+
+    title = _("node")
+    parameter_name = "node"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the nodes of all aliases."""
+        names: dict[str, str] = {}
+        for alias in known_aliases():
+            with suppress(InvalidRedlockError):
+                names |= {node.name: node.name for node in locks[alias].nodes}
+        return list(names.items()) if len(names) > 1 else []
+
+    def values_of(self, lock: Held) -> Iterable[str]:
+        """Return the nodes that have the lock's holder."""
+        return [view.node for view in lock.leaders]
+
+
+class SoonFilter(HeldLockFilter):
+    """Filter by whether the lock is about to end."""
+
+    title = _("remaining")
+    parameter_name = "left"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the one choice."""
+        return [("soon", str(_("less than 10 seconds")))]
+
+    def values_of(self, lock: Held) -> Iterable[str]:
+        """Return a value for a lock that ends soon, and none for the others."""
+        return ["soon"] if lock.remaining is not None and lock.remaining < SOON else []
+
+
+class WaitingFilter(HeldLockFilter):
+    """Filter by whether the lock has waiters."""
+
+    title = _("waiting")
+    parameter_name = "waiting"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the one choice."""
+        return [(WAITED_FOR, str(_("somebody waits")))]
+
+    def values_of(self, lock: Held) -> Iterable[str]:
+        """Return a value for a lock with waiters, and none for the others."""
+        return [WAITED_FOR] if lock.waiting else []
+
+
+FILTERS = (AliasFilter, StateFilter, KindFilter, NodeFilter, SoonFilter, WaitingFilter)
 
 
 class Counted(int):
@@ -41,34 +195,79 @@ class LockSearchForm(ChangeListSearchForm):
         self.fields = {SEARCH_VAR: forms.CharField(required=False, strip=False, max_length=MAX_SEARCH)}
 
 
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """
+    The data that the page shows about one alias.
+
+    Args:
+        alias: The alias in ``REDLOCK``.
+        snapshot: Its nodes and locks; None if its settings cannot be used.
+        problem: The error in the settings.
+    """
+
+    alias: str
+    snapshot: Snapshot | None
+    problem: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough nodes answered to list the held locks."""
+        return self.snapshot is not None and self.snapshot.has_quorum
+
+    @property
+    def level(self) -> str:
+        """The severity, as one of the admin's message classes."""
+        if self.snapshot is None or not self.is_known:
+            return "error"
+        return "warning" if self.snapshot.trouble or not self.snapshot.complete else "success"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """
+    One count above the list, with its link.
+
+    Args:
+        label: The name of what is counted.
+        value: The count; ``?`` if too few nodes answer.
+        level: The colour: ``bad``, ``good`` or none.
+        url: The target of its link.
+        chosen: Whether the list is filtered by this tile.
+    """
+
+    label: str
+    value: str
+    level: str
+    url: str
+    chosen: bool = False
+
+
 class HeldLockChangeList(ChangeList):
-    """A change list whose rows come from the nodes; each page takes one listing and one query of the admin's log."""
+    """A change list whose rows come from the nodes; each page takes one survey and one query of the admin's log."""
 
     search_form_class = LockSearchForm
+    banners: list[Banner] | None = None
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
         """Return the locks that match the filters and the search, in the requested order."""
         self._forget_strange_parameters()
         (self.filter_specs, self.has_filters, _rest, _many, self.has_active_filters) = self.get_filters(request)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
-        if not hasattr(self, "banners"):
-            self.banners = list(banners(request.GET))
-        held = HeldLocks(self._listed())
-        self.tiles = list(tiles(self.banners, self.get_query_string, dict(request.GET.items())))
+        if self.banners is None:  # Django calls this method a second time for an action
+            self.banners = [] if self._acts(request) else list(self._survey(request.GET))
+        found = HeldLocks(lock for banner in self.banners if banner.snapshot for lock in banner.snapshot.locks)
+        self.tiles = list(self._tiles(dict(request.GET.items())))
         for spec in self.filter_specs:
-            held = spec.queryset(request, held)  # type: ignore[assignment, arg-type]  # a list, not a queryset
-        return self._in_order(self._found(held))
-
-    def _listed(self) -> Iterator[Held]:
-        """Yield the listed locks and, because a listing may be cut short, the lock whose exact name is searched for."""
-        for banner in self.banners:
-            if banner.snapshot is None:
-                continue
-            yield from banner.snapshot.locks
-            if self.query and not banner.snapshot.complete:
-                named = find_locks([slug(self.query)], banner.alias, waiters=0, after=banner.snapshot).locks
-                known = {lock.slug for lock in banner.snapshot.locks}
-                yield from (lock for lock in named if lock.slug not in known)
+            found = spec.queryset(request, found)  # type: ignore[assignment, arg-type]  # a list, not a queryset
+        words = self.query.casefold().split()
+        if words:
+            found = found.matching(lambda lock: _has_all(lock, words))
+        found = found.worst_first()
+        for column, direction in reversed(self.get_ordering_field_columns().items()):
+            if column < len(self.list_display):
+                found = found.sorted_by(self.get_ordering_field(self.list_display[column]), direction == "desc")
+        return found
 
     def get_results(self, request: HttpRequest) -> None:
         """Select one page of the locks; if the page does not exist, select the nearest one."""
@@ -82,24 +281,10 @@ class HeldLockChangeList(ChangeList):
         self.multi_page = paginator.count > self.list_per_page
         everything = self.show_all and self.can_show_all
         self.result_list = [HeldLock.of(lock) for lock in (self.queryset if everything else page.object_list)]
-        self._count_waiters(self.result_list)
         if self.result_list:
             note_requests(self.result_list)
         self.show_admin_actions = bool(self.result_list)
         self.paginator = paginator
-
-    def _count_waiters(self, rows: list[HeldLock]) -> None:
-        """Count the waiters and sharers of the locks on the page; for all locks that would take too long."""
-        for banner in self.banners:
-            alias = banner.alias
-            slugs = [row.lock.slug for row in rows if row.alias == alias]
-            if not slugs:
-                continue
-            asked = find_locks(slugs, alias, waiters=0, after=banner.snapshot)
-            counted = {lock.slug: lock for lock in asked.locks}
-            for row in rows:
-                if row.alias == alias:
-                    row.lock = with_counts(row.lock, counted.get(row.lock.slug))
 
     @property
     def is_known(self) -> bool:
@@ -109,7 +294,7 @@ class HeldLockChangeList(ChangeList):
     @property
     def unknown(self) -> list[str]:
         """The aliases whose locks cannot be listed, because too few nodes answer."""
-        return [banner.alias for banner in self.banners if not banner.is_known]
+        return [banner.alias for banner in self.banners or () if not banner.is_known]
 
     @property
     def counted(self) -> str:
@@ -120,7 +305,7 @@ class HeldLockChangeList(ChangeList):
     @property
     def is_complete(self) -> bool:
         """Whether the listing has all locks."""
-        return all(banner.snapshot and banner.snapshot.complete for banner in self.banners)
+        return all(banner.snapshot and banner.snapshot.complete for banner in self.banners or ())
 
     def _forget_strange_parameters(self) -> None:
         """Drop unknown parameters; Django would look for fields of these names."""
@@ -130,20 +315,66 @@ class HeldLockChangeList(ChangeList):
         self.filter_params = {name: values for name, values in self.filter_params.items() if name in known}
         self.params = {name: value for name, value in self.params.items() if name in known}
 
-    def _found(self, held: HeldLocks) -> HeldLocks:
-        words = self.query.casefold().split()
-        if not words:
-            return held
+    def _acts(self, request: HttpRequest) -> bool:
+        """Return whether the answer is not the list, but that of an action, which asks for the posted keys alone."""
+        posted = request.POST if request.method == "POST" else {}
+        return ACTION_CHECKBOX_NAME in posted and "_save" not in posted and bool(self.model_admin.get_actions(request))
 
-        def has_all(lock: Held) -> bool:
-            text = f"{printable(lock.name)} {holder_of(lock)}".casefold()
-            return all(word in text for word in words)
+    def _survey(self, asked: Mapping[str, str]) -> Iterator[Banner]:
+        """Ask the nodes of each alias, or of the chosen one, once; show errors in the settings, do not raise them."""
+        chosen = asked.get(AliasFilter.parameter_name)
+        try:
+            names = list(locks)
+        except InvalidRedlockError as error:
+            yield Banner("", None, str(error))
+            return
+        for alias in [chosen] if chosen in names else names:
+            try:
+                yield Banner(alias, held_locks(alias, also=[slug(self.query)] if self.query else ()))
+            except InvalidRedlockError as error:
+                yield Banner(alias, None, str(error))
 
-        return held.matching(has_all)
+    def _tiles(self, asked: dict[str, Any]) -> Iterator[Tile]:
+        """Yield the tiles above the list: each counts the locks or nodes in one state, and links to them."""
+        snapshots = [banner.snapshot for banner in self.banners or () if banner.snapshot]
+        known = [snapshot for snapshot in snapshots if snapshot.has_quorum]
+        held = [(lock, snapshot) for snapshot in known for lock in snapshot.locks]
+        counts = Counter(lock.state for lock, _snapshot in held)
+        blind = len(known) < len(snapshots)  # without a quorum, the number of locks of an alias is unknown, not zero
+        more = "+" if blind or not all(snapshot.complete for snapshot in known) else ""
+        link = self.get_query_string
+        everything = link(remove=["state", "waiting", PAGE_VAR])
+        state, waited = asked.get("state"), asked.get("waiting") == WAITED_FOR
+        yield Tile(gettext("All"), _count(len(held), more), "", everything, not state and not waited)
+        for each in reversed(TROUBLE):
+            label = str(each.label)
+            url = everything if state == each else link({"state": each.value}, remove=["waiting", PAGE_VAR])
+            level = "bad" if counts[each] else ""
+            yield Tile(label[:1].upper() + label[1:], _count(counts[each], more), level, url, state == each)
+        waiting = _count(sum(bool(lock.waiting) for lock, _snapshot in held), more)
+        url = everything if waited else link({"waiting": WAITED_FOR}, remove=["state", PAGE_VAR])
+        yield Tile(gettext("Waited for"), waiting, "", url, waited)
+        times = [time for lock, snapshot in held if (time := lock.held_for(snapshot.taken)) is not None]
+        longest = f"{duration(max(times))}{more}" if times else "?" if blind else "\N{EN DASH}"
+        yield Tile(gettext("Longest hold"), longest, "", link(remove=[ORDER_VAR]))
+        yield _nodes(snapshots)
 
-    def _in_order(self, held: HeldLocks) -> HeldLocks:
-        held = held.worst_first()
-        for column, direction in reversed(self.get_ordering_field_columns().items()):
-            if column < len(self.list_display):
-                held = held.sorted_by(self.get_ordering_field(self.list_display[column]), direction == "desc")
-        return held
+
+def _has_all(lock: Held, words: list[str]) -> bool:
+    text = f"{printable(lock.name)} {lock.holder}".casefold()
+    return all(word in text for word in words)
+
+
+def _count(number: int, more: str) -> str:
+    """Return the count, or the least count if *more* is not empty; then none is unknown, as some were not listed."""
+    return "?" if more and not number else f"{number}{more}"
+
+
+def _nodes(snapshots: list[Snapshot]) -> Tile:
+    """Return how many nodes may vote, and how many more may fail in the alias where fewest may."""
+    voting = sum(node.votes for snapshot in snapshots for node in snapshot.nodes)
+    nodes = sum(len(snapshot.nodes) for snapshot in snapshots)
+    spares = [sum(node.votes for node in each.nodes) - each.rules.needed for each in snapshots]
+    level = "good" if nodes and voting == nodes else "bad"
+    label = gettext("Nodes, %(spare)d spare") % {"spare": max(0, min(spares, default=0))}
+    return Tile(label, f"{voting}/{nodes}", level, reverse("admin:redlock_heldlock_nodes"))

@@ -21,7 +21,7 @@ from ..handler import locks
 from .execution import Execution
 from .options import SingletonOptions
 from .signals import DUPLICATE, report
-from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Claim, Holder, SlotState, Ticket, claim, free, peek
+from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Claim, Holder, SlotState, Ticket, peek
 
 UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sent its message
 FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile
@@ -33,6 +33,7 @@ _beat = 0  # the thread in which beat runs; 0 if beat does not run in this proce
 _unanswered: set[str] = set()
 """Aliases about whose nodes a producer has warned, and which have not answered since."""
 
+STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 
@@ -158,13 +159,18 @@ class Call:
             LockTakenError: Another holder has the slot.
             QuorumUnavailableError: Too few nodes answered.
         """
-        ticket, lease = self.ticket, mine.lease if mine else None
+        ticket, lease, adopt = self.ticket, mine.lease if mine else None, ""
         if mine and lease and lease.name == ticket.waiting:
             self.claimed = mine.hand_over(ticket, self.ttl)
             return True
         if mine and lease and lease.name == ticket.running:
             mine.end(hold=False)  # before the message is sent, whose run would otherwise find the slot taken
-        return bool(ticket.waiting) and self._claims(adopt="" if mine else self._kept())
+        if not ticket.waiting:
+            return False
+        if not mine:  # the slot may be kept for this very message, as a worker does for a dead child
+            seen = peek(ticket.using, ticket.waiting)
+            adopt = seen.secret if seen.holder.waits_as(ticket.task_id) else ""
+        return self._claims(adopt)
 
     def _claims(self, adopt: str) -> bool:
         """
@@ -173,14 +179,9 @@ class Call:
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
-        found = claim(self.ticket, self.ttl, self.task.name, adopt)
+        found = self.ticket.claim(self.ttl, self.task.name, adopt)
         self.claimed = None if isinstance(found, Holder) else found
         return self.claimed is not None
-
-    def _kept(self) -> str:
-        """Return the secret of the slot if it was kept for this very message, as a worker does for a dead child."""
-        seen = peek(self.ticket.using, self.ticket.waiting)
-        return seen.secret if seen.holder.waits_as(self.ticket.task_id) else ""
 
     def publish(self, ticket: Ticket) -> SingletonResult[Any]:
         """Send the message with its ticket, and confirm its claim; if sending fails, free the slot."""
@@ -191,7 +192,7 @@ class Call:
                 self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
             )
         except BaseException:
-            free(ticket.using, ticket.waiting, ticket.secret)
+            ticket.free()
             raise
         if self.claimed:
             self.claimed.confirm(self.ttl)
@@ -234,7 +235,7 @@ class Call:
         """
 
         def look() -> tuple[Claim | Holder, Holder | None]:
-            found = claim(self.ticket, self.ttl, self.label)
+            found = self.ticket.claim(self.ttl, self.task.name, call=self.version)
             return found, found if isinstance(found, Holder) else None
 
         found = self.once_confirmed(look)
@@ -270,9 +271,9 @@ class Call:
         return bool(self.options.get("link") or self.options.get("link_error"))
 
     @property
-    def label(self) -> str:
-        """The label of the waiting slot, which describes the call."""
-        return str(self.task.name)
+    def version(self) -> str:
+        """What describes a pending call; empty for any other call."""
+        return ""
 
     def noted(self, holder: Holder) -> "Call":
         """Report that the call is a duplicate; return the call."""
@@ -299,29 +300,48 @@ class Call:
         # The holder would not run the links of this call, and they would be lost without notice.
         if (how == "raise" and not beat) or self.linked:
             raise holder.error(self.task.singleton_error, self.ticket.name) from None
-        if how != "skip" and holder.task_id and not is_gone(self.task, holder):
+        if how != "skip" and holder.task_id and not self._is_gone(holder):
             return self.result(holder.task_id).about(holder, accepted=False)
-        self._store_skipped(f"Skipped: {printable(self.ticket.name)} is {holder}.")
+        wanted = not self.options.get("ignore_result", self.task.ignore_result)
+        reason = f"Skipped: {printable(self.ticket.name)} is {holder}."
+        store_revoked(self.task, self.ticket.task_id, reason, wanted)
         return self.result(self.ticket.task_id).about(holder, accepted=False)
 
     def is_over(self, holder: Holder) -> bool:
-        """Return whether a holder that waits for its countdown has already ended because it was revoked."""
-        return is_over(self.task, holder, self.rules.queue_ttl)
+        """
+        Return whether a holder that waits for its countdown has already ended because it was revoked.
 
-    def _store_skipped(self, reason: str) -> None:
-        """Store that the call was skipped."""
-        wanted = not self.options.get("ignore_result", self.task.ignore_result)
-        store_revoked(self.task, self.ticket.task_id, reason, wanted)
+        Other holders are not checked, because their slot is freed as soon as a worker gets the message.
+        """
+        waits = holder.state is SlotState.QUEUED and holder.task_id
+        return bool(waits and (holder.retry_after or 0.0) > self.rules.queue_ttl and self._state(holder) in OVER)
 
-    def result(self, task_id: str) -> SingletonResult[Any]:
-        """Return the result of a message of this task."""
-        result: SingletonResult[Any] = self.task.AsyncResult(task_id)
-        return result
+    def _is_gone(self, holder: Holder) -> bool:
+        """
+        Return whether a task whose slot is still held has ended and its result no longer exists.
+
+        The slot is held from before the result is stored, so a missing result counts as gone only after some time.
+        """
+        if holder.state is not SlotState.HELD or self.task.ignore_result or time() - holder.since < STORED:
+            return False
+        return self._state(holder) == states.PENDING
+
+    def _state(self, holder: Holder) -> str:
+        """Return the state of a holder; empty if there is no result backend or it does not answer."""
+        try:
+            return str(self.task.backend.get_state(holder.task_id))
+        except Exception:
+            return ""
 
     def _take_from(self, holder: Holder) -> bool:
         """Take the slot from a waiting holder; return whether the holder was still waiting."""
         seen = peek(self.ticket.using, self.ticket.waiting)
         return seen.holder.waits_as(holder.task_id) and self._claims(adopt=seen.secret)
+
+    def result(self, task_id: str) -> SingletonResult[Any]:
+        """Return the result of a message of this task."""
+        result: SingletonResult[Any] = self.task.AsyncResult(task_id)
+        return result
 
 
 def _note_beat(**about: Any) -> None:
@@ -339,9 +359,6 @@ def _warn_once(alias: str, error: QuorumUnavailableError) -> None:
         log.warning("singleton tasks are sent without a slot, and workers decide: %s", error)
 
 
-STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
-
-
 def eager_result(result: Any) -> Any:
     """Add our attributes to a result of Celery's eager mode, in which no other call waits or runs."""
     if isinstance(result, SingletonResult):
@@ -357,42 +374,6 @@ def store_revoked(task: Any, task_id: str, reason: str, wanted: bool) -> None:
         task.backend.mark_as_revoked(task_id, reason, store_result=wanted)
     except Exception:
         log.exception("the result backend did not store that task %s was revoked (%s)", printable(task_id), reason)
-
-
-def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:
-    """Return the result of a task's message."""
-    options = {"backend": task.backend, "task_name": task.name, "app": task.app} | options
-    return SingletonResult(task_id, **options)
-
-
-def is_over(task: Any, holder: Holder, queue_ttl: float) -> bool:
-    """
-    Return whether a holder that waits for its countdown has already ended because it was revoked.
-
-    Other holders are not checked, because their slot is freed as soon as a worker gets the message.
-    """
-    waits = holder.state is SlotState.QUEUED
-    delayed = waits and holder.retry_after is not None and holder.retry_after > queue_ttl
-    return bool(delayed and holder.task_id and _state(task, holder) in OVER)
-
-
-def is_gone(task: Any, holder: Holder) -> bool:
-    """
-    Return whether a task whose slot is still held has ended and its result no longer exists.
-
-    The slot is held from before the result is stored, so a missing result counts as gone only after some time.
-    """
-    if holder.state is not SlotState.HELD or task.ignore_result or time() - holder.since < STORED:
-        return False
-    return _state(task, holder) == states.PENDING
-
-
-def _state(task: Any, holder: Holder) -> str:
-    """Return the state of a holder; empty if there is no result backend or it does not answer."""
-    try:
-        return str(task.backend.get_state(holder.task_id))
-    except Exception:
-        return ""
 
 
 class DuplicateTask(RedlockError):

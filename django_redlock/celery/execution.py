@@ -8,21 +8,17 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ..core.names import Owner
 from ..core.protocol import EndReason
 from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
-from ..engine.manager import fresh_secret
-from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
+from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..nodes.threads import STARTS
 from .options import SingletonOptions
 from .signals import LOST, STOLEN, report
-from .slots import CLAIM, HELD, LABEL, NOTE, Claim, Holder, Ticket, claim, free, take_note
+from .slots import CLAIM, Claim, Holder, SlotState, Ticket
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
-REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
-
-GOES_ON = " (goes on)" + NOTE
+PATIENCE = 1.0  # seconds that an interruption waits, on Python 3.11, for a thread that is starting another one
 
 log = logging.getLogger("django_redlock")
 
@@ -81,7 +77,7 @@ class Execution:
         assert self.lease
         stop_renewal(self.lease)  # otherwise, an extension in progress would report the slot as lost
         try:
-            found = claim(ticket, ttl, self.task.name, adopt=self.lease.secret)
+            found = ticket.claim(ttl, self.task.name, adopt=self.lease.secret)
             if isinstance(found, Holder):
                 raise LockTakenError(ticket.waiting)
         except BaseException:
@@ -134,29 +130,7 @@ class Execution:
         elif self.lease:
             self.lease.release()
         elif self._in_queue:
-            free(self.ticket.using, self.ticket.waiting, self.ticket.secret)
-
-    def note_done(self, stored: bool, goes_on: bool = False) -> None:
-        """
-        Note that this message is done, in case copies of it arrive later.
-
-        Args:
-            stored: Whether the result backend will record it too.
-            goes_on: Whether another message continues the work.
-        """
-        ticket, ttl = self.ticket, REMEMBERED if stored else max(REMEMBERED, self.options.queue_ttl)
-        name = done_name(ticket.task_id, self.task.request.retries or 0)
-        try:
-            label = self._label + (GOES_ON if goes_on else NOTE)
-            take_note(ticket.using, name, ttl, fresh_secret(), ticket.task_id, label)
-        except LockTakenError:  # it has been done before
-            pass
-        except QuorumUnavailableError as error:
-            log.warning("could not note that %s is done; a copy of it may run: %s", printable(ticket.task_id), error)
-
-    @property
-    def _label(self) -> str:
-        return str(self.task.name)[:LABEL]
+            self.ticket.free()
 
     def _keep_held(self) -> bool:
         """Replace the slot by one that is not renewed; return whether that worked."""
@@ -164,10 +138,9 @@ class Execution:
         stop_renewal(self.lease)
         request = self.task.request
         inline = request.is_eager or request.called_directly  # no caller can read the result by its id
-        ref = "" if inline else self.ticket.task_id
-        about = (self.ticket.using, self.ticket.running, self.hold, fresh_secret(), ref)
+        options = {"adopt": self.lease.secret, "ref": "" if inline else self.ticket.task_id}
         try:
-            take_note(*about, self._label + HELD, adopt=self.lease.secret)
+            self.ticket.take(self.ticket.running, self.hold, self.task.name, SlotState.HELD, **options)
         except (LockTakenError, QuorumUnavailableError):
             return False
         passed_on(self.lease)
@@ -186,35 +159,6 @@ class Execution:
         finally:  # an unreachable broker must not keep the body running
             if self.interrupt:
                 self.interrupt.strike()
-
-
-def leave_queue(ticket: Ticket, hold: float, label: str) -> None:
-    """Free the lock that a message held while it waited, or keep it for *hold* seconds."""
-    if hold > 0 and ticket.waiting == ticket.queue:
-        with suppress(LockTakenError, QuorumUnavailableError):
-            about = (fresh_secret(), ticket.task_id, label[:LABEL] + HELD, ticket.secret)
-            take_note(ticket.using, ticket.waiting, hold, *about)
-    else:
-        free(ticket.using, ticket.waiting, ticket.secret)
-
-
-def done_name(task_id: str, retries: int) -> str:
-    """Return the name of the note that one attempt of a task is done."""
-    return f"done:{task_id}:{retries}"
-
-
-def begun_name(task_id: str, retries: int) -> str:
-    """Return the name of the note that one attempt of a task has begun."""
-    return f"begun:{task_id}:{retries}"
-
-
-def moved_on(owner: Owner) -> bool:
-    """Return whether a note records that another message continues the work of the one that is done."""
-    return owner.label.endswith(GOES_ON)
-
-
-PATIENCE = 1.0
-"""Seconds that an interruption waits, on Python 3.11, for a thread that is starting another one."""
 
 
 class SlotLostError(LockLostError):

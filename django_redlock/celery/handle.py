@@ -1,46 +1,27 @@
 """``task.singleton``: inspect and free the slot of a call; in the body, the slot of the run (internal)."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import current_app
 from celery._state import get_current_app
 
-from ..core.names import decode, slug
+from ..core.names import Owner, decode, slug
 from ..core.protocol import EndReason, Outcome
 from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from ..keys import Parameters, canonical, lock_name, nearest
+from ..inventory.survey import Poll, ask_nodes
+from ..keys import nearest
 from .dispatch import store_revoked
-from .execution import Execution
 from .options import Return, SingletonOptions
 from .pending import discard_seen
-from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, peek, state_of, undecided
+from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look
 
-
-class Task(Protocol):
-    """The part of a :class:`~django_redlock.celery.SingletonTask` that this module uses."""
-
-    name: str
-    ignore_result: bool
-    singleton_options: SingletonOptions
-
-    @property
-    def app(self) -> Any:
-        """The Celery app."""
-
-    @property
-    def singleton_parameters(self) -> Parameters:
-        """The parameters of the body."""
-
-    @property
-    def singleton_run(self) -> Execution | None:
-        """The run in progress in this thread."""
-
-    def singleton_ticket(self, task_id: str, args: Any, kwargs: Any) -> Ticket:
-        """Return the ticket of a call: the information about the slot that its message carries."""
+if TYPE_CHECKING:
+    from .task import SingletonTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +55,7 @@ class Singleton:
         task: The task.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: "SingletonTask[..., Any]") -> None:
         self._task = task
 
     def __repr__(self) -> str:
@@ -123,8 +104,7 @@ class Singleton:
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        task = self._task
-        return lock_name(task.name, task.singleton_options, task.singleton_parameters, args, kwargs)
+        return self._task.singleton_key.lock_name(args, kwargs)
 
     def holder(self, *args: Any, **kwargs: Any) -> SlotHolder | None:
         """
@@ -137,7 +117,8 @@ class Singleton:
         """
         for name, seen in self._slots(args, kwargs):
             if seen.value:
-                return _described(seen)
+                owner, holder = seen.owner or Owner(), seen.holder
+                return SlotHolder(holder.task_id, holder.state, owner.since, seen.left, owner.host, seen.nodes)
             if seen.split:
                 raise self._undecided(name, seen)
         return None
@@ -177,7 +158,7 @@ class Singleton:
             QuorumUnavailableError: Too few nodes answered to know the holder.
         """
         execution = self._task.singleton_run
-        force = "force" not in self._task.singleton_parameters.signature.parameters and kwargs.pop("force", False)
+        force = "force" not in self._task.singleton_key.signature.parameters and kwargs.pop("force", False)
         if execution and execution.lease and not args and not kwargs:
             execution.end(hold=False)
             released = execution.lease.reason is EndReason.RELEASED
@@ -232,18 +213,11 @@ class Singleton:
         """Return the locks of a call and their state on the nodes: first that of its run, last that of a later run."""
         ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
         names = ticket.places(self._task.singleton_options.trails)
-        return [(name, peek(ticket.using, name)) for name in names]
+        return list(zip(names, look(ticket.using, *names), strict=True))
 
     def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
-        return undecided(self._task.singleton_options.using, name, seen)
-
-
-def _described(seen: Seen) -> SlotHolder:
-    owner = seen.owner
-    if owner is None:
-        return SlotHolder(None, SlotState.HELD, 0.0, seen.left, "", seen.nodes)
-    state = state_of(owner.label) if owner.kind == "task" else SlotState.HELD
-    return SlotHolder(seen.holder.task_id, state, owner.since, seen.left, owner.host, seen.nodes)
+        needed = locks[self._task.singleton_options.using].rules.needed
+        return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
 
 
 UNKNOWN = Holder(None, SlotState.UNKNOWN, None)
@@ -286,14 +260,17 @@ def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
         f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
     ]
     holder = Holder(None, SlotState.FREE, None)
-    for name in ticket.places(options.trails):
-        lines += ["", f"{name}:", *_nodes(ticket.using, name)]
+    names = ticket.places(options.trails)
+    poll = ask_nodes(locks[ticket.using], map(slug, names))
+    for name in names:
+        lines += ["", f"{name}:", *_nodes(poll, slug(name))]
         try:
-            seen = peek(ticket.using, name)
+            poll.require_quorum(name)
         except QuorumUnavailableError as error:
             lines.append(f"  {error}")
             holder = UNKNOWN
             continue
+        seen = Seen.of(poll, slug(name))
         if holder.state is SlotState.FREE and not seen.free:
             holder = seen.holder if seen.value else UNKNOWN
     lines += ["", *_next_call(options, holder), *_next_message(options, holder)]
@@ -335,29 +312,23 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
 
 def _arguments(task: Any, args: Any, kwargs: Any) -> str:
     try:
-        return canonical(task.singleton_parameters, args, kwargs) or "none"
+        return task.singleton_key.canonical(args, kwargs) or "none"
     except (TypeError, ValueError) as error:
         return f"not all have a form of their own: {error}"
 
 
-def _nodes(using: str, name: str) -> list[str]:
-    """Return one line for each node about its entry for a lock's key."""
-    manager = locks[using]
-    replies = manager.survey(slugs=(slug(name),))
-    lines = []
-    for index, node in enumerate(manager.nodes):
-        reply = replies.get(index)
-        row = reply.rows[0] if reply and reply.rows else None
-        if row is None:
-            lines.append(f"  {node.name}  no answer ({reply})")
-        elif not row.value:
-            lines.append(f"  {node.name}  free")
+def _nodes(poll: Poll, slug: str) -> Iterator[str]:
+    """Yield one line for each node about its entry for a lock's key."""
+    rows = {index: row for vote in poll.tally(slug).votes for index, row in vote.rows.items()}
+    for index, node in enumerate(poll.manager.nodes):
+        if index in poll.silent:
+            yield f"  {node.name}  no answer ({poll.silent[index]})"
+        elif index not in rows:
+            yield f"  {node.name}  free"
         else:
-            owner = decode(row.value)
-            who = f"{state_of(owner.label)}, {owner}" if owner else "held by another program"
-            left = "no expiry" if row.left is None else f"{row.left:.1f} s left"
-            lines.append(f"  {node.name}  {who}, {left}")
-    return lines
+            owner, left = decode(rows[index].value), rows[index].left
+            who = f"{Holder.described(owner, left).state}, {owner}" if owner else "held by another program"
+            yield f"  {node.name}  {who}, " + ("no expiry" if left is None else f"{left:.1f} s left")
 
 
 def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
@@ -379,17 +350,14 @@ def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
     return lines
 
 
-def _overlap(options: SingletonOptions) -> str:
-    how = options.overlap
-    return "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
-
-
 def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
     if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
         return []
     if holder.state is SlotState.CLAIMED:
         return ["A worker that gets another message for this slot now would put it back for a moment."]
-    what = _overlap(options).format(id=holder.task_id or "that has it")
+    how = options.overlap
+    what = "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
+    what = what.format(id=holder.task_id or "that has it")
     return [f"A worker that gets another message for this slot now would {what}."]
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from celery.contrib.django.task import DjangoTask
 from celery.utils.imports import symbol_by_name
 
-from ..keys import check_key, nearest
+from ..keys import TaskKey, nearest
 from .dispatch import DuplicateTask, SingletonResult
 from .options import Key, SingletonOptions
 from .task import SingletonTask
@@ -100,7 +100,7 @@ class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-ar
         parameters = list(inspect.signature(cls.run).parameters.values())
         if not isinstance(vars(cls)["run"], staticmethod):
             parameters = parameters[1:]
-        check_key(cls._migrated({}).key, inspect.Signature(parameters))
+        TaskKey(cls._migrated({}).key, inspect.Signature(parameters))
         cls._warn()
 
     @cached_property

@@ -53,24 +53,6 @@ ON_UNAVAILABLE = {"enqueue": ("publish", "raise"), "run": ("retry", "run", "fail
 ON_LOST = get_args(OnLost)
 REDELIVERY = get_args(Redelivery)
 
-# Options and values of the first edition, and what to write instead.
-RETIRED_OPTIONS = {
-    "on_redis_error": "on_unavailable={...}",
-    "overlap_value": "on_overlap=Return(value)",
-    "challenge": "nothing: a call that finds one with a countdown checks by itself whether that was revoked",
-}
-RETIRED_VALUES = {
-    ("scope", "lifetime"): 'scope="until_executed"',
-    ("scope", "queued"): 'scope="until_executing"',
-    ("scope", "running"): 'scope="while_executing"',
-    ("scope", "queued+running"): 'scope="until_and_while_executing"',
-    ("on_duplicate", "enqueue"): 'scope="while_executing"',
-    ("on_overlap", "skip"): 'on_overlap="drop"',
-    ("on_overlap", "join"): 'on_overlap="follow"',
-    ("on_overlap", "raise"): 'on_overlap="fail"',
-    ("on_overlap", "succeed"): "on_overlap=Return(value)",
-}
-
 # Names that other parts of this package, or other packages, have for one of our options.
 OTHER_NAMES = {
     **dict.fromkeys(("ttl", "lock_ttl", "lock_timeout", "lease_time", "lease_ttl", "heartbeat", "renew"), "'lease'"),
@@ -149,12 +131,6 @@ class SingletonOptions:
     on_unavailable: OnUnavailable = field(default_factory=OnUnavailable)
     redelivery: Redelivery = "resume"
     lock_direct_calls: bool = False
-
-    def __new__(cls, **options: Any) -> "SingletonOptions":
-        """Refuse an option that has been renamed; the error has the present name."""
-        for name in RETIRED_OPTIONS.keys() & options.keys():
-            raise TypeError(retired(name))
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         _choice("scope", self.scope, SCOPES)
@@ -268,8 +244,6 @@ def check_celery_options(options: Iterable[str]) -> None:
         TypeError: An option is a misspelling of one of ours.
     """
     for name in options:
-        if name in RETIRED_OPTIONS:
-            raise TypeError(retired(name))
         if hasattr(Task, name) or name in CELERY_ONLY:
             continue
         near = [OTHER_NAMES[name]] if name in OTHER_NAMES else map(repr, get_close_matches(name, OPTIONS, 1, 0.7))
@@ -277,14 +251,7 @@ def check_celery_options(options: Iterable[str]) -> None:
             raise TypeError(f"singleton_task() has no option {name!r}; did you mean {close}?")
 
 
-def retired(name: str) -> str:
-    """Return the message about an option of the first edition."""
-    return f"{name} is no option of a singleton task any more; write {RETIRED_OPTIONS[name]}."
-
-
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:
-    if (option, value) in RETIRED_VALUES:
-        raise ValueError(f"{option}={value!r} has another name: write {RETIRED_VALUES[option, str(value)]}.")
     if value not in known:
         raise ValueError(f"{option} must be one of {', '.join(map(repr, known))}, not {value!r}{nearest(value, known)}")
 

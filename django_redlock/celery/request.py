@@ -7,7 +7,6 @@ This module is imported in workers only.
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, wraps
 from typing import Any, Literal, cast
 
@@ -22,8 +21,8 @@ from kombu.exceptions import DecodeError
 from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
-from .pending import began_name, discard, is_superseded
-from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, SlotState, Ticket, free, look, peek, take_note
+from .pending import PendingMessage, discard
+from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, SlotState, Ticket, free, peek
 
 KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
@@ -102,7 +101,7 @@ class SingletonRequest(Request):
             return bool(cast(Any, self.task).singleton_options.without_nodes("run") == "retry")
 
     def _is_superseded(self, ticket: Ticket) -> bool:
-        return is_superseded(ticket, *look(ticket.using, ticket.following, began_name(ticket.task_id)))
+        return PendingMessage(ticket, self.task).is_superseded()
 
     def _runs(self, ticket: Ticket) -> bool:
         if not ticket.running:
@@ -132,47 +131,28 @@ class SingletonRequest(Request):
         return bool(cancelled or (isinstance(error, WorkerLostError) and self.task.reject_on_worker_lost))
 
     def _free_dead_child(self, requeued: bool) -> None:
-        """Free the slot of a dead child, or return it to the message for a while if that is delivered again."""
+        """
+        Free the slot of a dead child, or return it to the message for one lease if that is delivered again.
+
+        A slot that the child has left to a retry stays: if the retry was not sent, its claim lapses in a moment.
+        """
         ticket = self._ticket()
         if not ticket:
             return
-        run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
+        run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
         if ticket.trailing:  # the child may have died before it freed this lock
             if requeued:
-                free(ticket.using, ticket.waiting, ticket.secret)
+                ticket.free()
             else:
-                discard(ticket, self.task)
+                discard(ticket, task)
             ticket = ticket.begun
-        if requeued and ticket.waiting == ticket.running:
-            kept = replace(ticket, secret=ticket.secret or fresh_secret())
-            if any(self._give_back(kept, secret) for secret in (run, unsent) if secret):
+        if requeued and ticket.secret and ticket.waiting == ticket.running:
+            with suppress(LockTakenError, QuorumUnavailableError):
+                lease, options = task.singleton_options.lease, {"adopt": run, "strict": True}
+                ticket.take(ticket.waiting, lease, task.name, SlotState.QUEUED, ticket.secret, **options)
                 return
         free(ticket.using, ticket.running, run)
-        free(ticket.using, ticket.waiting, ticket.secret)
-        free(ticket.using, ticket.queue, unsent)
-
-    def _unsent(self, ticket: Ticket) -> str:
-        """
-        Return the secret with which the child left the slot to a retry; empty if it did not.
-
-        It is unknown whether the retry was sent. If it was, it takes the slot again when it runs.
-        """
-        if ticket.queue:
-            with suppress(QuorumUnavailableError):
-                seen = peek(ticket.using, ticket.queue)
-                if seen.holder.waits_as(self.id):
-                    return seen.secret
-        return ""
-
-    def _give_back(self, ticket: Ticket, secret: str) -> bool:
-        """Give the slot held with *secret* to the message for one lease; return whether there was such a slot."""
-        task = cast(Any, self.task)
-        about = (task.singleton_options.lease, ticket.secret, ticket.task_id, task.name[:LABEL] + QUEUED)
-        try:
-            take_note(ticket.using, ticket.waiting, *about, adopt=secret, strict=True)
-        except (LockTakenError, QuorumUnavailableError):
-            return False
-        return True
+        ticket.free()
 
     def _shorten(self) -> None:
         """
@@ -191,8 +171,7 @@ class SingletonRequest(Request):
             if peek(ticket.using, ticket.running).secret == run:
                 left = min(KILL_TIME, task.singleton_options.lease)
                 # The child does not have this secret, so it can neither renew the slot nor give it to its message.
-                about = (fresh_secret(), ticket.task_id, task.name[:LABEL], run)
-                take_note(ticket.using, ticket.running, left, *about)
+                ticket.take(ticket.running, left, task.name, "", adopt=run)
 
     def _ticket(self) -> Ticket | None:
         """Return the ticket of the message, or one made from its arguments."""
@@ -241,7 +220,7 @@ def _free_refused(message: Any = None, **about: Any) -> None:
     headers = getattr(message, "headers", None) or {}
     ticket = Ticket.unpack(headers.get(HEADER), headers.get("id"))
     if ticket:
-        free(ticket.using, ticket.waiting, ticket.secret)
+        ticket.free()
 
 
 signals.task_unknown.connect(_free_refused, weak=False, dispatch_uid="django_redlock.unknown")

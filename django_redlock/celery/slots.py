@@ -21,37 +21,36 @@ another (``watch:``), which message is done (``done:``), and which has begun (``
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.names import Owner, decode, encode_since, secret_of, slug
-from ..core.protocol import SUPERSEDED, Extend, Kind, Outcome, Reply, Row, Term
-from ..core.rules import MIN_TTL
+from ..core.protocol import SUPERSEDED, Outcome, Term
+from ..core.rules import MIN_TTL, Wanted
 from ..engine.lease import Lease
-from ..engine.manager import LockManager
+from ..engine.manager import LockManager, fresh_secret
 from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
-from ..inventory.actions import everywhere
+from ..inventory.survey import Poll, ask_nodes
 from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
 RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, on the steady clock
 FORMAT = 3
-LABEL = 100  # characters of a task's name that fit into a label
-CLAIMED, QUEUED, HELD, NOTE = " (claimed)", " (queued)", " (held)", " (note)"
-NEXT = " (next)"  # of a pending call, which later calls may take over; before its state
-INLINE = " (inline)"  # for a run in the process of its caller, whose result cannot be read by its id
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
-CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
+CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
+NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
+GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
+
 log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
 
@@ -170,6 +169,118 @@ class Ticket:
                 return cls(str(name), str(using), owner, secret, *done)
         return None
 
+    def claim(self, ttl: float, label: str, adopt: str = "", call: str = "") -> "Claim | Holder":
+        """
+        Claim the lock that the message holds while it waits, in one round trip; return the holder if it is taken.
+
+        Args:
+            ttl: For how long the message's slot will last, in seconds.
+            label: The task's name.
+            adopt: Secret of a holder from which the lock may be taken over.
+            call: What describes a pending call.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
+        """
+        options = {"label": label, "secret": self.secret, "adopt": adopt, "call": call, "state": SlotState.CLAIMED}
+        manager, wanted = self._wanted(self.waiting, min(CLAIM, ttl), **options)
+        outcome = manager.acquirer.run(wanted)
+        # Signals are sent only to those who receive them: their arguments take time.
+        if isinstance(outcome, Granted):
+            if lock_acquired.receivers:
+                manager.acquirer.held(wanted, outcome, renew=False)
+            return Claim(manager, wanted.owner, outcome)
+        if outcome.taken and outcome.agreed and not lock_taken.receivers:
+            return Holder.described(decode(outcome.holder), outcome.retry_after)
+        try:
+            manager.acquirer.held(wanted, outcome, renew=False)  # raises
+        except LockTakenError as taken:
+            return Holder.of(taken)
+        raise AssertionError("an attempt that gave up has an error")
+
+    def take(self, name: str, ttl: float, label: str, state: str, secret: str = "", **options: Any) -> None:
+        """
+        Take a lock that is not renewed; it ends with its ttl.
+
+        Args:
+            name: The lock's name.
+            ttl: For how long it lasts, in seconds.
+            label: The task's name.
+            state: What it is for.
+            secret: Its secret; empty draws a fresh one.
+            **options: ``adopt``: the secret of a holder from which it may be taken over. ``strict``: whether it must
+                be taken over, from *adopt* or from *secret* itself; a free lock is then refused. ``call``: what
+                describes a pending call. ``ref``: what identifies the holder, instead of the task's id.
+
+        Raises:
+            LockTakenError: Another task has it.
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        manager, wanted = self._wanted(name, ttl, label=label, state=state, secret=secret or fresh_secret(), **options)
+        outcome = manager.acquirer.run(wanted)
+        # A lock that is not renewed needs a lease only as the signal's argument.
+        if isinstance(outcome, GaveUp) or lock_acquired.receivers:
+            manager.acquirer.held(wanted, outcome, renew=False)
+
+    def _wanted(
+        self, name: str, ttl: float, *, state: str, call: str = "", ref: str | None = None, **options: Any
+    ) -> tuple[LockManager, Wanted]:
+        """Return the manager of the slot's alias, and the description of a lock that is not renewed."""
+        manager = locks[self.using]
+        ref = self.task_id if ref is None else ref
+        wanted = manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), kind="task", ref=ref, **options)
+        return manager, wanted._replace(owner=wanted.owner._replace(state=state, call=call))
+
+    def take_running(self, times: LockOptions, label: str, secret: str, inline: bool = False) -> Lease:
+        """
+        Take the slot for a run: from the waiting message, or anew if it is free.
+
+        Args:
+            times: How long it lasts without renewal, and with it.
+            label: The task's name.
+            secret: The secret of the hold; empty draws a fresh one.
+            inline: Whether the task runs in the process of its caller, so that nobody can read its result by its id.
+
+        Raises:
+            LockTakenError: Another task has it, or another run of this one.
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        adopt = self.secret if self.waiting == self.running else ""
+        about: dict[str, Any] = {"kind": "task", "label": label, "ref": "" if inline else self.task_id}
+        about |= {"secret": secret, "adopt": adopt, "wait": 0, "renew": True}
+        return locks[self.using].claim(self.running, **times, **about).acquire()
+
+    def free(self) -> Outcome:
+        """Free the lock that the message holds while it waits."""
+        return free(self.using, self.waiting, self.secret)
+
+
+class Claim(NamedTuple):
+    """
+    The slot of a message that is about to be sent.
+
+    Args:
+        manager: The manager of the slot's alias.
+        owner: The description of the claim.
+        granted: The won lock.
+    """
+
+    manager: LockManager
+    owner: Owner
+    granted: Granted
+
+    def confirm(self, ttl: float) -> None:
+        """
+        Keep the slot for *ttl* seconds, because the message was sent; this happens in the background.
+
+        A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a later
+        holder or of a release.
+        """
+        slugs, secret, _, fencing_token = self.granted[:4]
+        owner = self.owner._replace(state=SlotState.QUEUED, ttl=ttl)
+        value = encode_since(secret, owner, self.manager.runtime.wall())
+        self.manager.confirmations.add(Term(slugs, secret, value, ttl, fencing_token), self.owner.ttl)
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -178,7 +289,7 @@ class Holder:
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
-        state: QUEUED, RUNNING, or HELD when the task is over or the holder is not a task.
+        state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
         since: When the holder entered that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """
@@ -203,9 +314,9 @@ class Holder:
     @classmethod
     def described(cls, owner: Owner | None, left: float | None) -> "Holder":
         """Return whom the description of a holder tells of, and for how long the hold lasts."""
-        if owner is None or owner.kind != "task" or not owner.ref:
+        if owner is None or owner.kind != "task":
             return cls(None, SlotState.HELD, left)
-        return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left, owner.since)
+        return cls(owner.ref or None, state_of(owner), left, owner.since)
 
     @property
     def waits(self) -> bool:
@@ -230,117 +341,11 @@ class Holder:
         return "held by something that is not a task"
 
 
-class Claim(NamedTuple):
-    """
-    The slot of a message that is about to be sent.
-
-    Args:
-        manager: The manager of the slot's alias.
-        owner: The description of the claim.
-        label: The description of the waiting message, without its state.
-        granted: The won lock.
-    """
-
-    manager: LockManager
-    owner: Owner
-    label: str
-    granted: Granted
-
-    def confirm(self, ttl: float) -> None:
-        """
-        Keep the slot for *ttl* seconds, because the message was sent; this happens in the background.
-
-        A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a later
-        holder or of a release.
-        """
-        slugs, secret, _, fencing_token = self.granted[:4]
-        owner = self.owner._replace(label=self.label + QUEUED, ttl=ttl)
-        value = encode_since(secret, owner, self.manager.runtime.wall())
-        self.manager.confirmations.add(Term(slugs, secret, value, ttl, fencing_token), self.owner.ttl)
-
-
-def claim(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Claim | Holder:
-    """
-    Claim the lock that a message holds while it waits, in one round trip; return the holder if the lock is taken.
-
-    Args:
-        ticket: The ticket of the message.
-        ttl: For how long the message's slot will last, in seconds.
-        label: The task's name, or what describes a pending call.
-        adopt: Secret of a holder from which the lock may be taken over.
-
-    Raises:
-        QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
-    """
-    manager, ttl = locks[ticket.using], max(MIN_TTL, min(CLAIM, ttl))
-    label = label if label.endswith(NEXT) else label[:LABEL]
-    wanted = manager.acquirer.left_alone(
-        ticket.waiting,
-        ttl=ttl,
-        kind="task",
-        label=label + CLAIMED,
-        ref=ticket.task_id,
-        secret=ticket.secret,
-        adopt=adopt,
-    )
-    outcome = manager.acquirer.run(wanted)
-    # Signals are sent only to those who receive them: their arguments take time.
-    if isinstance(outcome, Granted):
-        if lock_acquired.receivers:
-            manager.acquirer.held(wanted, outcome, renew=False)
-        return Claim(manager, wanted.owner, label, outcome)
-    if outcome.taken and outcome.agreed and not lock_taken.receivers:
-        return Holder.described(decode(outcome.holder), outcome.retry_after)
-    try:
-        manager.acquirer.held(wanted, outcome, renew=False)  # raises
-    except LockTakenError as taken:
-        return Holder.of(taken)
-    raise AssertionError("an attempt that gave up has an error")
-
-
-def take_note(
-    using: str, name: str, ttl: float, secret: str, ref: str, label: str, adopt: str = "", strict: bool = False
-) -> None:
-    """
-    Take a lock that is not renewed; it ends with its ttl.
-
-    Args:
-        adopt: Secret of a holder from which the lock may be taken over.
-        strict: Whether the lock must be taken over, from *adopt* or from *secret* itself; a free lock is then refused.
-
-    Raises:
-        LockTakenError: Another task has it.
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    acquirer = locks[using].acquirer
-    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "secret": secret}
-    wanted = acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
-    outcome = acquirer.run(wanted)
-    # A lock that is not renewed needs a lease only as the signal's argument.
-    if isinstance(outcome, GaveUp) or lock_acquired.receivers:
-        acquirer.held(wanted, outcome, renew=False)
-
-
-def take_running(ticket: Ticket, times: LockOptions, label: str, secret: str, inline: bool = False) -> Lease:
-    """
-    Take the slot for a run: from the message's ticket, or anew if it is free.
-
-    Args:
-        ticket: The ticket of the message.
-        times: How long it lasts without renewal, and with it.
-        label: The task's name.
-        secret: The secret of the hold; empty draws a fresh one.
-        inline: Whether the task runs in the process of its caller.
-
-    Raises:
-        LockTakenError: Another task has it, or another run of this one.
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    adopt = ticket.secret if ticket.waiting == ticket.running else ""
-    label = label[:LABEL] + (INLINE if inline else "")
-    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ticket.task_id}
-    about |= {"secret": secret, "adopt": adopt, "wait": 0, "renew": True}
-    return locks[ticket.using].claim(ticket.running, **times, **about).acquire()
+def state_of(owner: Owner) -> SlotState:
+    """Return the state of the slot that a task has."""
+    if not owner.state:
+        return SlotState.RUNNING
+    return SlotState(owner.state) if owner.state in (SlotState.CLAIMED, SlotState.QUEUED) else SlotState.HELD
 
 
 def free(using: str, name: str, secret: str) -> Outcome:
@@ -360,23 +365,9 @@ def free(using: str, name: str, secret: str) -> Outcome:
         return Outcome.UNKNOWN
 
 
-def state_of(label: str) -> SlotState:
-    """Return the state of the slot whose holder has this label."""
-    if label.endswith(CLAIMED):
-        return SlotState.CLAIMED
-    if label.endswith(QUEUED):
-        return SlotState.QUEUED
-    return SlotState.HELD if label.endswith((HELD, NOTE)) else SlotState.RUNNING
-
-
 def is_secret(value: Any, or_empty: bool = False) -> bool:
     """Return whether *value* can be a lock's secret."""
     return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{32}", value) or (or_empty and not value))
-
-
-STATE = r" \(next\) \((?:claimed|queued)\)| \(note\)"
-
-RECORD = re.compile(rf"(.*) #([0-9a-f]{{10}})\.(\d{{1,9}})(?:{STATE})", re.ASCII | re.DOTALL)
 
 
 class Record(NamedTuple):
@@ -387,7 +378,7 @@ class Record(NamedTuple):
         task_id: The id of its task.
         digest: A digest of the arguments of the message that counts.
         number: The number of that message.
-        task: The beginning of the task's name; tasks of one group share the records.
+        task: The task's name; tasks of one group share the records.
     """
 
     task_id: str
@@ -415,7 +406,26 @@ class Seen(NamedTuple):
     nodes: int
     fence: int = 0
     split: tuple["Seen", ...] = ()
-    reported: tuple[tuple[str, str], ...] = ()
+    reported: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, poll: Poll, slug: str) -> "Seen":
+        """Return what a survey shows about the key of one lock."""
+        tally = poll.tally(slug, by=str)  # a quorum must agree on the state, too
+        found = []
+        for vote in tally.votes:
+            left, fence = min(vote.lefts), min(row.fence for row in vote.rows.values())
+            found.append(cls(vote.value, left if left < inf else 0.0, vote.nodes, fence))
+        if tally.winner or tally.is_free:
+            return found[0] if tally.winner else FREE
+        reported = dict(poll.reported)
+        for index, node in enumerate(poll.manager.nodes):
+            if index not in poll.silent:
+                reported[node.name] = str(SlotState.FREE)
+        for seen, vote in zip(found, tally.votes, strict=True):
+            reported |= {poll.manager.nodes[index].name: str(seen.holder) for index in vote.rows}
+        split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
+        return FREE._replace(split=split, reported=reported)
 
     @property
     def free(self) -> bool:
@@ -441,10 +451,10 @@ class Seen(NamedTuple):
     def record(self) -> "Record | None":
         """The pending call that the value describes; None if it describes none."""
         owner = self.owner
-        if owner is None or owner.kind != "task" or not owner.ref:
+        number, _, digest = owner.call.partition(".") if owner else ("", "", "")
+        if owner is None or not owner.ref or not (number.isascii() and number.isdecimal()):
             return None
-        found = RECORD.fullmatch(owner.label)
-        return Record(owner.ref, found[2], int(found[3]), found[1]) if found else None
+        return Record(owner.ref, digest, int(number), owner.label)
 
     @property
     def holder(self) -> Holder:
@@ -472,61 +482,7 @@ def look(using: str, *names: str) -> tuple[Seen, ...]:
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
-    manager, slugs = locks[using], tuple(map(slug, names))
-    replies = manager.survey(slugs=slugs)
-    needed = manager.rules.needed
-    if sum(bool(reply.rows) for reply in replies.values()) < needed:
-        raise QuorumUnavailableError(names[0], nodes=_reported(manager, replies), needed=needed)
-    return tuple(_seen(manager, replies, one) for one in slugs)
-
-
-def undecided(using: str, name: str, seen: Seen) -> QuorumUnavailableError:
-    """Return the error about a lock that is split."""
-    return QuorumUnavailableError(name, nodes=dict(seen.reported), needed=locks[using].rules.needed)
-
-
-def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen:
-    rows, needed = [row for reply in replies.values() for row in reply.rows if row.slug == slug], manager.rules.needed
-    votes = Counter(row.value for row in rows)
-    value, most = votes.most_common(1)[0]
-    if most >= needed:
-        return _agreed([row for row in rows if row.value == value]) if value else FREE
-    found = [_agreed([row for row in rows if row.value == value]) for value in votes if value]
-    split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
-    return FREE._replace(split=split, reported=tuple(_reported(manager, replies, slug).items()))
-
-
-def _reported(manager: LockManager, replies: Mapping[int, Reply], slug: str = "") -> dict[str, str]:
-    """Return what each node reports about the lock with this slug, by the node's display name."""
-    reported = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
-    for node, reply in replies.items():
-        for row in reply.rows:
-            if row.slug == slug:
-                about = str(Holder.described(decode(row.value), row.left)) if row.value else str(SlotState.FREE)
-                reported[manager.nodes[node].name] = about
-    return reported
-
-
-def _agreed(rows: list[Row]) -> Seen:
-    return Seen(rows[0].value, min(row.left or 0.0 for row in rows), len(rows), min(row.fence for row in rows))
-
-
-def write_back(using: str, name: str, seen: Seen) -> bool:
-    """
-    Write a value that too few nodes are known to have to a quorum; return whether a quorum has it now.
-
-    A node refuses if it knows of a later holder or of a release. The value keeps its secret.
-
-    Raises:
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    manager = locks[using]
-    term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
-    request = Extend((term,), manager.rules.fence_keep)
-    replies = everywhere(manager, request).replies
-    kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]
-    if kinds.count(Kind.HELD) >= manager.rules.needed:
-        return True
-    if len(kinds) < manager.rules.needed:
-        raise QuorumUnavailableError(name, nodes=_reported(manager, replies), needed=manager.rules.needed)
-    return False
+    slugs = tuple(map(slug, names))
+    poll = ask_nodes(locks[using], slugs)
+    poll.require_quorum(names[0])
+    return tuple(Seen.of(poll, slug) for slug in slugs)

@@ -1,5 +1,5 @@
 """
-Prepare the run of a message in a worker: take the slot, or let the message end without a run (internal).
+The arrival of a message in a worker: take the slot for its run, or let it end without a run (internal).
 """
 
 import logging
@@ -26,49 +26,57 @@ from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..nodes.clock import steady
 from .dispatch import Call
-from .execution import EXECUTION, Execution, SlotLostError, begun_name, done_name, leave_queue, moved_on
-from .options import Overlap, Return, SingletonOptions
-from .pending import (
-    FIRST_WAIT,
-    LONGEST_PAUSE,
-    LONGEST_WAIT,
-    backoff,
-    began_name,
-    begin,
-    discard,
-    has_begun,
-    is_superseded,
-    keep,
-    pause_after,
-    turn,
-)
+from .execution import EXECUTION, Execution, SlotLostError
+from .options import Return, SingletonOptions
+from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
 from .signals import OVERLAP, report
 from .slots import (
+    GOES_ON,
     HEADER,
-    LABEL,
     NOTE,
     RECEIVED_HEADER,
     RUN_HEADER,
     RUNNING,
     Claim,
     Holder,
-    Seen,
     SlotState,
     Ticket,
     free,
     is_secret,
     look,
     peek,
-    take_note,
-    take_running,
 )
+
+# Seconds for which a message that waits for its slot is put back. Celery's delayed delivery over quorum queues counts
+# whole seconds, and fails with 0.
+FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
+PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
+PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
+REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
+DONE = frozenset({states.SUCCESS, states.REVOKED})  # the redelivery of a failed task is left to Celery's rules
 
 log = logging.getLogger("django_redlock")
 
 
+class Answered(Exception):
+    """The task ends without a run; the first argument is its result."""
+
+
+class NoResultsError(Exception):
+    """The result backend does not answer."""
+
+
+class Skipped(Ignore):
+    """An eager call ended without running; *holder* has its slot, or is None if there is another reason."""
+
+    def __init__(self, reason: str, holder: Holder | None) -> None:
+        super().__init__(reason)
+        self.holder = holder
+
+
 class Arrival:
     """
-    The start of a message in a worker.
+    One message that a worker is about to run.
 
     Args:
         task: The task.
@@ -78,10 +86,30 @@ class Arrival:
     """
 
     def __init__(self, task: Any, request: Any, args: Any, kwargs: Any) -> None:
-        self.message = Message(task, request, args, kwargs)
-        self.redelivery = Redelivery(self.message)
+        self.task = task
+        self.request = request
+        self.rules: SingletonOptions = task.singleton_options
+        found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+        self.ticket = found or task.singleton_ticket(request.id, args, kwargs)
+        self._ticket_lost = found is None
+        self._put_back = False  # into the queue
         self._refused = False  # because another run is known to have the slot
         self._superseded = False  # by a message of the same pending call with newer arguments
+        self._began = False  # whether this is the message of a pending call of which a copy has begun a run
+        secret = request.get(RUN_HEADER)  # which the worker drew for the run
+        self._secret: str = secret if is_secret(secret) else ""
+
+    @property
+    def came_again(self) -> bool:
+        """Whether the broker has marked the message as delivered again, now or before it was put back."""
+        return self.ticket.redelivered or bool((self.request.delivery_info or {}).get("redelivered"))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run of it may have begun and not ended; then it is never dropped because of another run."""
+        return bool(self.came_again or self.ticket.watch or self.request.retries) and not self.request.is_eager
+
+    # The slot
 
     def start(self) -> Execution:
         """
@@ -94,32 +122,31 @@ class Arrival:
             DuplicateTask: Another task has the slot, and ``on_overlap="fail"``.
             QuorumUnavailableError: The nodes do not answer, and ``on_unavailable`` is to fail.
         """
-        message = self.message
-        if not message.ticket.name:
+        if not self.ticket.name:
             return self._execution(None)
         try:
             return self._start()
         except BaseException as error:
-            if not message.put_back and not self._stays(error):
+            if not self._put_back and not self._stays(error):
                 if self._superseded:  # a newer message counts, so nothing is to be noted, and no turn is needed
-                    free(message.ticket.using, message.ticket.waiting, message.ticket.secret)
+                    self.ticket.free()
                 else:
-                    discard(message.ticket, message.task)
-                self.redelivery.stop_watching()
+                    discard(self.ticket, self.task)
+                self._stop_watching()
             raise
 
     def _start(self) -> Execution:
-        message, was_pending = self.message, self.message.ticket.trailing
+        was_pending = self.ticket.trailing
         try:
             self._look_at_notes()
-            lease = self._take_pending() if message.ticket.trailing else self._take()
+            lease = self._take_pending() if was_pending else self._take()
         except QuorumUnavailableError as error:
             return self._without_nodes(error)
         execution = self._execution(lease)
         try:
-            if self.redelivery.began_pending or not was_pending:
-                self.redelivery.leave_if_done(message.kept)  # the run may have ended since the last look
-                self.redelivery.leave_if_begun()
+            if self._began or not was_pending:
+                self._leave_if_done(self._kept)  # the run may have ended since the last look
+                self._leave_if_begun()
             execution.ensure()  # the questions may have taken longer than the lease
             if not was_pending:
                 self._leave_queue()
@@ -130,41 +157,36 @@ class Arrival:
                 execution.give_back()
             execution.end(hold=False)
             raise
-        self.redelivery.stop_watching()
+        self._stop_watching()
         return execution
 
     def _stays(self, error: BaseException) -> bool:
-        return stays_with_its_message(error, self.message.task, self.message.ticket, self.message.request)
+        return stays_with_its_message(error, self.task, self.ticket, self.request)
 
     def _execution(self, lease: Lease | None, in_queue: bool = False) -> Execution:
-        message = self.message
-        return Execution(
-            message.task, message.ticket, message.rules, lease, in_queue=in_queue, kept=message.stores_results
-        )
+        return Execution(self.task, self.ticket, self.rules, lease, in_queue=in_queue, kept=self._stores_results)
 
     def _look_at_notes(self) -> None:
         """End the message if it was answered meanwhile or must not run a second time."""
-        message, ticket = self.message, self.message.ticket
-        if (
-            not ticket.trailing
-        ):  # messages with newer arguments have the same id, so this is looked up when their turn comes
+        ticket = self.ticket
+        if not ticket.trailing:  # else messages with newer arguments have the same id, so it is asked in their turn
             # Check before taking the slot. Otherwise two copies could wait for each other for ever.
-            self.redelivery.leave_if_done()
-        if ticket.joined and not message.unfinished:
+            self._leave_if_done()
+        if ticket.joined and not self.unfinished:
             try:
-                message.answer_with(ticket.joined)
+                self._answer_with(ticket.joined)
             except NoResultsError as error:
-                message.without_results(error)
-        came_again = message.redelivered or ticket.watch
-        if message.rules.redelivery == "drop" and came_again and self.redelivery.has_begun():
-            self.redelivery.drop()
+                self._without_results(error)
+        may_have_begun = self.rules.redelivery == "drop" and (self.came_again or ticket.watch)
+        if may_have_begun and peek(ticket.using, self._note("begun")).value:
+            self._drop()
 
     def _take(self) -> Lease | None:
         """Take the slot, if runs have one; if another task has it, end the message or put it back."""
-        message, ticket = self.message, self.message.ticket
+        ticket = self.ticket
         if not ticket.running:
-            if not ticket.secret and not message.unfinished:  # else it continues even if another call is waiting
-                for waiting in look(ticket.using, *ticket.places(message.rules.trails)):
+            if not ticket.secret and not self.unfinished:  # else it continues even if another call is waiting
+                for waiting in look(ticket.using, *ticket.places(self.rules.trails)):
                     if waiting.value:
                         self._give_way(waiting.holder)
             return None
@@ -172,8 +194,12 @@ class Arrival:
             return self._take_running(ticket)
         except LockTakenError as taken:
             holder, self._refused = Holder.of(taken), True
-        if (message.ticket_lost or self._left_behind(holder)) and (lease := self._take_own()):
-            return lease
+        if self._ticket_lost:  # the slot that waits may be its own
+            seen = peek(ticket.using, ticket.waiting)
+            if seen.holder.waits_as(self.request.id):
+                self.ticket = replace(ticket, secret=seen.secret)
+                with suppress(LockTakenError):
+                    return self._take_running(self.ticket)
         self._give_way(holder)
 
     def _take_running(self, ticket: Ticket) -> Lease:
@@ -183,60 +209,59 @@ class Arrival:
         Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps
         nobody from running: the entries of that slot are freed. If that message still comes, it runs as well.
         """
-        message = self.message
-        about = (message.rules.times, message.task.name, self._secret, message.request.is_eager)
+        about = (self.rules.times, self.task.name, self._secret, self.request.is_eager)
         try:
-            return take_running(ticket, *about)
+            return ticket.take_running(*about)
         except QuorumUnavailableError:
             remains = peek(ticket.using, ticket.running).split
             if not remains or not all(seen.holder.waits for seen in remains):
                 raise
             for seen in remains:
                 free(ticket.using, ticket.running, seen.secret)
-            return take_running(ticket, *about)
+            return ticket.take_running(*about)
 
     def _take_pending(self) -> Lease | None:
         """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
-        message, ticket = self.message, self.message.ticket
-        self._look_at_pending()  # most older messages end here, without waiting for nodes that are away
+        ticket = self.ticket
+        message = PendingMessage(ticket, self.task)
+        self._end_if_superseded(message)  # most older messages end here, without waiting for nodes that are away
         with turn(ticket):
-            record, began = self._look_at_pending()
-            self.redelivery.began_pending = came_before = has_begun(ticket, began)
-            if came_before:
-                message.ticket = ticket = replace(ticket, redelivered=True)  # though the broker may not have marked it
-                self.redelivery.leave_if_done(kept=True)  # another worker ran it, or discarded it without a run
-                if message.rules.redelivery == "drop":
-                    self.redelivery.drop()
-            lease, holder = self._take_begun(came_before)
+            message.look()
+            self._end_if_superseded(message)
+            self._began = began = message.has_begun()
+            if began:
+                self.ticket = ticket = replace(ticket, redelivered=True)  # though the broker may not have marked it
+                self._leave_if_done(kept=True)  # another worker ran it, or discarded it without a run
+                if self.rules.redelivery == "drop":
+                    self._drop()
+            lease, holder = self._take_begun()
             if not holder:
-                self._begin(lease, record, began)
+                try:
+                    message.begin()  # from here on, no later call takes it over
+                except BaseException:
+                    if lease:
+                        lease.release()
+                    raise
+                self.ticket = ticket.begun
+                if not ticket.running and self.rules.hold_for:
+                    self._leave_queue()  # so that its slot is held before the turn ends
                 return lease
             self._refused = True
-            if not came_before:
-                keep(ticket, message.lifetime, record)
-        if not came_before and holder.task_id == ticket.task_id:  # a run with older arguments, not a copy of this one
+            if not began:
+                message.keep(self._lifetime)
+        if not began and holder.task_id == ticket.task_id:  # a run with older arguments, not a copy of this one
             holder = Holder(None, holder.state, holder.retry_after)
         self._give_way(holder)
 
-    def _look_at_pending(self) -> tuple[Seen, Seen]:
-        """Return the record of the pending call and the note of what began; end the message if another one counts."""
-        ticket = self.message.ticket
-        record, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
-        if is_superseded(ticket, record, began):
+    def _end_if_superseded(self, message: PendingMessage) -> None:
+        if message.is_superseded():
             self._superseded = True
-            raise Ignore(f"Another message of {ticket.task_id} has newer arguments.")
-        return record, began
+            raise Ignore(f"Another message of {self.ticket.task_id} has newer arguments.")
 
-    @property
-    def _secret(self) -> str:
-        """The secret that the worker drew for the run; empty if it drew none."""
-        secret = self.message.request.get(RUN_HEADER)
-        return secret if is_secret(secret) else ""
-
-    def _take_begun(self, came_before: bool) -> tuple[Lease | None, Holder | None]:
+    def _take_begun(self) -> tuple[Lease | None, Holder | None]:
         """Take the slot of the run of a pending call, if runs have one; or return the holder that comes first."""
-        ticket = self.message.ticket.begun
-        if ticket.queue != ticket.running and not came_before:
+        ticket = self.ticket.begun
+        if ticket.queue != ticket.running and not self._began:
             first = peek(ticket.using, ticket.queue)  # a retry, a call that has links, or a run that is over but held
             if first.value:
                 return None, first.holder
@@ -247,85 +272,410 @@ class Arrival:
         except LockTakenError as taken:
             return None, Holder.of(taken)
 
-    def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
-        """Let no later call take the message over; with ``hold_for``, its slot is held before the turn ends."""
-        message = self.message
-        try:
-            begin(message.ticket, message.task, record, began)
-        except BaseException:
-            if lease:
-                lease.release()
-            raise
-        message.ticket = message.ticket.begun
-        if not message.ticket.running and message.rules.hold_for:
-            self._leave_queue()
-
-    def _left_behind(self, holder: Holder) -> bool:
-        """
-        Return whether the slot waits for a retry of this message that a dead worker never sent.
-
-        The first copy to arrive cannot know, because the retry may be about to be sent.
-        """
-        message, task_id = self.message, self.message.request.id
-        if not message.ticket.watch or not holder.waits_as(task_id):
-            return False
-        try:  # without results, the note decides, and it has been read already
-            return message.stored(task_id).get("status") != states.RETRY
-        except NoResultsError:
-            return False
-
-    def _take_own(self) -> Lease | None:
-        """Take the slot that waits for this message if the message has merely lost the secret."""
-        message = self.message
-        seen = peek(message.ticket.using, message.ticket.begun.waiting)
-        if not seen.holder.waits_as(message.request.id):
-            return None
-        message.ticket = replace(message.ticket, secret=seen.secret)
-        with suppress(LockTakenError):
-            return self._take_running(message.ticket)
-        return None
-
     def _leave_queue(self) -> None:
-        """Free the lock that the message held while it waited, unless it is the lock of the run."""
-        message, ticket = self.message, self.message.ticket
-        if ticket.waiting != ticket.running and ticket.secret:
-            leave_queue(ticket, 0.0 if ticket.running else message.rules.hold_for, message.task.name)
-
-    def _give_way(self, holder: Holder) -> NoReturn:
-        """End the message or put it back into the queue, because *holder* has the slot."""
-        request = self.message.request
-        if holder.task_id == request.id and not request.is_eager:
-            self.redelivery.watch(holder)
-        give_way(self.message, holder)
+        """Free the lock that the message held while it waited, unless it is the lock of the run or is to be held."""
+        ticket = self.ticket
+        if ticket.waiting == ticket.running or not ticket.secret:
+            return
+        if not ticket.running and self.rules.hold_for and ticket.waiting == ticket.queue:
+            with suppress(LockTakenError, QuorumUnavailableError):
+                hold = self.rules.hold_for
+                ticket.take(ticket.waiting, hold, self.task.name, SlotState.HELD, adopt=ticket.secret)
+        else:
+            ticket.free()
 
     def _without_nodes(
         self, error: QuorumUnavailableError | LockLostError, execution: Execution | None = None
     ) -> Execution:
         """Do what ``on_unavailable`` says for a run: the nodes do not answer, or not any more since it got its slot."""
-        message, ticket = self.message, self.message.ticket
-        how = message.rules.without_nodes("run")
+        ticket = self.ticket
+        how = self.rules.without_nodes("run")
         if execution and how == "run" and isinstance(error, QuorumUnavailableError):
             log.warning("%s runs without further questions: %s", printable(ticket.name), error)
             self._leave_queue()
-            self.redelivery.stop_watching()
+            self._stop_watching()
             return execution
         claimed = None
         if execution:
             claimed = execution.give_back() if how == "retry" else None
             execution.end(hold=False)
-        if how != "retry" and ticket.trailing and message.has_result():
-            raise Ignore(f"{message.request.id} has a result, and this message may be an older one.")
+        if how != "retry" and ticket.trailing and self._has_result():
+            raise Ignore(f"{self.request.id} has a result, and this message may be an older one.")
         if how == "run" and not self._refused and not execution:
             log.warning("%s runs without a slot: %s", printable(ticket.name), error)
             return self._execution(None, in_queue=True)
-        if how == "fail" or message.request.is_eager:
+        if how == "fail" or self.request.is_eager:
             raise error
         # This uses up no retry: without an answer from the nodes, the body must not run.
         pause = pause_after(error, ticket.tries)
-        message.send_again(ticket, pause, claimed)
+        self._send_again(ticket, pause, claimed)
         if ticket.trailing:  # the state RETRY would overwrite the result of another message of the call
             raise Ignore(f"The lock nodes do not answer: {error}") from error
         raise Retry(f"The lock nodes do not answer: {error}", exc=error, when=pause) from error  # type: ignore[arg-type]
+
+    # Another task has the slot
+
+    def _give_way(self, holder: Holder) -> NoReturn:
+        """
+        End the message or put it back into the queue, because *holder* has its slot.
+
+        A message whose run may have begun and not ended waits, whatever ``on_overlap`` and ``wait_for`` say: its caller
+        was promised the run, and only the death of a process kept that from its end.
+
+        Raises:
+            Answered: The task has a result without running.
+            Ignore: It does not run, or not now.
+            DuplicateTask: ``on_overlap="fail"``.
+        """
+        if holder.task_id == self.request.id and not self.request.is_eager:
+            self._watch(holder)
+        # A holder whose message may not have been sent is no reason to drop this one: it lapses in a moment.
+        waits = self.ticket.trailing or self.unfinished or holder.state is SlotState.CLAIMED
+        ticket, how = self.ticket, "wait" if waits else self.rules.overlap
+        if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
+            about: dict[str, Any] = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id}
+            about |= {"state": str(holder.state), "strategy": "return" if isinstance(how, Return) else how}
+            report(self.task, OVERLAP, "%s is %s", ticket.name, holder, **about)
+        if how == "fail":
+            error = holder.error(self.task.singleton_error, ticket.name)
+            self._store(error, states.FAILURE)
+            raise error from None
+        if isinstance(how, Return):
+            self._store(how.value, states.SUCCESS)
+            raise Answered(how.value)
+        if how in ("wait", "follow") and not self.request.is_eager:
+            self._wait(holder, follow=how == "follow")
+        self._skip(f"Skipped: {printable(ticket.name)} is {holder}.", holder)
+
+    def _wait(self, holder: Holder, follow: bool) -> NoReturn:
+        """Put the message back into the queue until the holder is done; this uses up no retry."""
+        ticket = self.ticket
+        if follow and holder.task_id and self._stores_results:
+            ticket = replace(ticket, joined=ticket.joined or holder.task_id)
+            with suppress(NoResultsError):  # it waits anyway
+                self._answer_with(ticket.joined)
+        pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
+        limit = None if self.unfinished or holder.state is SlotState.CLAIMED else self.rules.wait_for
+        if limit is not None:
+            left = limit - ticket.waited
+            pause = min(pause, max(left, FIRST_WAIT))
+            if left <= 0:
+                self._skip(f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s.", holder)
+        self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
+        raise Ignore(f"{self.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None
+
+    def _watch(self, holder: Holder) -> NoReturn:
+        """
+        Put the message back, because the holder is a run of this same message, which the broker has delivered twice.
+
+        The run may be alive or dead; only the end of its lease will show that. If this copy were dropped and the run
+        died, the message would be lost, because on Redis the broker takes both copies for one. One waiting copy is
+        enough.
+
+        Raises:
+            Ignore: This copy was put back, or another copy is already waiting.
+            Reject: The broker did not accept the copy, and must deliver the message again.
+        """
+        ticket, secret, lease = self.ticket, fresh_secret(), self.rules.lease
+        pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
+        name, ttl = f"watch:{ticket.task_id}", pause + self.rules.queue_ttl
+        try:
+            ticket.take(name, ttl, self.task.name, NOTE, secret, adopt=ticket.watch)
+        except LockTakenError:
+            raise Ignore(f"{ticket.task_id} was delivered again; another copy is already waiting.") from None
+        try:
+            self._send_again(replace(ticket, watch=secret), pause)
+        except Exception as error:
+            free(ticket.using, name, secret)
+            log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
+            if isinstance(error, Reject):
+                raise
+            # Not a failure, which would be stored as the result of the live run.
+            raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
+        raise Ignore(f"{ticket.task_id} was delivered a second time; it is checked again in {pause:.1f} s.") from None
+
+    def _stop_watching(self) -> None:
+        """Let other copies watch a run of this message."""
+        if self.ticket.watch:
+            free(self.ticket.using, f"watch:{self.ticket.task_id}", self.ticket.watch)
+
+    # Earlier deliveries: the broker may deliver a message more than once
+
+    def _note(self, what: str) -> str:
+        """Return the name of the note that one attempt of the task is ``done``, or has ``begun``."""
+        return f"{what}:{self.ticket.task_id}:{self.request.retries or 0}"
+
+    @property
+    def _kept(self) -> bool:
+        """Whether this worker received it so long ago that another worker may have received and run a copy."""
+        received = self.request.get(RECEIVED_HEADER)
+        return not isinstance(received, float) or steady() - received > PREFETCHED
+
+    def _leave_if_done(self, kept: bool = False) -> None:
+        """
+        End a message whose work is done.
+
+        Args:
+            kept: Whether another worker may have received a copy of it while this one kept it.
+
+        Raises:
+            Ignore: It is done, or it was put back to wait for a result.
+        """
+        if self._is_done(kept):
+            raise Ignore(f"{self.request.id} was delivered a second time, and is already done.")
+
+    def _is_done(self, kept: bool) -> bool:
+        """Return whether this is a copy of a message whose work is done; a message that was *kept* may be one, too."""
+        ticket = self.ticket
+        copy = self.came_again or bool(ticket.watch)
+        if not (copy or ticket.tries or kept) or self.request.is_eager:
+            return False
+        owner = peek(ticket.using, self._note("done")).owner
+        if not self._stores_results or (owner and owner.state == GOES_ON):
+            return bool(owner)
+        # The backend knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
+        if not (owner or copy or (kept and ticket.secret)):
+            return False
+        try:
+            stored = self.stored(self.request.id)
+        except NoResultsError as error:
+            if owner:
+                self._await_result()
+            if copy:  # else nothing suggests that it is done: a worker that runs a copy leaves a note
+                self._without_results(error)
+            return False
+        if owner and stored and stored["status"] not in DONE:
+            self._await_result()
+        return stored["status"] in DONE if stored else bool(owner)
+
+    def _await_result(self) -> NoReturn:
+        """
+        Put the message back, because the work is done but its result is not stored yet.
+
+        The worker is about to store the result, or died first. If it died, the note has expired when the message comes
+        back, and the work is repeated.
+        """
+        pause = self.rules.lease
+        self._send_again(self.ticket, pause)
+        raise Ignore(f"{self.request.id} is done, but its result is not stored; it is checked again in {pause:.1f} s.")
+
+    def note_done(self, execution: Execution, goes_on: bool = False) -> None:
+        """
+        Leave a note for later copies of a message that the broker may deliver again although it is done.
+
+        Args:
+            execution: The run.
+            goes_on: Whether another message continues the work and will have the result.
+        """
+        ticket = self.ticket
+        if self.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
+            return
+        # A delayed message may have waited for longer than the broker's visibility timeout.
+        delayed = self.request.eta and not ticket.tries
+        if not (self.task.acks_late or delayed or self.came_again or ticket.watch):
+            return
+        ttl = REMEMBERED if self._stores_results else max(REMEMBERED, self.rules.queue_ttl)
+        try:
+            ticket.take(self._note("done"), ttl, self.task.name, GOES_ON if goes_on else NOTE)
+        except LockTakenError:  # it has been done before
+            pass
+        except QuorumUnavailableError as error:
+            log.warning("could not note that %s is done; a copy of it may run: %s", printable(ticket.task_id), error)
+
+    def _leave_if_begun(self) -> None:
+        """
+        Note that the run begins, for ``redelivery="drop"``; end the message if it had begun before.
+
+        Raises:
+            Ignore: It had begun before.
+        """
+        if self.rules.redelivery != "drop" or self.request.is_eager:
+            return
+        try:
+            ttl = max(LONGEST_PAUSE, self.rules.queue_ttl)
+            self.ticket.take(self._note("begun"), ttl, self.task.name, NOTE)
+        except LockTakenError:
+            self._end_without_a_run()  # this message has the slot now, so no other run of it is alive
+
+    def _drop(self) -> NoReturn:
+        """
+        End a message that was delivered a second time, once no run of it can be alive.
+
+        Raises:
+            Ignore: Always.
+        """
+        ticket = self.ticket
+        holder = peek(ticket.using, ticket.running).holder if ticket.running else None
+        if holder and holder.task_id == self.request.id and holder.state is SlotState.RUNNING:
+            self._watch(holder)
+        self._end_without_a_run()
+
+    def _end_without_a_run(self) -> NoReturn:
+        """Revoke the task if no run has stored a result; raise Ignore."""
+        reason = f"{self.ticket.task_id} came a second time, and is dropped."
+        try:
+            stored = self.stored(self.request.id)
+        except NoResultsError as error:
+            self._put_off(error)
+        if stored.get("status") not in states.READY_STATES:
+            with suppress(NotImplementedError):  # there is no result backend
+                self._skip(reason)
+        raise Ignore(reason)
+
+    # The result backend is asked here alone, and never keeps an accepted call from running
+
+    @property
+    def _result_ignored(self) -> bool:
+        """Whether the call or the task declares that its result is ignored."""
+        ignored = vars(self.request).get("ignore_result")
+        return bool(self.task.ignore_result if ignored is None else ignored)
+
+    @property
+    def _stores_results(self) -> bool:
+        """Whether the result of its run is stored."""
+        return not self._result_ignored and not isinstance(self.task.backend, DisabledBackend)
+
+    def stored(self, task_id: str) -> dict[str, Any]:
+        """
+        Return what is stored about a task; ``{}`` if results are ignored, or if this backend cannot be asked.
+
+        Raises:
+            NoResultsError: The result backend does not answer.
+        """
+        if not self._stores_results:
+            return {}
+        try:
+            meta: dict[str, Any] = self.task.backend.get_task_meta(task_id)
+            return meta
+        except NotImplementedError:
+            return {}
+        except (SoftTimeLimitExceeded, RedlockError):  # raised in this thread, whatever it was doing
+            raise
+        except Exception as error:
+            raise NoResultsError(f"{type(error).__name__}: {error}") from error
+
+    def _has_result(self) -> bool:
+        """Return whether a result is stored under its id; False if the result backend does not answer."""
+        try:
+            return self.stored(self.request.id).get("status") in states.READY_STATES
+        except NoResultsError:
+            return False
+
+    def _without_results(self, error: NoResultsError) -> None:
+        """
+        Put the message back, because the result backend would have to say whether it is to run.
+
+        It runs nevertheless with ``on_unavailable={"run": "run"}``, and when it has been put back often: no run needs
+        the result backend.
+
+        Raises:
+            Ignore: It was put back.
+        """
+        if self.rules.without_nodes("run") != "run" and self.ticket.tries < PATIENCE:
+            self._put_off(error)
+        log.warning("%s runs, though the result backend does not answer: %s", printable(self.request.id), error)
+
+    def _put_off(self, error: Exception) -> NoReturn:
+        """Put the message back until the result backend answers again; raise Ignore."""
+        pause = pause_after(error, self.ticket.tries)
+        self._send_again(self.ticket, pause)
+        raise Ignore(f"The result backend does not answer: {error}; the message is tried again in {pause:.1f} s.")
+
+    def _skip(self, reason: str, holder: Holder | None = None) -> NoReturn:
+        """
+        End the task as revoked, without a run.
+
+        ``Ignore`` alone would leave everybody waiting who has its id: callers, the rest of a chain, a chord's body. So
+        if this cannot be stored, the message is put back, and everything is decided anew when it arrives.
+
+        Raises:
+            Skipped: The call is eager.
+            Ignore: It is not.
+        """
+        if (request := self.request).is_eager:
+            raise Skipped(reason, holder) from None
+        about = {"request": request, "store_result": not self._result_ignored, "state": states.REVOKED}
+        try:
+            self.task.backend.mark_as_failure(request.id, TaskRevokedError(reason), **about)
+        except (SoftTimeLimitExceeded, NotImplementedError):
+            raise
+        except Exception as error:  # of the backend, or of an errback, which is called after the result was stored
+            if self._stores_results and not self._has_result():
+                self._put_off(error)
+            log.exception("%s has ended, but one of its callbacks failed", printable(request.id))
+        # Celery's own class, because the exception is pickled on its way to the parent process
+        raise Ignore(reason) from None
+
+    def _answer_with(self, task_id: str) -> None:
+        """
+        End the task with the result of another task, if that result is stored.
+
+        Raises:
+            Answered: That task succeeded.
+            Exception: The error with which that task failed.
+            NoResultsError: The result backend does not answer.
+        """
+        meta = self.stored(task_id)
+        if meta.get("status") == states.SUCCESS:
+            self._store(meta["result"], states.SUCCESS)
+            raise Answered(meta["result"])
+        if meta.get("status") in states.PROPAGATE_STATES:
+            self._store(meta["result"], states.FAILURE)
+            raise meta["result"]
+
+    def _store(self, result: Any, state: str) -> None:
+        """
+        Store the result with which the task is about to end without a run; Celery stores it again.
+
+        If Celery could not store it, nobody would learn that the task has ended, and nothing would have run.
+
+        Raises:
+            Ignore: The result backend does not store it, so the message was put back.
+        """
+        if not self._stores_results or self.request.is_eager:
+            return
+        try:
+            self.task.backend.store_result(self.request.id, result, state, request=self.request)
+        except NotImplementedError:
+            return
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            self._put_off(error)
+
+    # Back into the queue
+
+    @property
+    def _lifetime(self) -> float:
+        """The seconds for which its slot is kept while it waits: ``queue_ttl``, but no longer than until it expires."""
+        options = {"expires": self.request.expires}
+        return Call(self.task, self.request.args, self.request.kwargs, options, self.rules, self.ticket).ttl
+
+    def _send_again(self, ticket: Ticket, pause: float, claimed: Claim | None = None) -> None:
+        """
+        Put the message back into the queue for *pause* seconds, with *ticket*, and confirm its claim if it has one.
+
+        Raises:
+            Reject: The broker did not accept it, and must deliver the message again.
+            Exception: The broker did not accept it, and the message is acknowledged already.
+        """
+        request, ticket = self.request, replace(ticket, tries=ticket.tries + 1, redelivered=self.came_again)
+        # The sender chose how logs show the arguments; Celery would derive that again from the arguments.
+        shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
+        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
+        # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is away.
+        headers = {**(message.options.get("headers") or {}), "ignore_result": self._result_ignored}
+        options = {**message.options, "headers": headers, "ignore_result": True}
+        try:
+            Call(self.task, message.args, message.kwargs, options, self.rules, ticket, claimed).publish(ticket)
+        except EncodeError:
+            raise
+        except Exception as error:
+            self._put_back = bool(self.task.acks_late) and not request.is_eager
+            if not self._put_back:
+                raise
+            raise Reject(error, requeue=True) from error
+        self._put_back = True
 
 
 @contextmanager
@@ -341,7 +691,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     ticket = replace(task.singleton_ticket(f"direct-{fresh_secret()[:8]}", args, kwargs), scope=RUNNING)
     lease = None
     try:
-        lease = take_running(ticket, rules.times, task.name, "", inline=True)
+        lease = ticket.take_running(rules.times, task.name, "", inline=True)
     except QuorumUnavailableError as unanswered:
         if rules.without_nodes("run") != "run":
             raise
@@ -374,456 +724,14 @@ def stays_with_its_message(error: BaseException | None, task: Any, ticket: Ticke
     return bool(stopped and late and ticket.secret)
 
 
-PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
-PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
-
-
-class Answered(Exception):
-    """The task ends without a run; the first argument is its result."""
-
-
-class NoResultsError(Exception):
-    """The result backend does not answer."""
-
-
-class Skipped(Ignore):
-    """An eager call ended without running; *holder* has its slot, or is None if there is another reason."""
-
-    def __init__(self, reason: str, holder: Holder | None) -> None:
-        super().__init__(reason)
-        self.holder = holder
-
-
-class Message:
-    """
-    One message that a worker is about to run.
-
-    Args:
-        task: The task.
-        request: Celery's request.
-        args: The positional arguments of the call.
-        kwargs: Its keyword arguments.
-    """
-
-    def __init__(self, task: Any, request: Any, args: Any, kwargs: Any) -> None:
-        self.task = task
-        self.request = request
-        self.rules: SingletonOptions = task.singleton_options
-        self.ticket, self.ticket_lost = ticket_of(task, request, args, kwargs)
-        self.put_back = False  # into the queue
-
-    @property
-    def redelivered(self) -> bool:
-        """Whether the broker has marked the message as delivered again, now or before it was put back."""
-        return self.ticket.redelivered or bool((self.request.delivery_info or {}).get("redelivered"))
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a run of it may have begun and not ended; then it is never dropped because of another run."""
-        request = self.request
-        return bool(self.redelivered or self.ticket.watch or request.retries) and not request.is_eager
-
-    @property
-    def kept(self) -> bool:
-        """Whether this worker received it so long ago that another worker may have received and run a copy."""
-        received = self.request.get(RECEIVED_HEADER)
-        return not isinstance(received, float) or steady() - received > PREFETCHED
-
-    @property
-    def lifetime(self) -> float:
-        """The seconds for which its slot is kept while it waits: ``queue_ttl``, but no longer than until it expires."""
-        options = {"expires": self.request.expires}
-        return Call(self.task, self.request.args, self.request.kwargs, options, self.rules, self.ticket).ttl
-
-    @property
-    def result_ignored(self) -> bool:
-        """Whether the call or the task declares that its result is ignored."""
-        ignored = vars(self.request).get("ignore_result")
-        return bool(self.task.ignore_result if ignored is None else ignored)
-
-    @property
-    def stores_results(self) -> bool:
-        """Whether the result of its run is stored."""
-        return not self.result_ignored and not isinstance(self.task.backend, DisabledBackend)
-
-    def stored(self, task_id: str) -> dict[str, Any]:
-        """
-        Return what is stored about a task; ``{}`` if results are ignored, or if this backend cannot be asked.
-
-        Raises:
-            NoResultsError: The result backend does not answer.
-        """
-        if not self.stores_results:
-            return {}
-        try:
-            meta: dict[str, Any] = self.task.backend.get_task_meta(task_id)
-            return meta
-        except NotImplementedError:
-            return {}
-        except (SoftTimeLimitExceeded, RedlockError):  # raised in this thread, whatever it was doing
-            raise
-        except Exception as error:
-            raise NoResultsError(f"{type(error).__name__}: {error}") from error
-
-    def has_result(self) -> bool:
-        """Return whether a result is stored under its id; False if the result backend does not answer."""
-        try:
-            return self.stored(self.request.id).get("status") in states.READY_STATES
-        except NoResultsError:
-            return False
-
-    def without_results(self, error: NoResultsError) -> None:
-        """
-        Put the message back, because the result backend would have to say whether it is to run.
-
-        It runs nevertheless with ``on_unavailable={"run": "run"}``, and when it has been put back often: no run needs
-        the result backend.
-
-        Raises:
-            Ignore: It was put back.
-        """
-        if self.rules.without_nodes("run") != "run" and self.ticket.tries < PATIENCE:
-            self.put_off(error)
-        log.warning("%s runs, though the result backend does not answer: %s", printable(self.request.id), error)
-
-    def put_off(self, error: Exception) -> NoReturn:
-        """Put the message back until the result backend answers again; raise Ignore."""
-        pause = pause_after(error, self.ticket.tries)
-        self.send_again(self.ticket, pause)
-        raise Ignore(f"The result backend does not answer: {error}; the message is tried again in {pause:.1f} s.")
-
-    def skip(self, reason: str, holder: Holder | None = None) -> NoReturn:
-        """
-        End the task as revoked, without a run.
-
-        ``Ignore`` alone would leave everybody waiting who has its id: callers, the rest of a chain, a chord's body. So
-        if this cannot be stored, the message is put back, and everything is decided anew when it arrives.
-
-        Raises:
-            Skipped: The call is eager.
-            Ignore: It is not.
-        """
-        if (request := self.request).is_eager:
-            raise Skipped(reason, holder) from None
-        about = {"request": request, "store_result": not self.result_ignored, "state": states.REVOKED}
-        try:
-            self.task.backend.mark_as_failure(request.id, TaskRevokedError(reason), **about)
-        except (SoftTimeLimitExceeded, NotImplementedError):
-            raise
-        except Exception as error:  # of the backend, or of an errback, which is called after the result was stored
-            if self.stores_results and not self.has_result():
-                self.put_off(error)
-            log.exception("%s has ended, but one of its callbacks failed", printable(request.id))
-        raise Ignore(
-            reason
-        ) from None  # Celery's own class, because the exception is pickled on its way to the parent process
-
-    def answer_with(self, task_id: str) -> None:
-        """
-        End the task with the result of another task, if that result is stored.
-
-        Raises:
-            Answered: That task succeeded.
-            Exception: The error with which that task failed.
-            NoResultsError: The result backend does not answer.
-        """
-        meta = self.stored(task_id)
-        if meta.get("status") == states.SUCCESS:
-            self.store(meta["result"], states.SUCCESS)
-            raise Answered(meta["result"])
-        if meta.get("status") in states.PROPAGATE_STATES:
-            self.store(meta["result"], states.FAILURE)
-            raise meta["result"]
-
-    def store(self, result: Any, state: str) -> None:
-        """
-        Store the result with which the task is about to end without a run; Celery stores it again.
-
-        If Celery could not store it, nobody would learn that the task has ended, and nothing would have run.
-
-        Raises:
-            Ignore: The result backend does not store it, so the message was put back.
-        """
-        if not self.stores_results or self.request.is_eager:
-            return
-        try:
-            self.task.backend.store_result(self.request.id, result, state, request=self.request)
-        except NotImplementedError:
-            return
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:
-            self.put_off(error)
-
-    def send_again(self, ticket: Ticket, pause: float, claimed: Claim | None = None) -> None:
-        """
-        Put the message back into the queue for *pause* seconds, with *ticket*, and confirm its claim if it has one.
-
-        Raises:
-            Reject: The broker did not accept it, and must deliver the message again.
-            Exception: The broker did not accept it, and the message is acknowledged already.
-        """
-        request, ticket = self.request, replace(ticket, tries=ticket.tries + 1, redelivered=self.redelivered)
-        # The sender chose how logs show the arguments; Celery would derive that again from the arguments.
-        shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
-        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
-        # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is away.
-        headers = {**(message.options.get("headers") or {}), "ignore_result": self.result_ignored}
-        options = {**message.options, "headers": headers, "ignore_result": True}
-        try:
-            Call(self.task, message.args, message.kwargs, options, self.rules, ticket, claimed).publish(ticket)
-        except EncodeError:
-            raise
-        except Exception as error:
-            self.put_back = bool(self.task.acks_late) and not request.is_eager
-            if not self.put_back:
-                raise
-            raise Reject(error, requeue=True) from error
-        self.put_back = True
-
-
-def ticket_of(task: Any, request: Any, args: Any, kwargs: Any) -> tuple[Ticket, bool]:
-    """Return the ticket of a message, and whether it had none and got one made from its arguments."""
-    found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
-    return found or task.singleton_ticket(request.id, args, kwargs), found is None
-
-
-def give_way(message: Message, holder: Holder) -> NoReturn:
-    """
-    End the message or put it back into the queue, because *holder* has its slot.
-
-    A message whose run may have begun and not ended waits, whatever ``on_overlap`` and ``wait_for`` say: its caller was
-    promised the run, and only the death of a process kept that from its end.
-
-    Raises:
-        Answered: The task has a result without running.
-        Ignore: It does not run, or not now.
-        DuplicateTask: ``on_overlap="fail"``.
-    """
-    # A holder whose message may not have been sent is no reason to drop this one: it lapses in a moment.
-    waits = message.ticket.trailing or message.unfinished or holder.state is SlotState.CLAIMED
-    ticket, how = message.ticket, "wait" if waits else message.rules.overlap
-    if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
-        _report(message, holder, how)
-    if how == "fail":
-        error = holder.error(message.task.singleton_error, ticket.name)
-        message.store(error, states.FAILURE)
-        raise error from None
-    if isinstance(how, Return):
-        message.store(how.value, states.SUCCESS)
-        raise Answered(how.value)
-    if how in ("wait", "follow") and not message.request.is_eager:
-        _wait(message, holder, follow=how == "follow")
-    message.skip(f"Skipped: {printable(ticket.name)} is {holder}.", holder)
-
-
-def _report(message: Message, holder: Holder, how: Overlap | Return) -> None:
-    ticket = message.ticket
-    report(
-        message.task,
-        OVERLAP,
-        "%s is %s",
-        ticket.name,
-        holder,
-        task_id=ticket.task_id,
-        name=ticket.name,
-        holder_id=holder.task_id,
-        state=str(holder.state),
-        strategy="return" if isinstance(how, Return) else how,
-    )
-
-
-def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
-    """Put the message back into the queue until the holder is done; this uses up no retry."""
-    ticket = message.ticket
-    if follow and holder.task_id and message.stores_results:
-        ticket = replace(ticket, joined=ticket.joined or holder.task_id)
-        with suppress(NoResultsError):  # it waits anyway
-            message.answer_with(ticket.joined)
-    pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
-    limit = None if message.unfinished or holder.state is SlotState.CLAIMED else message.rules.wait_for
-    if limit is not None:
-        left = limit - ticket.waited
-        pause = min(pause, max(left, FIRST_WAIT))
-        if left <= 0:
-            message.skip(f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s.", holder)
-    message.send_again(replace(ticket, waited=ticket.waited + pause), pause)
-    raise Ignore(f"{message.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None
-
-
-DONE = frozenset({states.SUCCESS, states.REVOKED})  # the redelivery of a failed task is left to Celery's rules
-
-
-class Redelivery:
-    """
-    What is known about earlier deliveries of a message.
-
-    Args:
-        message: The message.
-    """
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
-        self.began_pending = False  # whether this is the message of a pending call of which a copy has begun a run
-
-    # Is it done?
-
-    def leave_if_done(self, kept: bool = False) -> None:
-        """
-        End a message whose work is done.
-
-        Args:
-            kept: Whether another worker may have received a copy of it while this one kept it.
-
-        Raises:
-            Ignore: It is done, or it was put back to wait for a result.
-        """
-        if self._is_done(kept):
-            raise Ignore(f"{self.message.request.id} was delivered a second time, and is already done.")
-
-    def _is_done(self, kept: bool) -> bool:
-        """Return whether this is a copy of a message whose work is done; a message that was *kept* may be one, too."""
-        message, ticket = self.message, self.message.ticket
-        copy = message.redelivered or bool(ticket.watch)
-        if not (copy or ticket.tries or kept) or message.request.is_eager:
-            return False
-        owner = peek(ticket.using, done_name(ticket.task_id, message.request.retries or 0)).owner
-        if not message.stores_results or (owner and moved_on(owner)):
-            return bool(owner)
-        # The backend knows only the id. About a message that is not a copy, this is proof only if the id is its alone.
-        if not (owner or copy or (kept and ticket.secret)):
-            return False
-        try:
-            stored = message.stored(message.request.id)
-        except NoResultsError as error:
-            if owner:
-                self._await_result()
-            if copy:  # else nothing suggests that it is done: a worker that runs a copy leaves a note
-                message.without_results(error)
-            return False
-        if owner and stored and stored["status"] not in DONE:
-            self._await_result()
-        return stored["status"] in DONE if stored else bool(owner)
-
-    def _await_result(self) -> NoReturn:
-        """
-        Put the message back, because the work is done but its result is not stored yet.
-
-        The worker is about to store the result, or died first. If it died, the note has expired when the message comes
-        back, and the work is repeated.
-        """
-        pause = self.message.rules.lease
-        self.message.send_again(self.message.ticket, pause)
-        task_id = self.message.request.id
-        raise Ignore(f"{task_id} is done, but its result is not stored; it is checked again in {pause:.1f} s.")
-
-    def note_done(self, execution: Execution, goes_on: bool = False) -> None:
-        """
-        Leave a note for later copies of a message that the broker may deliver again although it is done.
-
-        Args:
-            execution: The run.
-            goes_on: Whether another message continues the work and will have the result.
-        """
-        message, ticket = self.message, self.message.ticket
-        if message.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
-            return
-        # A delayed message may have waited for longer than the broker's visibility timeout.
-        delayed = message.request.eta and not ticket.tries
-        if message.task.acks_late or delayed or message.redelivered or ticket.watch:
-            execution.note_done(message.stores_results, goes_on)
-
-    # Has it begun? For redelivery="drop".
-
-    def leave_if_begun(self) -> None:
-        """
-        Note that the run begins, for ``redelivery="drop"``; end the message if it had begun before.
-
-        Raises:
-            Ignore: It had begun before.
-        """
-        message, ticket = self.message, self.message.ticket
-        if message.rules.redelivery != "drop" or message.request.is_eager:
-            return
-        try:
-            about = (fresh_secret(), ticket.task_id, message.task.name[:LABEL] + NOTE)
-            take_note(ticket.using, self._begun_name, max(LONGEST_PAUSE, message.rules.queue_ttl), *about)
-        except LockTakenError:
-            self._end_without_a_run()  # this message has the slot now, so no other run of it is alive
-
-    def has_begun(self) -> bool:
-        """Return whether a run of the message is known to have begun."""
-        return self.began_pending or bool(peek(self.message.ticket.using, self._begun_name).value)
-
-    @property
-    def _begun_name(self) -> str:
-        return begun_name(self.message.ticket.task_id, self.message.request.retries or 0)
-
-    def drop(self) -> NoReturn:
-        """
-        End a message that was delivered a second time, once no run of it can be alive.
-
-        Raises:
-            Ignore: Always.
-        """
-        message, ticket = self.message, self.message.ticket
-        holder = peek(ticket.using, ticket.running).holder if ticket.running else None
-        if holder and holder.task_id == message.request.id and holder.state is SlotState.RUNNING:
-            self.watch(holder)
-        self._end_without_a_run()
-
-    def _end_without_a_run(self) -> NoReturn:
-        """Revoke the task if no run has stored a result; raise Ignore."""
-        message = self.message
-        reason = f"{message.ticket.task_id} came a second time, and is dropped."
-        try:
-            stored = message.stored(message.request.id)
-        except NoResultsError as error:
-            message.put_off(error)
-        if stored.get("status") not in states.READY_STATES:
-            with suppress(NotImplementedError):  # there is no result backend
-                message.skip(reason)
-        raise Ignore(reason)
-
-    # Does a copy of it run?
-
-    def watch(self, holder: Holder) -> NoReturn:
-        """
-        Put the message back, because the holder is a run of this same message, which the broker has delivered twice.
-
-        The run may be alive or dead; only the end of its lease will show that. If this copy were dropped and the run
-        died, the message would be lost, because on Redis the broker takes both copies for one. One waiting copy is
-        enough.
-
-        Raises:
-            Ignore: This copy was put back, or another copy is already waiting.
-            Reject: The broker did not accept the copy, and must deliver the message again.
-        """
-        message, ticket, secret = self.message, self.message.ticket, fresh_secret()
-        lease = message.rules.lease
-        pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
-        about = (ticket.using, self._watch_name, pause + message.rules.queue_ttl, secret, ticket.task_id)
-        try:
-            take_note(*about, message.task.name[:LABEL] + NOTE, adopt=ticket.watch)
-        except LockTakenError:
-            raise Ignore(f"{ticket.task_id} was delivered again; another copy is already waiting.") from None
-        try:
-            message.send_again(replace(ticket, watch=secret), pause)
-        except Exception as error:
-            free(ticket.using, self._watch_name, secret)
-            log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
-            if isinstance(error, Reject):
-                raise
-            # Not a failure, which would be stored as the result of the live run.
-            raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
-        raise Ignore(f"{ticket.task_id} was delivered a second time; it is checked again in {pause:.1f} s.") from None
-
-    def stop_watching(self) -> None:
-        """Let other copies watch a run of this message."""
-        ticket = self.message.ticket
-        if ticket.watch:
-            free(ticket.using, self._watch_name, ticket.watch)
-
-    @property
-    def _watch_name(self) -> str:
-        return f"watch:{self.message.ticket.task_id}"
+def backoff(first: float, longest: float, tries: int) -> float:
+    """Return the next pause, in seconds, of a message that has been put back *tries* times."""
+    return min(longest, first * 2.0 ** min(tries, 32))
+
+
+def pause_after(error: Exception, tries: int) -> float:
+    """Return the pause, in seconds, of a message that cannot be run because a part that it needs does not answer."""
+    if isinstance(error, QuorumUnavailableError) and error.retry_after is not None:
+        # A little longer, so that the nodes vote again when the message arrives.
+        return min(LONGEST_PAUSE, error.retry_after + 0.5)
+    return backoff(1.0, LONGEST_PAUSE, tries)

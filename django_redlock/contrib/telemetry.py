@@ -7,7 +7,6 @@ each, and the name may be personal data. The label of a name is therefore its *t
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -72,56 +71,40 @@ class Labels:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+def listen(
+    uid: str,
+    *,
+    gave_up: Callable[[str, str, str, float], object],
+    ended: Callable[[str, Any, str], object],
+    acquired: Callable[[str, Any], object] = lambda alias, lease: None,
+    forced: Callable[[str, str], object] = lambda alias, outcome: None,
+    down: Callable[[str, str], object] = lambda alias, node: None,
+) -> None:
     """
-    The callbacks for events of locks; see :func:`listen`.
+    Call these functions for every lock of this process; later ones with the same *uid* replace them.
 
     Args:
-        acquired: Called with alias, lease.
+        uid: What identifies the listener.
         gave_up: Called with alias, name, outcome (``taken`` or ``no_quorum``) and the seconds waited.
         ended: Called with alias, lease and outcome (the result of the release, or the reason of the loss).
+        acquired: Called with alias, lease.
         forced: Called with alias and outcome.
-        node: Called with alias, name and whether it is up.
+        down: Called with alias and name of a node that stopped answering.
     """
-
-    acquired: Callable[[str, Any], object]
-    gave_up: Callable[[str, str, str, float], object]
-    ended: Callable[[str, Any, str], object]
-    forced: Callable[[str, str], object]
-    node: Callable[[str, str, bool], object]
-
-
-def listen(listener: Listener, uid: str) -> None:
-    """
-    Call *listener* for every lock of this process; a later listener with the same *uid* replaces it.
-    """
-
-    def acquired(sender: Any, lease: Any, **about: Any) -> None:
-        listener.acquired(sender.alias, lease)
 
     def taken(sender: Any, name: str, error: Any, **about: Any) -> None:
         outcome = "taken" if isinstance(error, LockTakenError) else "no_quorum"
-        listener.gave_up(sender.alias, name, outcome, error.waited)
+        gave_up(sender.alias, name, outcome, error.waited)
 
-    def released(sender: Any, lease: Any, outcome: str, **about: Any) -> None:
-        listener.ended(sender.alias, lease, outcome)
-
-    def lost(sender: Any, lease: Any, reason: str, **about: Any) -> None:
-        listener.ended(sender.alias, lease, reason)
-
-    def forced(sender: Any, outcome: str, **about: Any) -> None:
-        listener.forced(sender.alias, outcome)
-
-    def node_down(sender: Any, node: str, **about: Any) -> None:
-        listener.node(sender.alias, node, False)
-
-    def node_up(sender: Any, node: str, **about: Any) -> None:
-        listener.node(sender.alias, node, True)
-
-    receivers: tuple[Callable[..., None], ...] = (acquired, released, taken, lost, forced, node_down, node_up)
-    names = ("lock_acquired", "lock_released", "lock_taken", "lock_lost", "lock_forced", "node_down", "node_up")
-    for name, receiver in zip(names, receivers, strict=True):
+    receivers: dict[str, Callable[..., object]] = {
+        "lock_acquired": lambda sender, lease, **about: acquired(sender.alias, lease),
+        "lock_taken": taken,
+        "lock_released": lambda sender, lease, outcome, **about: ended(sender.alias, lease, outcome),
+        "lock_lost": lambda sender, lease, reason, **about: ended(sender.alias, lease, reason),
+        "lock_forced": lambda sender, outcome, **about: forced(sender.alias, outcome),
+        "node_down": lambda sender, node, **about: down(sender.alias, node),
+    }
+    for name, receiver in receivers.items():
         signals.SIGNALS[name].connect(receiver, weak=False, dispatch_uid=f"django_redlock.{uid}.{name}")
 
 

@@ -7,14 +7,13 @@ after each, so the blocking driver, the asyncio driver and the simulation run th
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Set
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken, Verdict
 from .names import permit_slug, secret_of, slug
 from .protocol import ABSENT, Instant, Kind, Release, Reply, Survey
-from .round import Round, cleanup, count
+from .round import Round, cleanup, count, unanswered
 from .rules import Rules, Wanted
 
 FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; each later pause is twice as long
@@ -25,25 +24,22 @@ LEAST_POLL = 0.02  # least seconds before a waiter asks again about a hold that 
 UNNOTIFIED_POLL = 0.05  # seconds of pause per waiter ahead in the queue, while too few nodes can notify this one
 
 
-@dataclass(frozen=True, slots=True)
-class GaveUp:
+class GaveUp(Verdict):
     """
     The acquisition ended without the lock.
 
-    ``taken`` is whether another owner has the lock; otherwise too few nodes answered. ``misconfigured`` is whether the
-    nodes cannot vote until servers or settings change. ``queued`` is whether the lock is free but other callers wait
-    for it.
+    Args:
+        verdict: The meaning of the last replies.
+        waited: Seconds for which the acquisition tried.
+        attempts: How many attempts it made.
     """
 
-    taken: bool
-    misconfigured: bool
-    waited: float
-    attempts: int
-    replies: Mapping[int, Reply]
-    retry_after: float | None
-    holder: str
-    queued: bool
-    agreed: bool
+    __slots__ = ("attempts", "waited")
+
+    def __init__(self, verdict: Verdict, waited: float, attempts: int) -> None:
+        super().__init__(verdict.replies, verdict.rules)
+        self.waited = waited
+        self.attempts = attempts
 
 
 class Pause(NamedTuple):
@@ -90,46 +86,74 @@ class Acquisition:
         waiter: str = "",
     ) -> None:
         self.wanted = wanted
-        self.waiter = Waiter(waiter, rules.needed)
+        self.waiter = Waiter(waiter, rules.needed) if waiter else NOBODY
         self.explained = False
         self._rules = rules
         self._highest = highest
         self._fresh_secret = fresh_secret
         self._chance = chance
-        self._backoff: Backoff | None = None  # made when a first attempt has failed
+        self._delay = rules.retry_delay
         self._slugs = tuple(map(slug, wanted.names))
         self._timeout = rules.timeout(wanted.ttl, len(wanted.names))
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
-        self._at = self._since = NEVER
+        self._since = NEVER
         self._attempts = 0
-        # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
-        # moment finds an attempt to undo.
-        self._attempt = self._new_attempt(self._slugs)
         # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too.
         self._enrolled: set[int] = set()
+        # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
+        # moment finds an attempt to undo.
+        self._attempt = self._new_attempt(self._slugs, NEVER)
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
         """Yield rounds and pauses, and return the outcome; the driver sends the time after each of them."""
-        self._at = self._since = at
+        self._attempt.at = self._since = at
         while True:
-            self.waiter.attend()
             if self.wanted.limit == 1:
-                granted = yield from self._try(self._slugs)
+                granted = yield from self._begin(self._slugs).steps(self._since)
             else:
                 granted = yield from self._try_permits()
             if granted is None and self._attempt.verdict.split:
                 granted = yield from self._contend()
             if granted is not None:
                 return granted
-            verdict = self._attempt.verdict
+            verdict, left = self._attempt.verdict, self._time_left()
             self.waiter.gives_back(verdict.granted)
-            left = self._time_left()
             over = verdict.misconfigured or (left is not None and left <= 0)
+            # A waiter that cannot win leaves the queues that it reaches: as the first one there, it would keep out
+            # everybody who can.
             yield from self._withdraw(leaving=over or verdict.cut_off)
             if over:
-                return self._gave_up()
-            self._backoff = self._backoff or Backoff(self._rules, self._chance)
-            self._at = yield self._backoff.pause(verdict, self._time_left())
+                return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts)
+            self._attempt.at = yield self._pause(verdict)
+            self.waiter.attend()
+
+    def _pause(self, verdict: Verdict) -> Pause:
+        """
+        Return the next pause, which is hardly longer than the present hold can last.
+
+        A waiter relies on being notified, and asks again by itself only because a notification can be lost. A contender
+        that nobody will notify backs off with random pauses that grow, as "Exponential Backoff And Jitter" (AWS
+        Architecture Blog) recommends under the name "decorrelated jitter".
+        """
+        shortest, free_in = self._rules.retry_delay, verdict.retry_after
+        poll = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
+        notified = poll + LEAST_POLL * self._chance()
+        if verdict.split:
+            # The contenders gave back what they had, so one of them wins soon unless all of them ask again at the same
+            # moment.
+            seconds = notified = shortest * self._chance()
+        elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
+            # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
+            # pauses that get shorter as its turn comes nearer.
+            seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
+        else:
+            # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings. The
+            # pause is from the shortest to three times the previous one, at most ten times the shortest.
+            self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
+            seconds = notified = min(notified, self._delay)
+        left = self._time_left()
+        limit = float("inf") if left is None else max(left, 0.0)
+        return Pause(min(seconds, limit), min(notified, limit), verdict.silent)
 
     def undo(self, timeout: float = 0.0) -> Round:
         """
@@ -140,25 +164,20 @@ class Acquisition:
         """
         return self._withdrawal(leaving=True, timeout=timeout)
 
-    def _try(
-        self, slugs: tuple[str, ...], skipped: Mapping[int, Reply] = NO_REPLIES
-    ) -> Generator[Step, Instant, Granted | None]:
-        """Return the steps of one attempt to take *slugs*, which asks all nodes but those *skipped*."""
+    def _begin(self, slugs: tuple[str, ...], skipped: Mapping[int, Reply] = NO_REPLIES) -> Attempt:
+        """Return the next attempt, which takes *slugs* and asks all nodes but those *skipped*."""
         if self._attempts or slugs is not self._slugs:
-            self._attempt = self._new_attempt(slugs)
-        if skipped:
-            self._attempt.skipped = skipped
-        return self._ask()
-
-    def _ask(self) -> Generator[Step, Instant, Granted | None]:
-        """Carry out the steps of the present attempt."""
+            self._attempt = self._new_attempt(slugs, self._attempt.at)
         self._attempts += 1
-        attempt = self._attempt
-        granted = yield from attempt.steps(self._at, self._since, self._enrolled)
-        self._at = attempt.at
-        if attempt.enrolled:
-            self._enrolled |= attempt.enrolled
-        return granted
+        self._attempt.skipped = skipped
+        return self._attempt
+
+    def _new_attempt(self, slugs: tuple[str, ...], at: Instant) -> Attempt:
+        # Each attempt has a fresh secret, unless the caller chose one. A late request of a released attempt then finds
+        # that attempt's own tombstone, and cannot harm the next attempt.
+        secret = self.wanted.secret or self._fresh_secret()
+        name, timeout = self.waiter.name, self._timeout
+        return Attempt(self.wanted, slugs, secret, self._rules, self._highest, name, timeout, self._enrolled, at)
 
     def _contend(self) -> Generator[Step, Instant, Granted | None]:
         """
@@ -171,10 +190,10 @@ class Acquisition:
 
         Silent nodes are not asked again. Each of these attempts would otherwise wait for them.
         """
-        began, pause, skipped = self._at.now, FIRST_PAUSE, self._attempt.verdict.unanswering
+        began, pause, skipped = self._attempt.at.now, FIRST_PAUSE, self._attempt.verdict.unanswering
         while (verdict := self._attempt.verdict).split:
             attempt = self._attempt
-            first = attempt.goes_on()
+            first = bool(verdict.granted) and verdict.precedes(attempt.value)
             until = began + CONTEST * (2 if first else 1) * self._timeout
             if first:
                 seconds = pause * (1.0 + self._chance())
@@ -183,21 +202,19 @@ class Acquisition:
                 self.waiter.gives_back(verdict.granted)
                 yield from self._withdraw(leaving=False)
                 seconds = self._rules.retry_delay * self._chance()
-            if self._at.now + seconds >= until:
+            if attempt.at.now + seconds >= until:
                 return None
-            self._at = yield Pause(seconds, seconds)
+            attempt.at = yield Pause(seconds, seconds)
             self.waiter.attend()
-            attempt.skipped = skipped
-            granted = yield from (self._ask() if first else self._try(attempt.slugs, skipped))
+            if first:
+                self._attempts += 1
+                attempt.skipped = skipped
+            else:
+                attempt = self._begin(attempt.slugs, skipped)
+            granted = yield from attempt.steps(self._since)
             if granted is not None:
                 return granted
         return None
-
-    def _new_attempt(self, slugs: tuple[str, ...]) -> Attempt:
-        # Each attempt has a fresh secret, unless the caller chose one. A late request of a released attempt then finds
-        # that attempt's own tombstone, and cannot harm the next attempt.
-        secret = self.wanted.secret or self._fresh_secret()
-        return Attempt(self.wanted, slugs, secret, self._rules, self._highest, self.waiter.name, self._timeout)
 
     def _try_permits(self) -> Generator[Step, Instant, Granted | None]:
         """Try the permits of the lock one after another, until none can be free or the time has passed."""
@@ -205,12 +222,13 @@ class Acquisition:
         asked = len(permits) <= FEW_PERMITS
         while permits:
             yield from self._withdraw(leaving=False)
-            granted = yield from self._try(permits.pop(0))
+            granted = yield from self._begin(permits.pop(0)).steps(self._since)
             if granted is not None:
                 return granted
-            verdict = self._attempt.verdict
-            # All permits share one queue. Where others wait in it, the next permit is refused for the same reason.
-            if verdict.queued or verdict.cut_off or self._overdue():
+            verdict, left = self._attempt.verdict, self._time_left()
+            # All permits share one queue. Where others wait in it, the next permit is refused for the same reason. And
+            # with many permits, an attempt may go on for one node timeout after its time, but not for one per permit.
+            if verdict.behind_others or verdict.cut_off or (left is not None and left <= -self._timeout):
                 return None
             if not asked:
                 asked = True
@@ -228,7 +246,7 @@ class Acquisition:
             timeout=self._timeout,
             needed=rules.needed,
         )
-        self._at = yield round
+        self._attempt.at = yield round
         ours = {self.wanted.secret, self.wanted.adopt} - {""}
         rows = [row for reply in round.replies.values() for row in reply.rows]
         taken = Counter(row.slug for row in rows if row.left != ABSENT and secret_of(row.value) not in ours)
@@ -247,11 +265,11 @@ class Acquisition:
             return
         round = self._withdrawal(leaving=leaving)
         if round.requests:
-            self._at = yield round
+            attempt.at = yield round
         # Set only now: an interruption before this line must find what has not been given back.
         attempt.given_back = True
         if leaving:
-            self._enrolled = set()
+            self._enrolled.clear()
 
     def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Round:
         """
@@ -260,96 +278,24 @@ class Acquisition:
         A node that refused the attempt, or was never asked, has at most the waiter in its queue.
         """
         attempt, waiter = self._attempt, self.waiter.name if leaving else ""
-        nodes = set() if attempt.given_back else attempt.may_hold()
-        if waiter:
-            nodes |= self._enrolled
-            nodes |= set() if attempt.given_back else attempt.may_queue()
+        nodes = set(self._enrolled) if waiter else set()
+        if not attempt.given_back:
+            for round in attempt.rounds:
+                nodes |= round.may_hold()
+                if waiter:  # the queues of an interrupted round are not in ``_enrolled`` yet
+                    nodes |= round.may_queue()
         release = Release(attempt.slugs, attempt.secret, 0.0, waiter, self.wanted.shared, self._queue)
         # A detached lock may last for hours, and each failed attempt would leave a tombstone for just as long.
         tombstone = min(self.wanted.ttl, self._rules.max_ttl)
         # An attempt that was already given back still counts: a node that has not answered may execute its request
         # after this release.
-        undo = cleanup(release, nodes, attempt.unanswered(), tombstone, timeout)
+        undo = cleanup(release, nodes, unanswered(attempt.rounds), tombstone, timeout)
         undo.lasting = self.wanted.ttl
         return undo
 
-    def _overdue(self) -> bool:
-        """Return whether the time to try ended at least one node timeout ago."""
-        left = self._time_left()
-        return left is not None and left <= -self._timeout
-
     def _time_left(self) -> float | None:
         """Return for how many more seconds to try; None is for ever."""
-        return None if self.wanted.wait is None else self._since.now + self.wanted.wait - self._at.now
-
-    def _gave_up(self) -> GaveUp:
-        verdict = self._attempt.verdict
-        return GaveUp(
-            taken=verdict.taken,
-            misconfigured=verdict.misconfigured,
-            waited=self._at.now - self._since.now,
-            attempts=self._attempts,
-            replies=verdict.replies,
-            retry_after=verdict.free_in,
-            holder=verdict.holder,
-            queued=count(verdict.replies, Kind.QUEUED) > 0 and count(verdict.replies, Kind.BUSY) == 0,
-            agreed=verdict.agreed,
-        )
-
-
-class Backoff:
-    """
-    The pauses of one acquisition.
-
-    A waiter relies on being notified, and asks again by itself only because a notification can be lost. A contender
-    that nobody will notify backs off with random pauses that grow, as "Exponential Backoff And Jitter" (AWS
-    Architecture Blog) recommends under the name "decorrelated jitter".
-
-    Args:
-        rules: The options of the alias.
-        chance: Draws a number from 0 to 1, for jitter.
-    """
-
-    __slots__ = ("_chance", "_delay", "_rules")
-
-    def __init__(self, rules: Rules, chance: Callable[[], float]) -> None:
-        self._rules = rules
-        self._chance = chance
-        self._delay = rules.retry_delay
-
-    def pause(self, verdict: Verdict, left: float | None) -> Pause:
-        """
-        Return the next pause, which is hardly longer than the present hold can last.
-
-        Args:
-            verdict: What the replies to the last attempt mean.
-            left: Seconds for which to go on trying; None is for ever.
-        """
-        notified = self._poll(verdict.free_in)
-        if verdict.split:
-            # The contenders gave back what they had, so one of them wins soon unless all of them ask again at the same
-            # moment.
-            seconds = notified = self._rules.retry_delay * self._chance()
-        elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
-            # The waiter is in a queue, so nodes will notify it. While too few nodes can, it asks again by itself, after
-            # pauses that get shorter as its turn comes nearer.
-            seconds = min(notified, UNNOTIFIED_POLL * (verdict.last_position + self._chance()))
-        else:
-            # No node will notify the caller: it is in no queue, or it lacks only votes, which no release brings.
-            seconds = notified = min(notified, self._grow())
-        limit = float("inf") if left is None else max(left, 0.0)
-        return Pause(min(seconds, limit), min(notified, limit), verdict.silent)
-
-    def _poll(self, free_in: float | None) -> float:
-        """Return the seconds after which a waiter asks again even if no notification has come."""
-        poll = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
-        return poll + LEAST_POLL * self._chance()
-
-    def _grow(self) -> float:
-        """Return a random delay from the shortest to three times the previous one, at most ten times the shortest."""
-        shortest = self._rules.retry_delay
-        self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
-        return self._delay
+        return None if self.wanted.wait is None else self._since.now + self.wanted.wait - self._attempt.at.now
 
 
 class Waiter:
@@ -404,3 +350,7 @@ class Waiter:
     def gives_back(self, nodes: Set[int]) -> None:
         """Note the nodes that granted the failed attempt; they will notify the waiter when it gives the grants back."""
         self._given_back = nodes
+
+
+NOBODY = Waiter("", 0)
+"""The waiter of all callers that do not wait; whatever it is told, nobody asks it anything."""

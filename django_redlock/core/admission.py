@@ -69,6 +69,8 @@ class Admission:
         clock: Returns seconds on the client's steady clock.
         wall: Returns seconds since the epoch; the client's own clock is compared too while fewer than three nodes are
             known.
+
+    ``doubts`` has the nodes whose clocks are far from most others', and why they do not vote at present.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Admission:
         self._least = [-INFINITY] * len(names)
         self._most = [INFINITY] * len(names)
         self._looked = [0.0] * len(names)  # when each node's clock was last examined
-        self._doubted: Mapping[int, str] = {}
+        self.doubts: Mapping[int, str] = {}
 
     def greet(self, node: int, greeting: Greeting) -> None:
         """Note how a node describes itself on a new connection."""
@@ -151,15 +153,6 @@ class Admission:
         """Return why a node never votes as it is configured; empty if it may vote."""
         return self._excluded.get(node, "")
 
-    def doubted(self) -> Mapping[int, str]:
-        """
-        Return the nodes whose clocks are far from most others', and why they do not vote.
-
-        What counts is the moment when a round is decided, not the moment when a reply came: only the replies of the
-        other nodes show which clock is right.
-        """
-        return self._doubted
-
     def _look_at_clock(self, node: int, least: float, most: float, now: float) -> None:
         """Note by how many seconds a node's clock is ahead of ours, at least and at most."""
         since = now - self._looked[node]
@@ -171,7 +164,7 @@ class Admission:
         if forward > allowed:
             why = f"its clock ran {forward:.3f} s forward"
             self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
-        elif back > allowed and node in self._doubted:  # a new client saw the clock only while it was ahead
+        elif back > allowed and node in self.doubts:  # a new client saw the clock only while it was ahead
             why = f"its clock went {back:.3f} s back to the others'"
             self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
         self._least[node], self._most[node] = least, most
@@ -184,10 +177,10 @@ class Admission:
             own = self._wall() - now
             least, most = [*least, own], [*most, own]
         if max(least) - min(most) <= MAX_SKEW:
-            self._doubted = {}
+            self.doubts = {}
             return
         known = [(low, high) for low, high in zip(least, most, strict=True) if high != INFINITY]
-        self._doubted = {
+        self.doubts = {
             node: "its clock is far from the others' (OPTIONS['clock_guard'])"
             for node, (low, high) in enumerate(zip(self._least, self._most, strict=True))
             if 2 * sum(low - MAX_SKEW <= top and bottom - MAX_SKEW <= high for bottom, top in known) <= len(known)

@@ -1,5 +1,5 @@
 """
-One attempt to take a lock (internal).
+One attempt to take a lock, and what the nodes' replies to it mean (internal).
 
 An attempt asks all nodes at once, agrees with a quorum on a fencing token, and checks that enough time is left.
 
@@ -11,14 +11,15 @@ likely to succeed.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping, Set
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
+from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
 from .names import SECRET_SIZE, SHARED_KIND, Owner, decode, encode, encode_since, queue_of, uncounted
-from .protocol import ANSWERS, HIGHEST, Acquire, Instant, Kind, Raise, Reply, Request, is_absurd
-from .round import Round, count, unanswered
+from .protocol import ANSWERS, FAR, HIGHEST, Acquire, Instant, Kind, Raise, Reply, Request
+from .round import Round, count
 from .rules import Rules, Wanted
 
 PATIENCE = 0.005  # seconds for which a waiter's refused round waits for the replies still in flight
@@ -43,6 +44,7 @@ class Granted(NamedTuple):
         fencing_token: The fencing token.
         start: When the winning round began, in seconds on the client's steady clock.
         deadline: When the lease ends, in seconds on the same clock.
+        timeout: Seconds for which a round about the hold waits for its slowest node.
         rounds: The rounds of the attempt; some of their replies may still be in flight.
         leaving: The waiter that leaves the queue with the release; empty if no waiter is queued.
         queue: The slug whose queue counts, for a lock with several permits.
@@ -56,10 +58,11 @@ class Granted(NamedTuple):
     fencing_token: int
     start: float
     deadline: float
+    timeout: float
     rounds: tuple[Round, ...]
     leaving: str = ""
     queue: str = ""
-    untouched: frozenset[int] = frozenset()
+    untouched: frozenset[int] = NO_NODES
     waited: float = 0.0
 
 
@@ -70,20 +73,22 @@ class Attempt:
     Args:
         wanted: The lock to take.
         slugs: The names to take, as written in the keys; for a lock with several permits, one permit.
-        secret: The secret that proves the hold if the attempt succeeds; empty for an attempt that is never made.
+        secret: The secret that proves the hold if the attempt succeeds.
         rules: The options of the alias.
         highest: The highest tokens seen in this process.
         waiter: The waiter's name in the nodes' queues; a caller with an empty name joins no queue.
         timeout: Seconds for which a round waits for its slowest node.
+        enrolled: The nodes that may have the waiter in their queue; the attempt adds to this set.
+        at: The present time.
 
-    ``enrolled`` has the nodes that have the waiter in their queue, or may have. ``given_back`` is whether everything
-    that the attempt may have been granted has been released. ``at`` is the time after the attempt's last round.
-    ``skipped`` has the last replies of silent nodes that need not be asked again while contenders decide a split vote.
+    ``given_back`` is whether everything that the attempt may have been granted has been released. ``at`` is the time
+    after the last step. ``skipped`` has the last replies of silent nodes that need not be asked again while contenders
+    decide a split vote.
     """
 
     __slots__ = (
-        *("_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
-        *("at", "enrolled", "given_back", "rounds", "secret", "skipped", "slugs", "value"),
+        *("_enrolled", "_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
+        *("at", "given_back", "rounds", "secret", "skipped", "slugs", "value"),
     )
 
     def __init__(
@@ -95,12 +100,13 @@ class Attempt:
         highest: "HighestToken",
         waiter: str,
         timeout: float,
+        enrolled: set[int],
+        at: Instant,
     ) -> None:
         self.slugs = slugs
         self.secret = secret
-        self.at = NEVER
+        self.at = at
         self.rounds: list[Round] = []
-        self.enrolled: Set[int] = NO_NODES
         self.given_back = False
         self.skipped = NO_REPLIES
         self.value = ""
@@ -109,48 +115,57 @@ class Attempt:
         self._highest = highest
         self._waiter = waiter
         self._timeout = timeout
+        self._enrolled = enrolled
         self._queue = queue_of(slugs[0]) if wanted.limit > 1 else ""
         self._replies: Mapping[int, Reply] = NO_REPLIES
 
-    def steps(self, at: Instant, since: Instant, enrolled: Set[int]) -> Generator[Round, Instant, Granted | None]:
+    def steps(self, since: Instant) -> Generator[Round, Instant, Granted | None]:
         """
         Yield rounds, and return the outcome, None if the attempt failed; the driver sends the time after each round.
 
-        An attempt that :meth:`goes_on` after a split vote runs its steps again: with the same secret, it keeps what it
-        was granted, and asks for the rest.
-
         Args:
-            at: The present time.
             since: When the first attempt began, which is the waiter's rank in the queues.
-            enrolled: The nodes that may have the waiter in their queue since an earlier attempt.
         """
         # Step 1 of "Distributed Locks with Redis": the time before the first byte is sent. However long the request or
-        # the reply takes, the nodes' keys expire later than ``start + ttl``, never sooner.
-        self.at = at
-        start, ttl, again = at.now, self._wanted.ttl, bool(self.rounds)
-        self.value = self.value or self._new_value()
-        fencing_token = max(at.wall, self._above_highest())
-        first = yield from self._ask_all(fencing_token, since.wall)
-        if not first.won and first.count(Kind.ACCEPTED) < self._rules.needed:
-            if first.count(*GRANTS) < self._rules.needed:
-                return None
-            # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
-            # second proposal is at least the slowest granting node's own time.
-            fencing_token = max(self._above_highest(), granting_time(first.replies))
-            second = yield from self._raise_token(first, fencing_token)
-            # Only the second round counts. A node that accepted the first number may not have accepted this one, and a
-            # token that no quorum accepted can be given twice.
-            if second.count(Kind.ACCEPTED) < self._rules.needed:
-                return None
+        # the reply takes, the nodes' keys expire later than ``start + ttl``, never sooner. A start taken from the reply
+        # would let this holder work on while a node has already given the lock to the next one.
+        start, ttl, again = self.at.now, self._wanted.ttl, bool(self.rounds)
+        if self._wanted.shared:  # the value describes no single holder
+            self.value = encode(self.secret, Owner(kind=SHARED_KIND, ttl=ttl))
+        elif not again:
+            self.value = encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
+        fencing_token = max(self.at.wall, self._above_highest())
+        first = self._first_round(fencing_token, since.wall)
+        self.at = yield first
+        self._replies = {**self.skipped, **first.replies} if self.skipped else first.replies
+        if not first.won:  # else all replies have the number proposed, and there is nothing to look at
+            self._note_tokens(first)
+            if self._waiter:
+                self._enrolled |= first.may_queue()
+            verdict = Verdict(first.replies, self._rules)
+            if not verdict.accepted:
+                if not verdict.granted_lock:
+                    return None
+                # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
+                # second proposal is at least the slowest granting node's own time.
+                fencing_token = max(self._above_highest(), verdict.granting_time)
+                second = self._second_round(first, fencing_token)
+                self.at = yield second
+                self._note_tokens(second)
+                # Only the second round counts. A node that accepted the first number may not have accepted this one,
+                # and a token that no quorum accepted can be given twice.
+                if not Verdict(second.replies, self._rules).accepted:
+                    return None
         self._highest.lift(self.slugs, fencing_token)
         deadline = self._rules.deadline(start, ttl)
+        # A quorum that was read late proves nothing: by then the first nodes may have given the lock to somebody else.
         if self.at.now + self._rules.least_validity(ttl) > deadline:
-            self.enrolled = first.may_queue() if self._waiter else NO_NODES
+            if self._waiter:
+                self._enrolled |= first.may_queue()
             return None
         # A secret that the caller chose, or that was used before, may also be on nodes that did not get this round.
+        # Unless they get the release, they keep the lock until it expires.
         known = not (self._wanted.secret or again or self.skipped)
-        untouched = frozenset(first.untouched() - self.enrolled - enrolled) if known else NO_NODES
-        rounds, waited = tuple(self.rounds), self.at.now - since.now
         return Granted(
             self.slugs,
             self.secret,
@@ -158,34 +173,18 @@ class Attempt:
             fencing_token,
             start,
             deadline,
-            rounds,
+            self._timeout,
+            tuple(self.rounds),
             self._waiter,
             self._queue,
-            untouched,
-            waited,
+            frozenset(first.untouched() - self._enrolled) if known and not first.complete else NO_NODES,
+            self.at.now - since.now,
         )
 
     @property
     def verdict(self) -> "Verdict":
         """The meaning of the replies to the first round."""
         return Verdict(self._replies, self._rules)
-
-    def goes_on(self) -> bool:
-        """Return whether the attempt keeps what it was granted in a split vote, because it came before all others."""
-        return bool(self.verdict.granted) and self.verdict.precedes(self.value)
-
-    def may_hold(self) -> set[int]:
-        """Return the nodes that may still have something of this attempt."""
-        return {node for round in self.rounds for node in round.may_hold()}
-
-    def may_queue(self) -> set[int]:
-        """Return the nodes that have the waiter in their queue, or may have."""
-        # A round that was interrupted has not been counted in ``enrolled`` yet.
-        return set(self.enrolled).union(*(round.may_queue() for round in self.rounds))
-
-    def unanswered(self) -> set[int]:
-        """Return the nodes that may still execute a request of this attempt."""
-        return unanswered(self.rounds)
 
     def _above_highest(self) -> int:
         """
@@ -194,15 +193,9 @@ class Attempt:
         A fence in a database may hold any number. The lock can still be taken, and the fence then refuses its token.
         """
         highest = self._highest.of(self.slugs)
-        return 0 if is_absurd(highest, self.at.wall) else highest + 1
+        return 0 if highest > self.at.wall + FAR else highest + 1
 
-    def _new_value(self) -> str:
-        """Return the value to store; that of a shared lock describes no single holder."""
-        if self._wanted.shared:
-            return encode(self.secret, Owner(kind=SHARED_KIND, ttl=self._wanted.ttl))
-        return encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
-
-    def _ask_all(self, number: int, stamp: int) -> Generator[Round, Instant, Round]:
+    def _first_round(self, number: int, stamp: int) -> Round:
         wanted, rules = self._wanted, self._rules
         request = Acquire(
             self.slugs,
@@ -221,22 +214,19 @@ class Attempt:
             wanted.strict,
         )
         requests: dict[int, Request] = dict.fromkeys(range(rules.nodes), request)
-        for node in self.skipped:
+        for node in self.skipped:  # silent before, and waiting for it again would lengthen the contest by a timeout
             del requests[node]
-        round = yield from self._ask(requests, partial(first_round_decided, rules))
-        self._replies = {**self.skipped, **round.replies} if self.skipped else round.replies
-        if self._waiter and not round.won:
-            self.enrolled = round.may_queue()
-        return round
+        return self._round(requests, lambda replies: Verdict(replies, rules).settled)
 
-    def _raise_token(self, first: Round, number: int) -> Generator[Round, Instant, Round]:
-        request = Raise(self.slugs, self.secret, number, self._rules.fence_keep, self._wanted.shared)
+    def _second_round(self, first: Round, number: int) -> Round:
+        rules = self._rules
+        request = Raise(self.slugs, self.secret, number, rules.fence_keep, self._wanted.shared)
         granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
-        return (yield from self._ask(dict.fromkeys(granted, request), partial(second_round_decided, self._rules)))
+        return self._round(dict.fromkeys(granted, request), lambda replies: Verdict(replies, rules).accepted)
 
-    def _ask(
-        self, requests: Mapping[int, Request], decided: Callable[[Mapping[int, Reply]], bool]
-    ) -> Generator[Round, Instant, Round]:
+    def _round(self, requests: Mapping[int, Request], decided: Callable[[Mapping[int, Reply]], bool]) -> Round:
+        # Nothing that the round calls refers to the attempt: the reference cycle would leave every lock to the garbage
+        # collector, which costs more than the lock in a large process.
         round = Round(
             requests=requests,
             decided=decided,
@@ -248,42 +238,10 @@ class Attempt:
         )
         # Recorded before the first byte is sent: after an interruption the round must be found here and released.
         self.rounds.append(round)
-        self.at = yield round
-        if not round.won:  # all replies to a won round have the proposed token, which steps() notes
-            self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
         return round
 
-
-# These are functions, not methods of the attempt: a round that referred to its attempt would make a reference cycle,
-# and leave every lock to the garbage collector. In a large process that costs more than the lock.
-
-
-def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
-    """
-    Return whether the replies so far settle what happens next.
-
-    A failure is settled early only together with its reason. Either one holder and earlier waiters have a quorum; or
-    too many nodes are silent, and it is known whether waiting for them can help.
-    """
-    accepted = count(replies, Kind.ACCEPTED)
-    if accepted >= rules.needed:
-        return True
-    if accepted == len(replies):
-        return False  # the usual case, so far
-    granted = count(replies, *GRANTS)
-    pending = rules.nodes - len(replies)
-    if granted >= rules.needed and accepted + pending < rules.needed:
-        return True
-    if in_the_way(replies) >= rules.needed:
-        return True
-    hopeless = misconfigured(replies)
-    explained = hopeless > rules.spare or hopeless + pending <= rules.spare
-    return explained and silent(replies) > rules.spare
-
-
-def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
-    """Return whether the raised token has a quorum."""
-    return count(replies, Kind.ACCEPTED) >= rules.needed
+    def _note_tokens(self, round: Round) -> None:
+        self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
 
 
 def learn(highest: "HighestToken", slugs: tuple[str, ...], reply: Reply) -> None:
@@ -293,63 +251,77 @@ def learn(highest: "HighestToken", slugs: tuple[str, ...], reply: Reply) -> None
 
 class Verdict:
     """
-    What the replies of an attempt's first round mean together, which decides what happens next.
+    What the replies to a round of an attempt mean together, which decides what happens next.
 
     "Taken" and "cannot tell" are kept apart here. A node that reports another holder has answered, so waiting may help.
     A silent node has not answered; if too many nodes are silent, nobody knows whether the lock is free.
 
+    A round whose nodes all gave the hoped reply is decided by :class:`~.round.Round` itself, with a count.
+
     Args:
-        replies: The replies of the first round by node; a node that did not reply in time is missing.
+        replies: The replies of the round by node; a node that did not reply in time is missing.
         rules: The options of the alias.
     """
 
-    __slots__ = ("_rules", "replies")
+    __slots__ = ("replies", "rules")
 
     def __init__(self, replies: Mapping[int, Reply], rules: Rules) -> None:
         self.replies = replies
-        self._rules = rules
+        self.rules = rules
+
+    # Whether the attempt has the lock
 
     @property
-    def split(self) -> bool:
-        """
-        Whether contenders may each hold some of the nodes that answer, so that none of them has a quorum.
-
-        A silent node may have granted the lock to any of them. So nobody can know whether one of them has won; those
-        that have not go on, see :meth:`precedes`.
-        """
-        pending = self._rules.nodes - len(self.replies)
-        return (
-            not self.cut_off
-            and count(self.replies, Kind.BUSY) > 0
-            and in_the_way(self.replies) + pending < self._rules.needed
-        )
-
-    def precedes(self, value: str) -> bool:
-        """
-        Return whether the contender that stores *value* comes before all others that were seen.
-
-        Of several contenders, the one that began first keeps what it was granted, and the others give theirs back. All
-        of them compare the same texts, so they agree who that is. If the lock is free, but a node serves a waiter
-        first, that waiter comes first.
-        """
-        mine = _rank(value[SECRET_SIZE:])
-        rivals = [reply.detail for reply in self.replies.values() if reply.kind is Kind.BUSY]
-        return count(self.replies, Kind.QUEUED) == 0 and all(mine < _rank(rival) for rival in rivals)
+    def accepted(self) -> bool:
+        """Whether a quorum granted the lock and accepted the proposed token."""
+        return count(self.replies, Kind.ACCEPTED) >= self.rules.needed
 
     @property
-    def queued(self) -> bool:
-        """Whether earlier waiters, in the queues of too many nodes, must be served before a quorum is possible."""
-        return count(self.replies, Kind.QUEUED) > self._rules.spare
+    def granted_lock(self) -> bool:
+        """Whether a quorum granted the lock, so that one more round may raise the token."""
+        return count(self.replies, *GRANTS) >= self.rules.needed
 
     @property
-    def cut_off(self) -> bool:
-        """Whether too few nodes answered. A waiter that cannot win must not be first in the queues that it reaches."""
-        return silent(self.replies) > self._rules.spare
+    def settled(self) -> bool:
+        """
+        Whether the replies so far settle what happens next.
+
+        A failure is settled early only together with its reason. Either one holder and earlier waiters have a quorum;
+        or too many nodes are silent, and it is known whether waiting for them can help.
+        """
+        accepted, pending = count(self.replies, Kind.ACCEPTED), self._pending
+        if accepted >= self.rules.needed:
+            return True
+        if accepted == len(self.replies):
+            return False  # the usual case, so far
+        # Votes for the lock are enough for a second round, which raises the token, as soon as the first number cannot
+        # get a quorum any more.
+        if self.granted_lock and accepted + pending < self.rules.needed:
+            return True
+        if self._in_the_way >= self.rules.needed:
+            return True
+        # Only misconfigured nodes make waiting pointless. Decided too early, a caller would wait for ever for servers
+        # that will not vote, or give up because of a restart.
+        hopeless, spare = self._misconfigured, self.rules.spare
+        explained = hopeless > spare or hopeless + pending <= spare
+        return explained and self.cut_off
 
     @property
-    def misconfigured(self) -> bool:
-        """Whether no quorum is possible until servers or settings change, so that waiting is pointless."""
-        return misconfigured(self.replies) > self._rules.spare
+    def granting_time(self) -> int:
+        """The time on the slowest clock of the nodes that granted, in microseconds; 0 if none reports one."""
+        return min([reply.time for reply in self.replies.values() if reply.kind in GRANTS and reply.time], default=0)
+
+    @property
+    def granted(self) -> set[int]:
+        """The nodes that granted the attempt, including those whose vote does not count."""
+        return {node for node, reply in self.replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
+
+    @property
+    def lacks_votes(self) -> bool:
+        """Whether a quorum of nodes granted the lock, but too few of them may vote."""
+        return len(self.granted) >= self.rules.needed
+
+    # Whether somebody else has it
 
     @property
     def taken(self) -> bool:
@@ -359,12 +331,46 @@ class Verdict:
         Fewer refusals than this prove nothing: the others may be free, and a vote on a single node may be all that is
         left of a client that died during its attempt.
         """
-        return count(self.replies, *NOT_FREE) > self._rules.spare and not self.misconfigured
+        return count(self.replies, *NOT_FREE) > self.rules.spare and not self.misconfigured
 
     @property
     def agreed(self) -> bool:
         """Whether a quorum of nodes names one holder."""
-        return most_held(self.replies) >= self._rules.needed
+        return self._most_held >= self.rules.needed
+
+    @property
+    def queued(self) -> bool:
+        """Whether the lock is free, but other callers wait for it."""
+        return count(self.replies, Kind.QUEUED) > 0 and count(self.replies, Kind.BUSY) == 0
+
+    @property
+    def behind_others(self) -> bool:
+        """Whether earlier waiters, in the queues of too many nodes, must be served before a quorum is possible."""
+        return count(self.replies, Kind.QUEUED) > self.rules.spare
+
+    @property
+    def split(self) -> bool:
+        """
+        Whether contenders may each hold some of the nodes that answer, so that none of them has a quorum.
+
+        A silent node may have granted the lock to any of them. So nobody can know whether one of them has won; those
+        that have not go on, see :meth:`precedes`.
+        """
+        taken = count(self.replies, Kind.BUSY) > 0
+        return taken and not self.cut_off and self._in_the_way + self._pending < self.rules.needed
+
+    def precedes(self, value: str) -> bool:
+        """
+        Return whether the contender that stores *value* comes before all others that were seen.
+
+        Of several contenders, the one that began first keeps what it was granted, and the others give theirs back. All
+        of them compare the same texts, so they agree who that is. If the lock is free, but a node serves a waiter
+        first, that waiter comes first.
+        """
+        # Not by the secret: every attempt has a new one, so the order would change with each.
+        mine = _rank(value[SECRET_SIZE:])
+        rivals = [reply.detail for reply in self.replies.values() if reply.kind is Kind.BUSY]
+        return count(self.replies, Kind.QUEUED) == 0 and all(mine < _rank(rival) for rival in rivals)
 
     @property
     def holder(self) -> str:
@@ -374,9 +380,35 @@ class Verdict:
         return max(dict.fromkeys(holders), key=holders.count, default="")  # of several, the one of the first node
 
     @property
-    def granted(self) -> set[int]:
-        """The nodes that granted the attempt, including those whose vote does not count."""
-        return {node for node, reply in self.replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
+    def retry_after(self) -> float | None:
+        """The seconds after which a quorum can be free by expiry alone; None if never or unknown."""
+        held = sorted(
+            float("inf") if reply.left is None else reply.left
+            for reply in self.replies.values()
+            if reply.kind is Kind.BUSY
+        )
+        # ``spare`` nodes may stay taken. When all other nodes are free, those are a quorum.
+        enough = len(held) - self.rules.spare
+        if enough <= 0:
+            return None
+        return None if held[enough - 1] == float("inf") else max(held[enough - 1], 0.0)
+
+    @property
+    def last_position(self) -> int:
+        """The waiter's worst position in the queue of any node, 0 for the first; -1 if it is in none."""
+        return max([reply.position for reply in self.replies.values()], default=-1)
+
+    # Whether anybody can tell
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether too few nodes answered. A waiter that cannot win must not be first in the queues that it reaches."""
+        return len(self.unanswering) > self.rules.spare
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether no quorum is possible until servers or settings change, so that waiting is pointless."""
+        return self._misconfigured > self.rules.spare
 
     @property
     def unanswering(self) -> Mapping[int, Reply]:
@@ -388,68 +420,40 @@ class Verdict:
         """The replies that are no answer, if they leave too few nodes for a quorum; otherwise none."""
         return self.unanswering if self.cut_off else {}
 
-    @property
-    def last_position(self) -> int:
-        """The waiter's worst position in the queue of any node, 0 for the first; -1 if it is in none."""
-        return max([reply.position for reply in self.replies.values()], default=-1)
+    # Counts
 
     @property
-    def lacks_votes(self) -> bool:
-        """Whether a quorum of nodes granted the lock, but too few of them may vote."""
-        return len(self.granted) >= self._rules.needed
+    def _pending(self) -> int:
+        """How many nodes have not replied."""
+        return self.rules.nodes - len(self.replies)
 
     @property
-    def free_in(self) -> float | None:
-        """The seconds after which a quorum can be free by expiry alone; None if never or unknown."""
-        held = sorted(
-            float("inf") if reply.left is None else reply.left
-            for reply in self.replies.values()
-            if reply.kind is Kind.BUSY
-        )
-        # ``spare`` nodes may stay taken. When all other nodes are free, those are a quorum.
-        enough = len(held) - self._rules.spare
-        if enough <= 0:
-            return None
-        return None if held[enough - 1] == float("inf") else max(held[enough - 1], 0.0)
+    def _misconfigured(self) -> int:
+        """How many nodes will not vote until they or the settings change."""
+        return sum([reply.misconfigured for reply in self.replies.values()])
+
+    @property
+    def _in_the_way(self) -> int:
+        """How many nodes one holder and the waiters that came first have together."""
+        return self._most_held + count(self.replies, Kind.QUEUED)
+
+    @property
+    def _most_held(self) -> int:
+        """
+        How many nodes one other holder has: the one that has the most nodes.
+
+        Holders on different nodes must not be added up: three contenders with a node each would be taken for one holder
+        with a quorum, and all of them would give up. Values are compared without the number of extensions, because a
+        node may have missed some.
+        """
+        holders = [uncounted(reply.detail) for reply in self.replies.values() if reply.kind is Kind.BUSY]
+        return max(map(holders.count, holders), default=0)
 
 
 def _rank(detail: str) -> tuple[float, str]:
     """Return the rank of a contender: when it began, and the rest of its description for those that began together."""
     described = decode(detail)
     return (described.since if described else 0.0, uncounted(detail))
-
-
-def silent(replies: Mapping[int, Reply]) -> int:
-    """Return how many replies do not report the state of the lock."""
-    return sum([reply.kind not in ANSWERS for reply in replies.values()])
-
-
-def misconfigured(replies: Mapping[int, Reply]) -> int:
-    """Return how many nodes will not vote until they or the settings change."""
-    return sum([reply.misconfigured for reply in replies.values()])
-
-
-def granting_time(replies: Mapping[int, Reply]) -> int:
-    """Return the time on the slowest clock of the nodes that granted, in microseconds; 0 if none reports one."""
-    return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
-
-
-def in_the_way(replies: Mapping[int, Reply]) -> int:
-    """Return how many nodes one holder and the waiters that came first have together."""
-    return most_held(replies) + count(replies, Kind.QUEUED)
-
-
-def most_held(replies: Mapping[int, Reply]) -> int:
-    """
-    Return how many nodes one other holder has: the one that has the most nodes.
-
-    Values are compared without the number of extensions, because a node may have missed some.
-    """
-    reported = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
-    if reported.count(reported[0] if reported else "") == len(reported):  # the usual case
-        return len(reported)
-    holders = list(map(uncounted, reported))
-    return max(map(holders.count, holders))
 
 
 class HighestToken:
@@ -461,7 +465,7 @@ class HighestToken:
 
     def of(self, slugs: Iterable[str]) -> int:
         """Return the highest number seen for any of *slugs*."""
-        return max([self._highest.get(slug, 0) for slug in slugs], default=0)  # a generator would take twice as long
+        return max(map(self._highest.get, slugs, repeat(0)))
 
     def lift(self, slugs: Iterable[str], number: int) -> None:
         """Remember that *number* has been seen for *slugs*, unless no node could accept a higher one."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from .attempt import Granted, HighestToken, silent
+from .attempt import Granted, HighestToken
 from .names import counted
-from .protocol import REFUSALS, EndReason, Extend, Kind, Outcome, Release, Reply, Term
+from .protocol import ANSWERS, REFUSALS, EndReason, Extend, Kind, Outcome, Release, Reply, Term
 from .round import Round, cleanup, count, unanswered
 from .rules import Rules, Wanted
 
@@ -34,39 +34,39 @@ class Hold:
     """
 
     def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
-        self.ttl = wanted.ttl
-        self.since = granted.start
-        self.deadline = granted.deadline
-        self.extensions = 0
-        self.ended: EndReason | None = None
-        self._ended_at = 0.0
-        self._heartbeat = wanted.heartbeat
-        self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
-        self._beat = granted.start
-        self._rules = rules
         self.names = wanted.names
+        self.ttl = wanted.ttl
+        self.shared = wanted.shared
         self.secret = granted.secret
         self.fencing_token = granted.fencing_token
         self.waited = granted.waited
-        self.shared = wanted.shared
-        self._value = granted.value
+        self.since = granted.start
+        self.deadline = granted.deadline
+        self.timeout = granted.timeout
+        self.extensions = 0
+        self.ended: EndReason | None = None
+        self._ended_at = 0.0
+        self._rules = rules
         self._highest = highest
         self._slugs = granted.slugs
+        self._value = granted.value
         self._leaving = granted.leaving
         self._queue = granted.queue
-        self._renew_at = granted.start + self.ttl / 3
+        self._untouched = granted.untouched
+        # The rounds whose requests may still reach a node, so that a release to that node has to leave a tombstone.
         self._rounds: list[Round] = list(granted.rounds)
         # If the caller chose the secret, a later hold may have the same one; these rounds distinguish the two.
         self._granting = granted.rounds if wanted.secret and not wanted.shared else ()
-        self._untouched = granted.untouched
+        # What bounds the extensions
+        self._renew_at = granted.start + self.ttl / 3
+        self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
+        self._max_extensions = float("inf") if rules.max_extensions is None else rules.max_extensions
+        self._heartbeat = wanted.heartbeat
+        self._beat = granted.start
+        # Extensions that are on their way
         self._numbers = itertools.count()
-        self._preparing: set[int] = set()  # extensions that are about to be sent
-        self._shortening: list[Round] = []  # rounds that asked for less time and still lack replies
-
-    @property
-    def timeout(self) -> float:
-        """Seconds for which one round about this hold waits for its slowest node."""
-        return self._rules.timeout(self.ttl, len(self._slugs))
+        self._preparing: set[int] = set()  # about to be sent
+        self._shortening: list[Round] = []  # asked for less time and still lack replies
 
     # Validity, by the clock alone
 
@@ -122,8 +122,10 @@ class Hold:
             now: The time, in seconds on the client's steady clock.
             ttl: Length of the lease from now on, in seconds; None keeps the present length.
         """
+        # Noted before the check whether the hold ended: see release(). Otherwise a release in another thread could find
+        # nothing on its way, leave no tombstone, and be overtaken by this extension, which restores a released lock.
         number = next(self._numbers)
-        self._preparing.add(number)  # before the check whether it ended: see release()
+        self._preparing.add(number)
         self._untouched = frozenset()  # an extension gives the lock to a node that lacks it
         if not self.check(now) or not self._may_extend(now) or self._silent(now):
             self._preparing.discard(number)
@@ -133,7 +135,7 @@ class Hold:
             return None
         shorten = ttl is not None and now + ttl < self.deadline
         if ttl is not None:
-            self.ttl = ttl
+            self.ttl, self.timeout = ttl, self._rules.timeout(ttl, len(self._slugs))
             # The earlier deadline counts from now on, because a node may execute the request at any moment.
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
         self._renew_at = now + self.ttl / 12
@@ -178,12 +180,15 @@ class Hold:
         if not self.check(now):
             return False
         if sum(kind is Kind.HELD for kind, _ in reported) >= self._rules.needed:
-            if ttl != self.ttl:
+            if ttl != self.ttl:  # another extension has set another length since, and that one counts
                 return False
             self.extensions += 1
+            # From the start of the round, as for a new lock: the nodes count from a later moment. Two extensions may be
+            # answered in another order than they were sent, so the later deadline stays.
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
+        # A few nodes that refuse have lost their data or the key; the others still keep everybody else out.
         refused = [(kind, fence) for kind, fence in reported if kind in REFUSALS]
         if len(refused) > self._rules.spare:
             self.end(self._reason_of_refusal(refused), now)
@@ -211,17 +216,13 @@ class Hold:
             self.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
 
     def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._max_hold
+        return self.extensions < self._max_extensions and when - self.since < self._max_hold
 
     def _silent(self, when: float) -> bool:
         return self._heartbeat is not None and when - self._beat >= self._heartbeat
 
-    def _used_up(self) -> bool:
-        allowed = self._rules.max_extensions
-        return allowed is not None and self.extensions >= allowed
-
     def _reason_of_lapse(self) -> EndReason:
-        if self._used_up():
+        if self.extensions >= self._max_extensions:
             return EndReason.MAX_EXTENSIONS
         if self._silent(self.deadline):
             return EndReason.HEARTBEAT
@@ -235,18 +236,14 @@ class Hold:
         A node that has not answered gets this release after the request that it ends, so only a release that is
         redelivered to the node is limited.
         """
-        fences = {node: self._fence_on(node) for node in releases}
-        limited = {
-            node: release._replace(fencing_token=max(self.fencing_token, fences[node]))
-            for node, release in releases.items()
-        }
-        round.requests = {node: limited[node] if fences[node] else release for node, release in releases.items()}
-        round.remedy = limited
-
-    def _fence_on(self, node: int) -> int:
-        """Return the fence that a node had when it granted the hold; 0 if it has not answered."""
-        reported = [round.late.get(node) or round.replies.get(node) for round in self._granting]
-        return max([reply.fence for reply in reported if reply], default=0)
+        requests, limited = dict(round.requests), {}
+        for node, release in releases.items():
+            reported = [granting.late.get(node) or granting.replies.get(node) for granting in self._granting]
+            fence = max([reply.fence for reply in reported if reply], default=0)
+            limited[node] = release._replace(fencing_token=max(self.fencing_token, fence))
+            if fence:
+                requests[node] = limited[node]
+        round.requests, round.remedy = requests, limited
 
     def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
         """
@@ -273,7 +270,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
     """
 
     def decided(replies: Mapping[int, Reply]) -> bool:
-        if count(replies, Kind.HELD) >= rules.needed or silent(replies) > rules.spare:
+        if count(replies, Kind.HELD) >= rules.needed or len(replies) - count(replies, *ANSWERS) > rules.spare:
             return True
         return all(
             settled([reply.terms[lease][0] for reply in replies.values() if len(reply.terms) == len(terms)])

@@ -33,6 +33,7 @@ SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of i
 SECRET_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 MAX_REF = 1000  # characters; programs compare refs with those they know, so a real ref must not be cut
+MAX_STATE = 40  # characters
 
 _read = json.JSONDecoder().raw_decode
 _LEASE = re.compile(
@@ -95,6 +96,7 @@ def named(names: tuple[str, ...]) -> str:
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:LISTED])} and {more} more"
 
 
+@lru_cache(maxsize=1024)
 def slug(name: str) -> str:
     """Return the part of the keys that stands for *name*."""
     encoded = name.encode()
@@ -153,6 +155,8 @@ class Owner(NamedTuple):
         process: Identifies the holder's process, so that its heartbeat can be looked up; empty if the lock does not
             depend on a process.
         extensions: How often the lease was extended.
+        state: What the work does if it does not run: ``claimed``, ``queued``, ``held`` or ``note``; empty if it runs.
+        call: Number and arguments of a call that comes after the present one; see ``celery/pending.py``.
     """
 
     host: str = ""
@@ -164,20 +168,39 @@ class Owner(NamedTuple):
     ttl: float = 0.0
     process: str = ""
     extensions: int = 0
+    state: str = ""
+    call: str = ""
+
+    @property
+    def work(self) -> str:
+        """The holder's work and its state, for people."""
+        return f"{self.label} ({self.state})" if self.state else self.label
 
     def __str__(self) -> str:
-        what = " ".join(filter(None, (self.kind, self.label, self.ref)))
+        what = " ".join(filter(None, (self.kind, self.work, self.ref)))
         return f"{what} on {self.host}:{self.pid}" if self.host else what
 
 
 def encode(secret: str, owner: Owner) -> str:
     """Return the value to store under the holder's key."""
-    return f"{secret}{_lasting(owner)}{json.dumps(owner.since)}}}"
+    return encode_since(secret, owner, owner.since)
 
 
 def encode_since(secret: str, owner: Owner, since: float) -> str:
     """Return the value of :func:`encode` for a hold that began at *since*."""
-    return f"{secret}{_lasting(owner)}{since!r}}}"
+    # Only the beginning is cached: each call of a task has a ref of its own, so a text with the ref would never be used
+    # again.
+    start = _start(owner.host, owner.pid, owner.kind, owner.label, owner.state)
+    call = f',"call":{quoted(owner.call)}' if owner.call else ""
+    process = f',"process":{quoted(owner.process)}' if owner.process else ""
+    return f'{secret}{start}{quoted(owner.ref[:MAX_REF])}{call},"ttl":{owner.ttl!r}{process},"since":{since!r}}}'
+
+
+@lru_cache(maxsize=1024)
+def _start(host: str, pid: int, kind: str, label: str, state: str) -> str:
+    """Return the beginning of the object, up to its ``ref``."""
+    fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]} | ({"state": state} if state else {})
+    return json.dumps(fields, separators=(",", ":"))[:-1] + ',"ref":'
 
 
 def counted(value: str, extensions: int) -> str:
@@ -189,22 +212,6 @@ def uncounted(value: str) -> str:
     """Return a stored value, with or without its secret, as it was before the first extension."""
     before, extended, _ = value.rpartition(',"extensions":')
     return f"{before}}}" if extended else value
-
-
-def _lasting(owner: Owner) -> str:
-    """Return the part of the value that all holds of *owner* share: everything but the start time at its end."""
-    # Not cached as a whole: each call of a task has a ref of its own, so a cached text with the ref would never be used
-    # again.
-    process = f',"process":{quoted(owner.process)}' if owner.process else ""
-    start = _start(owner.host, owner.pid, owner.kind, owner.label)
-    return f'{start}{quoted(owner.ref[:MAX_REF])},"ttl":{owner.ttl!r}{process},"since":'
-
-
-@lru_cache(maxsize=1024)
-def _start(host: str, pid: int, kind: str, label: str) -> str:
-    """Return the beginning of the object, up to its ``ref``."""
-    fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]}
-    return json.dumps(fields, separators=(",", ":"))[:-1] + ',"ref":'
 
 
 def decode(text: str) -> Owner | None:
@@ -223,6 +230,8 @@ def decode(text: str) -> Owner | None:
             float(fields["ttl"]),
             str(fields.get("process", "")),
             int(fields.get("extensions", 0)),
+            str(fields.get("state", ""))[:MAX_STATE],
+            str(fields.get("call", ""))[:MAX_STATE],
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None

@@ -42,7 +42,6 @@ LONGEST_VALUE = 16_384
 LONGEST_SLUG = 10_000
 """The most bytes of a slug that a page of the index reports; every valid slug is shorter."""
 
-
 ENDLESS = "inf "
 """The cursor of the index page that begins with the locks that never end, which are listed last."""
 

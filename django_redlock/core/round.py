@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from .protocol import (
     LEAVING_TRACES,
@@ -27,6 +27,9 @@ from .protocol import (
     no_vote,
 )
 from .rules import Rules
+
+if TYPE_CHECKING:
+    from .admission import Admission
 
 NO_CURSORS: Mapping[int, str] = MappingProxyType({})
 LIFETIME = 10.0  # seconds for which the reply to a round that takes or extends no lease is of use
@@ -55,8 +58,8 @@ class Round:
             connections gives it the replies; see :mod:`django_redlock.engine.watchdog`.
 
     ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
-    driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with the
-    nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
+    driver sets ``admission``, whose ``doubts`` are the nodes that may not vote at present. ``on_missed`` is called with
+    the nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
     except a *hoped* one to a round that is already won.
 
     A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes. It is
@@ -82,7 +85,7 @@ class Round:
     complete: bool = False
     on_late: Callable[[Reply], None] | None = None
     on_missed: "Callable[[Round, set[int]], None] | None" = None
-    doubted: Callable[[], Mapping[int, str]] = dict
+    admission: "Admission | None" = None
     _as_hoped: int = 0
 
     @property
@@ -93,11 +96,14 @@ class Round:
     @property
     def wanted(self) -> bool:
         """Whether a request that a node could not understand should be sent again, in full."""
+        # An attempt that nobody waits for must not be: it would take the lock for a caller that has gone.
         return self.cleanup or not self.closed
 
     def receive(self, node: int, reply: Reply) -> None:
         """Note one node's reply, in time or late."""
         if self.closed:
+            # The caller has acted on the outcome, so a late reply changes no vote. But its token is above the next
+            # proposal, and a node that missed a release would keep the lock from everybody until it expires.
             self.late[node] = reply
             if self.on_late and not (self.won and reply.kind is self.hoped):
                 self.on_late(reply)
@@ -108,21 +114,23 @@ class Round:
         replies[node] = reply
         if reply.kind is self.hoped:
             self._as_hoped += 1
-        if len(replies) == len(self.requests):
-            self.close()
-            return
-        doubted = self.doubted()
-        if self._as_hoped == len(replies) and not doubted:
-            if self._as_hoped >= self.needed:
-                self.close()
-        elif self.decided(self._votes() if doubted else replies):
+        all_replied = len(replies) == len(self.requests)
+        # What counts is who may vote at the moment of the decision, not when a reply came. Only the replies of the
+        # other nodes show which clock is right.
+        if self._as_hoped == len(replies) and not (self.admission and self.admission.doubts):  # as nearly always
+            if all_replied or self._as_hoped >= self.needed:
+                self.closed, self.complete = True, all_replied
+                self.won = self._as_hoped >= self.needed
+        elif all_replied or self.decided(self._votes()):
             self.close()
 
     def close(self) -> None:
         """End the round; replies that come from now on are late."""
         if not self.closed:
             self.closed = True
-            if self.doubted():
+            if self.admission and self.admission.doubts:
+                # Stored as they count now. If the doubt ended a moment later, the caller would count votes that the
+                # decision did not.
                 self.replies = self._votes()
             elif self.hoped and self._as_hoped == len(self.replies):
                 self.won = self._as_hoped >= self.needed
@@ -130,11 +138,10 @@ class Round:
 
     def _votes(self) -> dict[int, Reply]:
         """Return the replies as they count at this moment."""
-        doubted = self.doubted()
-        if not doubted:
+        if not (self.admission and (doubts := self.admission.doubts)):
             return self.replies
         return {
-            node: no_vote(reply, doubted[node]) if node in doubted and reply.kind in POSITIVE else reply
+            node: no_vote(reply, doubts[node]) if node in doubts and reply.kind in POSITIVE else reply
             for node, reply in self.replies.items()
         }
 
@@ -157,6 +164,8 @@ class Round:
         """Return the nodes that may still execute, or may have executed, a request without the client knowing."""
         if self.complete:
             return set()
+        # After a lost connection the request may still be in a buffer of the node, which executes it after a release
+        # that came on a new connection.
         known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
@@ -194,6 +203,7 @@ class Round:
 
     def may_hold(self) -> set[int]:
         """Return the nodes that may have something of this round: all but those that certainly executed nothing."""
+        # A node that refused one part of a long request may have granted the parts before it.
         known = self.known()
         return {
             node
@@ -228,9 +238,12 @@ def cleanup(
     connection. So the release to a node in *unsure*, which may execute an earlier request afterwards, also leaves a
     tombstone there, which refuses such requests for *tombstone* seconds.
     """
-    refusing = release._replace(tombstone=tombstone) if unsure else release
+    requests: dict[int, Request] = dict.fromkeys(nodes, release)
+    if unsure:
+        refusing = release._replace(tombstone=tombstone)
+        requests |= {node: refusing for node in requests if node in unsure}
     return Round(
-        requests={node: refusing if node in unsure else release for node in nodes},
+        requests=requests,
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         needed=needed or 0,
@@ -242,7 +255,11 @@ def cleanup(
 
 def unanswered(rounds: Iterable[Round]) -> set[int]:
     """Return the nodes that may still execute a request of one of *rounds*."""
-    return {node for round in rounds for node in round.unanswered()}
+    found: set[int] = set()
+    for round in rounds:
+        if not round.complete:  # as nearly always
+            found |= round.unanswered()
+    return found
 
 
 class SurveyOptions(TypedDict, total=False):

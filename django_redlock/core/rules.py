@@ -105,11 +105,7 @@ class Rules:
         self.check_ttl(self.ttl)
 
     def _check_quorum(self) -> None:
-        if self.quorum is not None and (
-            isinstance(self.quorum, bool)
-            or not isinstance(self.quorum, int)
-            or not majority(self.nodes) <= self.quorum <= self.nodes
-        ):
+        if self.quorum is not None and not is_whole(self.quorum, majority(self.nodes), self.nodes):
             raise ValueError(
                 f"quorum must be a whole number from {majority(self.nodes)} (the majority of {self.nodes} nodes) "
                 f"to {self.nodes}, not {self.quorum!r}."
@@ -133,9 +129,7 @@ class Rules:
         for field in ("durable", "allow_evicting"):
             if not isinstance(getattr(self, field), (tuple, list)):
                 raise ValueError(f"{field} must be a list of the names of nodes, not {quoted(getattr(self, field))}.")
-        if self.max_extensions is not None and (
-            isinstance(self.max_extensions, bool) or not isinstance(self.max_extensions, int) or self.max_extensions < 0
-        ):
+        if self.max_extensions is not None and not is_whole(self.max_extensions, 0, float("inf")):
             raise ValueError(f"max_extensions must be a whole number or None, not {self.max_extensions!r}.")
         if self.in_transaction not in ("warn", "error", "allow"):
             raise ValueError(f"in_transaction must be 'warn', 'error' or 'allow', not {self.in_transaction!r}.")
@@ -224,6 +218,11 @@ def number(what: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -HUGE < value < HUGE:
         raise ValueError(f"{what} must be a finite number, not {repr(value)[:40]}.")
     return float(value)
+
+
+def is_whole(value: object, least: float, most: float) -> bool:
+    """Return whether *value* is a whole number from *least* to *most*."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def seconds(what: str, value: object) -> float:
@@ -324,7 +323,7 @@ def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:
     Raises:
         ValueError: It is not a whole number from 1 to 1000, or is combined with several names or with *shared*.
     """
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+    if not is_whole(limit, 1, MAX_LIMIT):
         raise ValueError(f"limit must be a whole number from 1 to {MAX_LIMIT}, not {limit!r}.")
     if limit > 1 and (shared or len(names) > 1):
         other = "shared=True" if shared else "several names"

@@ -52,7 +52,7 @@ class Gather:
         if not round.requests:
             round.close()
             return None
-        round.doubted = self.admission.doubted
+        round.admission = self.admission
         connections = None
         try:
             now = self._clock()

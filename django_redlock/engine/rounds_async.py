@@ -58,7 +58,7 @@ class AsyncGather:
 
     async def ask(self, round: Round) -> None:
         """Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out."""
-        round.doubted = self._admission.doubted
+        round.admission = self._admission
         start = self._clock()
         poll = Poll(round, start)
         fresh = not self._lines

@@ -16,9 +16,9 @@ from ..core.names import check_name, is_cut, permit_slug
 from ..core.names import slug as slug_of
 from ..core.protocol import SHOWN_WAITERS
 from ..core.rules import MAX_LIMIT
-from ..exceptions import QuorumUnavailableError, printable
+from ..exceptions import printable
 from ..handler import locks
-from .actions import ActionResult, absurd_tokens, ask_to_stop, extend_lock, force_release, remove_stale, stale_keys
+from .actions import ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
 from .model import (
     TROUBLE,
     HeldLock,
@@ -31,11 +31,10 @@ from .model import (
     Waiting,
     described,
     duration,
-    holder_of,
     middle,
     name_of,
 )
-from .survey import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
+from .survey import MAX_NAMES, MAX_SECONDS, PAGE, Poll, aask_nodes, arun, ask_nodes, run
 
 __all__ = [
     "MAX_NAMES",
@@ -51,18 +50,15 @@ __all__ = [
     "State",
     "View",
     "Waiting",
-    "absurd_tokens",
     "afind_locks",
     "aheld_locks",
     "ask_to_stop",
     "described",
     "duration",
-    "extend_lock",
     "find_lock",
     "find_locks",
     "force_release",
     "held_locks",
-    "holder_of",
     "middle",
     "name_of",
     "printable",
@@ -72,7 +68,9 @@ __all__ = [
 ]
 
 
-def held_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
+def held_locks(
+    using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS, also: Iterable[str] = ()
+) -> Snapshot:
     """
     Return the locks that are held now, and the state of the nodes.
 
@@ -82,29 +80,22 @@ def held_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: f
         using: The alias in ``REDLOCK``.
         limit: How many locks to ask for at most; the locks that end first are chosen.
         seconds: How long to keep querying the nodes.
+        also: Slugs of locks to ask for as well if there are more than that.
 
     Raises:
         InvalidRedlockError: The alias cannot be used.
     """
-    poll = Poll(locks[using], limit)
-    ask(poll, poll.pages(), seconds, max(seconds, PATIENCE))
-    return poll.snapshot()
+    poll = Poll(locks[using], waiters=0)
+    return run(poll, poll.pages(limit, seconds, also)).snapshot()
 
 
 async def aheld_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
     """Do what :func:`held_locks` does without blocking."""
-    poll = Poll(locks[using], limit)
-    await aask(poll, poll.pages(), seconds, max(seconds, PATIENCE))
-    return poll.snapshot()
+    poll = Poll(locks[using], waiters=0)
+    return (await arun(poll, poll.pages(limit, seconds))).snapshot()
 
 
-def find_locks(
-    slugs: Iterable[str],
-    using: str = DEFAULT_ALIAS,
-    *,
-    waiters: int = SHOWN_WAITERS,
-    after: Snapshot | None = None,
-) -> Snapshot:
+def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waiters: int = SHOWN_WAITERS) -> Snapshot:
     """
     Return what :func:`held_locks` returns, but only for the locks with these slugs, and with their waiters.
 
@@ -112,21 +103,16 @@ def find_locks(
         slugs: The forms of the locks' names in the keys.
         using: The alias in ``REDLOCK``.
         waiters: How many waiters to name at most, for all of these locks together; with 0, they are only counted.
-        after: A listing made just now; the nodes that were silent then are not waited for again.
 
     Raises:
         InvalidRedlockError: The alias cannot be used.
     """
-    nodes = enumerate(after.nodes if after else ())
-    silent = {index: node.detail for index, node in nodes if not node.answered}
-    return ask_for(slugs, locks[using], silent, waiters).snapshot()
+    return ask_nodes(locks[using], slugs, waiters).snapshot()
 
 
 async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waiters: int = SHOWN_WAITERS) -> Snapshot:
     """Do what :func:`find_locks` does without blocking."""
-    poll = Poll(locks[using])
-    await aask(poll, poll.named(list(slugs), waiters))
-    return poll.snapshot()
+    return (await aask_nodes(locks[using], slugs, waiters)).snapshot()
 
 
 def slugs_of(name: str) -> list[str]:
@@ -160,8 +146,6 @@ def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:
         QuorumUnavailableError: Too few nodes answered to tell.
         InvalidRedlockError: The alias cannot be used.
     """
-    snapshot = find_locks(slugs_of(name), using)
-    if not snapshot.has_quorum:
-        reported = {node.name: node.detail or "answered" for node in snapshot.nodes}
-        raise QuorumUnavailableError(name, 0.0, 1, reported, snapshot.rules.needed)
-    return snapshot.locks[0] if snapshot.locks else None
+    poll = ask_nodes(locks[using], slugs_of(name), SHOWN_WAITERS)
+    poll.require_quorum(name)
+    return next(iter(poll.snapshot().locks), None)

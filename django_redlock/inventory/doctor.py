@@ -22,11 +22,9 @@ from ..exceptions import RedlockError
 from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
-from . import absurd_tokens, held_locks, name_of, printable
-from . import node_checks as store_checks
+from . import held_locks, name_of, printable
 from .node_checks import CHECKS, Finding, Level, severity
 
-ALL_CHECKS = (*CHECKS, *store_checks.CHECKS)
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip
 
 
@@ -69,15 +67,10 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
     found = [
         *_settings(using),
         *_quorum(inspected, manager.rules),
-        *(
-            finding
-            for node in inspected
-            for check in (*CHECKS, *store_checks.CHECKS)
-            for finding in check(node, manager.rules)
-        ),
+        *(finding for node in inspected for check in CHECKS for finding in check(node, manager.rules)),
         *_duplicates(inspected),
         *_clocks(inspected),
-        *_tokens(using, inspected, timeout),
+        *_tokens(using),
     ]
     explained = {finding.node for finding in found if finding.level is Level.ERROR}
     found += [finding for finding in _trials(manager, inspected, timeout) if finding.node not in explained]
@@ -148,22 +141,9 @@ def _clocks(inspected: list[Inspection]) -> Iterator[Finding]:
         )
 
 
-def _tokens(alias: str, inspected: list[Inspection], timeout: float) -> Iterator[Finding]:
-    """Yield the nodes that give no vote on a lock because of its fencing token, and those that may have more such."""
-    searched = absurd_tokens(alias, timeout=timeout)
-    reached = {node.name for node in inspected if not node.detail}
-    for name in searched.unsearched:
-        if name in reached:
-            yield Finding(
-                "unsearched",
-                Level.NOTE,
-                name,
-                "Not all fencing tokens on it were read: it was too slow, or has very many. "
-                "Absurd tokens of locks that nobody holds may be among the others.",
-                f"Use a longer --timeout; for one lock, manage.py redlock_clear --using {alias} --name NAME.",
-            )
-    absurd = {**held_locks(alias).absurd, **searched.absurd}
-    for slug, nodes in sorted(absurd.items()):
+def _tokens(alias: str) -> Iterator[Finding]:
+    """Yield the nodes that give no vote on a lock because of its fencing token."""
+    for slug, nodes in sorted(held_locks(alias).absurd.items()):
         name = printable(name_of(slug))
         for node in nodes:
             yield Finding(

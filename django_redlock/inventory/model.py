@@ -2,24 +2,112 @@
 The data of an inventory: nodes, their views of each lock, and the locks that these views describe (internal).
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
 
+from django.db.models import TextChoices
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
-from ..core.names import SHARED_KIND, Owner, decode, fingerprint, shown
-from ..core.protocol import SHARED
+from ..core.names import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, shown
 from ..core.rules import Rules
+from ..engine.watchdog import SILENCE
 from ..exceptions import printable
 
-SHARED_MARK = fingerprint(SHARED)  # of the value under a shared lock's key, whoever shares the lock
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
 MAX_TEXT = 120  # characters of each text that describes a holder
 MAX_SHOWN = 250  # characters of a name; names of this library are shorter
 NO_STRING = fingerprint("")  # of a key that has no string value
+
+
+class State(TextChoices):
+    """
+    The state of a lock over all nodes.
+
+    ``held``: all nodes have the same holder. ``degraded``: a quorum has one holder; other nodes lack it or do not
+    answer. ``partial``: there is one holder, but too few nodes report it: an attempt in progress, or the remains of
+    one. ``split``: several holders, none with a quorum. ``unrenewed``: a quorum has one holder, whose process is alive
+    but has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has sent
+    no heartbeat for ten seconds: it died or is paused. ``no_expiry``: no quorum lets the lock end by itself, so this
+    library did not write it.
+    """
+
+    HELD = "held", gettext_lazy("held")
+    DEGRADED = "degraded", gettext_lazy("degraded")
+    PARTIAL = "partial", gettext_lazy("partial")
+    SPLIT = "split", gettext_lazy("split")
+    UNRENEWED = "unrenewed", gettext_lazy("not renewed")
+    ORPHANED = "orphaned", gettext_lazy("orphaned")
+    NO_EXPIRY = "no_expiry", gettext_lazy("no expiry")
+
+    @property
+    def severity(self) -> int:
+        """The rank of the state. A higher rank needs attention sooner; ranks 0 and 1 are no trouble."""
+        return RANKS[self]
+
+
+MEANINGS = {
+    State.DEGRADED: gettext_lazy("A quorum of the nodes has this holder. The others lack it, or do not answer."),
+    State.PARTIAL: gettext_lazy(
+        "Too few nodes report this holder: an attempt is in progress, an earlier one left keys behind, "
+        "or other nodes do not answer."
+    ),
+    State.SPLIT: gettext_lazy("The nodes report different holders, and no quorum reports the same one."),
+    State.UNRENEWED: gettext_lazy(
+        "Nobody renews the lock, although its process seems alive: the lease was probably dropped without a release. "
+        "The lock ends by itself."
+    ),
+    State.ORPHANED: gettext_lazy(
+        "The holder's process has given no sign of life for ten seconds: it died or is paused. The lock ends by itself."
+    ),
+    State.NO_EXPIRY: gettext_lazy(
+        "The lock does not end by itself. When no living process can hold it, manage.py redlock_clear deletes it."
+    ),
+}
+SHARED_WITHOUT_EXPIRY = gettext_lazy(
+    "The lock does not end by itself, and manage.py redlock_clear keeps it, because its key does not say who shares "
+    "it. Release it when nobody uses it."
+)
+NOT_A_STRING = gettext_lazy(
+    "The key is empty or not a string: another program wrote it. The nodes that have it grant nobody this lock "
+    "until it is deleted there."
+)
+SEVERITY = (
+    *(State.HELD, State.PARTIAL, State.DEGRADED, State.SPLIT),
+    *(State.UNRENEWED, State.ORPHANED, State.NO_EXPIRY),
+)
+RANKS = {state: rank for rank, state in enumerate(SEVERITY)}
+TROUBLE = SEVERITY[2:]
+
+
+class Life(Enum):
+    """
+    What the nodes know about a process.
+
+    ``LIVING``: its last heartbeat came a moment ago. ``SILENT``: it sent heartbeats, but not lately: it is dead or
+    paused. ``GONE``: a quorum has had no heartbeat for longer than any lease lasts, so all its leases have ended.
+    ``UNKNOWN``: too few nodes answered, or they were not asked.
+    """
+
+    LIVING = auto()
+    SILENT = auto()
+    GONE = auto()
+    UNKNOWN = auto()
+
+
+class Staleness(TextChoices):
+    """Why a key is stale; see :func:`stale_keys`."""
+
+    NO_EXPIRY = "no_expiry", gettext_lazy("it has no expiry, so it would never end")
+    TOO_LONG = "too_long", gettext_lazy("it expires later than any lease of its holder could")
+    WRONG_TYPE = "wrong_type", gettext_lazy("it is empty or not a string: another program wrote it")
+    FOREIGN = "foreign", gettext_lazy("its value is not one that this library writes")
+    RESIDUE = "residue", gettext_lazy("too few nodes have it, and it is older than its lease")
+    ABSURD = "absurd", gettext_lazy("its fencing token is absurd, so that the node gives no vote on this lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +195,10 @@ class HeldLock(NamedTuple):
         fencing_token: The number of this hold; 0 when the nodes no longer know it.
         views: The view of each node of the alias, in the order of the settings.
         waiters: The first hundred waiters, in the order of their turns. Only known if the query named this lock alone.
-        waiting: How many callers wait, by the node that knows of the most. Only known if the query named the lock.
+        waiting: How many callers wait, by the node that knows of the most.
         life: The state of the holder's process; only queried when nobody extends the lock, or when it lasts too long.
         sharers: How many holders share the lock, by a quorum of nodes; 0 if one process holds it alone, or if the
-            number is unknown. Only known if the query named the lock.
+            number is unknown.
     """
 
     slug: str
@@ -157,7 +245,82 @@ class HeldLock(NamedTuple):
     @property
     def extensions(self) -> int:
         """How often the holder has extended the lock."""
-        return max((view.owner.extensions for view in leaders(self) if view.owner), default=0)
+        return max((view.owner.extensions for view in self.leaders if view.owner), default=0)
+
+    @property
+    def leaders(self) -> list[View]:
+        """The views of the nodes that have the holder."""
+        return [view for view in self.views if view.fingerprint == self.fingerprint]
+
+    @property
+    def holders(self) -> dict[str, list[View]]:
+        """The views that have a key, by the fingerprint of its holder."""
+        groups: dict[str, list[View]] = {}
+        for view in self.views:
+            if view.fingerprint:
+                groups.setdefault(view.fingerprint, []).append(view)
+        return groups
+
+    @property
+    def process(self) -> str:
+        """The holder's process; empty if it is unknown, or if the lock does not depend on one."""
+        return lease_of(self.about)[1]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several holders may share the lock."""
+        return self.fingerprint == fingerprint_of_sharers(max([view.fence for view in self.leaders], default=0))
+
+    @property
+    def longest_left(self) -> float:
+        """The longest time left on any of the holder's nodes; infinite if a node keeps the key for ever."""
+        return max([math.inf if view.left is None else view.left for view in self.leaders])
+
+    @property
+    def silent_for(self) -> float:
+        """The seconds since the holder last took or extended the lock, by the nodes' clocks; 0 if unknown."""
+        return max(0.0, self.ttl - self.longest_left) if self.ttl else 0.0
+
+    @property
+    def is_suspicious(self) -> bool:
+        """
+        Whether to look up if the holder's process is alive.
+
+        A process sends its first heartbeat soon after it takes a lock, and repeats it. If the nodes' clocks show that
+        the process has neither taken nor extended the lock for a while, a heartbeat must have arrived by now. If
+        somebody else changed the expiry of the keys, the nodes cannot tell when the holder last extended the lock.
+        """
+        ttl = self.ttl or 0.0
+        return bool(self.process) and not ttl - SILENCE <= self.longest_left <= ttl
+
+    def of_process(self, life: Life, now: float) -> "HeldLock":
+        """Return a suspicious lock in the state that follows from the *life* of its process; *now* is the date."""
+        state = self.state
+        if state in (State.HELD, State.DEGRADED):
+            # A process may not have sent a heartbeat yet in the first seconds of its hold.
+            heard = self.silent_for > SILENCE or now - (self.since or now) > SILENCE
+            if life is Life.LIVING and self.silent_for > (self.ttl or 0.0) / 2:
+                state = State.UNRENEWED
+            elif life in (Life.SILENT, Life.GONE) and heard:
+                state = State.ORPHANED
+        return self._replace(state=state, life=life)
+
+    @property
+    def holder(self) -> str:
+        """The holder in one line for people; empty if another program holds the lock."""
+        if self.sharers:
+            text = ngettext("%(count)d holder, who shares it", "%(count)d holders, who share it", self.sharers)
+            return text % {"count": self.sharers}
+        return described(self.owner)
+
+    @property
+    def meaning(self) -> str:
+        """What the state means and what will happen, in sentences for people; empty if all is well."""
+        if self.fingerprint == NO_STRING:
+            return str(NOT_A_STRING)
+        if self.state is State.NO_EXPIRY and self.owner is not None and self.owner.kind == SHARED_KIND:
+            return str(SHARED_WITHOUT_EXPIRY)
+        return str(MEANINGS.get(self.state, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +337,6 @@ class Snapshot:
         rules: The rules of the alias.
         total: How many names the nodes' indexes have; locks whose holders died a while ago may be among them.
         absurd: The nodes with an absurd fencing token, by the slug of the lock, which may be held or free.
-        unsearched: The nodes on which the search for such tokens did not reach the end.
     """
 
     alias: str
@@ -185,7 +347,6 @@ class Snapshot:
     rules: Rules = field(repr=False)
     total: int = 0
     absurd: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unsearched: tuple[str, ...] = ()
 
     @property
     def answering(self) -> int:
@@ -269,23 +430,6 @@ def owner_of(about: str) -> Owner | None:
     )
 
 
-def leaders(lock: HeldLock) -> tuple[View, ...]:
-    """Return the views of the nodes that have the holder of a lock."""
-    return tuple(view for view in lock.views if view.fingerprint == lock.fingerprint)
-
-
-def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
-    """Group the views that have a key by the fingerprint of its holder."""
-    groups: dict[str, list[View]] = {}
-    for view in views:
-        mark = view.fingerprint
-        if mark in groups:
-            groups[mark].append(view)
-        elif mark:
-            groups[mark] = [view]
-    return groups
-
-
 def name_of(slug: str) -> str:
     """Return the name that a slug stands for, or the text itself if somebody else wrote it into the index."""
     try:
@@ -293,23 +437,6 @@ def name_of(slug: str) -> str:
     except ValueError:
         name = slug
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
-
-
-def holder_of(lock: HeldLock) -> str:
-    """Describe the holder of a lock in one line for people; return an empty text if another program holds it."""
-    if lock.sharers:
-        text = ngettext("%(count)d holder, who shares it", "%(count)d holders, who share it", lock.sharers)
-        return text % {"count": lock.sharers}
-    return described(lock.owner)
-
-
-def meaning_of(lock: HeldLock) -> str:
-    """Return what the state of a lock means and what will happen, in sentences for people; empty if all is well."""
-    if lock.fingerprint == NO_STRING:
-        return str(NOT_A_STRING)
-    if lock.state is State.NO_EXPIRY and lock.owner is not None and lock.owner.kind == SHARED_KIND:
-        return str(SHARED_WITHOUT_EXPIRY)
-    return lock.state.meaning
 
 
 def described(owner: Owner | None) -> str:

@@ -21,7 +21,7 @@ from ..engine.lock import Lock
 from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..keys import Call, Key, ViewKey
+from ..keys import Key, ViewCall, ViewKey
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -191,7 +191,7 @@ class CommandKey(ViewKey):
     def check_constant(self, text: str) -> None:
         """Accept a key that is the same for every run, as most keys of commands are."""
 
-    def call(self, key: Callable[..., Any], call: Call) -> object:
+    def call(self, key: Callable[..., Any], call: ViewCall) -> object:
         """Return the callable's result for the options."""
         return key(**call.kwargs)
 
@@ -202,4 +202,4 @@ class CommandKey(ViewKey):
         Raises:
             ImproperlyConfigured: An option that the key needs has no value.
         """
-        return self.resolve(Call(HttpRequest(), (), options, options))
+        return self.resolve(ViewCall(HttpRequest(), (), options, options))

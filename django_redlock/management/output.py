@@ -4,25 +4,20 @@ Code that the commands share (internal).
 It queries locks, converts the texts of options, and shows locks to people and to programs.
 """
 
-import csv
 import errno
-import json
 import os
-import re
 import shutil
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from io import StringIO
 from typing import Any
 from unicodedata import category, east_asian_width
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ..conf import InvalidRedlockError
 from ..inventory import (
@@ -32,12 +27,10 @@ from ..inventory import (
     duration,
     find_locks,
     held_locks,
-    holder_of,
     middle,
     printable,
     slugs_of,
 )
-from ..inventory.survey import with_counts
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
 NO_QUORUM = 3  # exit code
@@ -49,21 +42,7 @@ SPARE = ("TOKEN", "SINCE")  # the first columns to be left out if there is no ro
 DROPPED = ("REMAINING", "VOTES", "WAITING")  # columns that are left out if they do not fit beside cut names
 CUT = ("HOLDER", "LOCK")  # columns whose cells are cut in the middle
 READABLE, LEAST = 16, 12  # columns that a cut name keeps while there are others to leave out, and after that
-# A spreadsheet takes text for a formula if one of these signs begins a cell, even behind blanks or a quotation mark.
-# Where the decimal separator is a comma, a semicolon ends a cell.
-SIGNS = "=+@-\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}\N{FULLWIDTH HYPHEN-MINUS}"
-FORMULA = re.compile(rf'(^|;)([\s"]*)(?=[{re.escape(SIGNS)}])')
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-FIELDS = ("name", "state", "remaining", "ttl", "votes", "nodes", "extensions", "fencing_token", "fingerprint", "since")
-ORDERS: dict[str, Callable[[HeldLock], Any]] = {
-    "remaining": lambda lock: (lock.remaining is None, lock.remaining),
-    "name": lambda lock: lock.name,
-    "state": lambda lock: lock.state,
-    "votes": lambda lock: lock.votes,
-    "since": lambda lock: (lock.since is None, lock.since),
-    "holder": lambda lock: str(lock.owner or ""),
-    "extensions": lambda lock: lock.extensions,
-}
 
 
 class OperatorCommand(BaseCommand):
@@ -89,6 +68,35 @@ class OperatorCommand(BaseCommand):
                 raise
             raise CommandError(f"The output could not be written: {error.strerror}.") from None
         return printed
+
+    def add_confirmation(self, parser: CommandParser, verb: str, dry: str) -> None:
+        """Add the options with which a command only reports what it would do, or does it without asking."""
+        parser.add_argument("--dry-run", action="store_true", help=dry)
+        without = f"{verb.capitalize()} without asking."
+        parser.add_argument("--noinput", "--no-input", action="store_false", dest="interactive", help=without)
+
+    def confirmed(self, verb: str, what: str, planned: str, **options: Any) -> bool:
+        """
+        Return whether to go on: with ``--no-input``, or after a yes at the terminal.
+
+        Args:
+            verb: What would be done, such as "release".
+            what: The question, without its mark.
+            planned: What a dry run reports.
+            options: The options of the command.
+
+        Raises:
+            CommandError: The answer was no.
+        """
+        dry_run, interactive = options["dry_run"], options["interactive"]
+        stdin: Any = options.get("stdin", sys.stdin)
+        if dry_run or (interactive and not stdin.isatty()):
+            hint = "" if dry_run else f" Nobody is there to ask: use --no-input to {verb}."
+            self.stdout.write(f"Dry run: {planned}.{hint}")
+            return False
+        if interactive and not agreed(f"{what}?"):
+            raise CommandError(f"Nothing was {verb.removesuffix('e')}ed.")
+        return True
 
     def width(self, wide: bool) -> int | None:
         """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""
@@ -117,12 +125,20 @@ def positive(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Return the positive number of seconds in the text of an option."""
+    number = duration_in(text)
+    if not number:
+        raise ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return number
+
+
+def duration_in(text: str) -> float:
+    """Return the number of seconds in the text of an option, which may be 0."""
     try:
         number = float(text)
     except ValueError:
-        number = 0.0
-    if not 0 < number < 1e9:
-        raise ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise ArgumentTypeError(f"must be a number of seconds, not {text!r}")
     return number
 
 
@@ -136,14 +152,9 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
         raise CommandError(str(error), returncode=MISUSED) from None
 
 
-def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort: str = "remaining") -> list[HeldLock]:
-    """Return the locks whose names match a glob and whose states are among *state*, in the order *sort*."""
-    locks = [
-        lock
-        for lock in snapshot.locks
-        if (match is None or fnmatchcase(lock.name, match)) and (not state or lock.state in state)
-    ]
-    return sorted(locks, key=ORDERS[sort])
+def matching(snapshot: Snapshot, match: str | None) -> list[HeldLock]:
+    """Return the locks whose names match a glob, in the order of the snapshot; all of them without one."""
+    return [lock for lock in snapshot.locks if match is None or fnmatchcase(lock.name, match)]
 
 
 def warn(command: BaseCommand, snapshot: Snapshot) -> None:
@@ -153,15 +164,6 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
     if snapshot.cut_short:
         text = "The list may lack locks. It has those that end first, and up to 50 that never end."
         command.stderr.write(text, command.style.WARNING)
-
-
-def with_waiters(snapshot: Snapshot, locks: list[HeldLock]) -> list[HeldLock]:
-    """Return the locks with the number of their waiters and the number of holders that share them."""
-    if not locks:
-        return locks
-    asked = find_locks([lock.slug for lock in locks], snapshot.alias, waiters=0, after=snapshot)
-    counted = {lock.slug: lock for lock in asked.locks}
-    return [with_counts(lock, counted.get(lock.slug)) for lock in locks]
 
 
 def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = None) -> str:
@@ -275,7 +277,7 @@ def deletion(lock: HeldLock) -> str:
 
 def holder(lock: HeldLock) -> str:
     """Describe the holder of a lock for people."""
-    return holder_of(lock) or "(another program)"
+    return lock.holder or "(another program)"
 
 
 def remaining(lock: HeldLock) -> str:
@@ -291,43 +293,6 @@ def left(remaining: float | None) -> str:
 def local(moment: float | None) -> str:
     """Format a moment in this machine's local time, for people."""
     return "-" if moment is None else datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
-    """Return locks and nodes as JSON; its keys are described in docs/operate/commands.md."""
-    return json.dumps(
-        {
-            "version": VERSION,
-            "using": snapshot.alias,
-            "taken": iso(snapshot.taken),
-            "complete": snapshot.complete,
-            "quorum": {
-                "nodes": len(snapshot.nodes),
-                "answering": snapshot.answering,
-                "needed": snapshot.rules.needed,
-                "met": snapshot.has_quorum,
-            },
-            "nodes": [asdict(node) for node in snapshot.nodes],
-            "locks": [entry(lock) for lock in locks],
-        },
-        indent=2,
-    )
-
-
-def sheet(locks: list[HeldLock]) -> str:
-    """Return locks as comma-separated values, with the names of the fields in the first line."""
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*FIELDS, "holder"])
-    for lock in locks:
-        about = entry(lock)
-        writer.writerow([_unambiguous(about[field]) for field in FIELDS] + [_unambiguous(holder(lock))])
-    return out.getvalue().rstrip("\n")
-
-
-def _unambiguous(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula, because names come from outside."""
-    return FORMULA.sub(r"\1\2'", printable(value)) if isinstance(value, str) else value
 
 
 def entry(lock: HeldLock) -> dict[str, Any]:
@@ -362,7 +327,7 @@ def _holder(lock: HeldLock) -> dict[str, Any] | None:
     if owner is None:
         return None
     where = {"host": owner.host or None, "pid": owner.pid or None}  # unknown for a shared lock
-    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, **where, "sharers": lock.sharers or None}
+    return {"kind": owner.kind, "label": owner.work, "ref": owner.ref, **where, "sharers": lock.sharers or None}
 
 
 def iso(moment: float | None) -> str | None:

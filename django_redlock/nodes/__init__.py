@@ -16,8 +16,8 @@ KINDS = {
     "unix": ".redis.node",
     "valkey": ".redis.node",
     "valkeys": ".redis.node",
-    "redis+cluster": ".redis.cluster",
-    "rediss+cluster": ".redis.cluster",
+    "redis+cluster": ".redis.discovered",
+    "rediss+cluster": ".redis.discovered",
     "memory": ".memory",
     "database": ".database.node",
     "etcd": ".etcd.node",
@@ -40,7 +40,7 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     Raises:
         ValueError: The URL or the options cannot work.
     """
-    module = ".redis.sentinel" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
+    module = ".redis.discovered" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
     try:
         opener = import_module(module, __package__)
     except ModuleNotFoundError as error:

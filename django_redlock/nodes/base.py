@@ -3,12 +3,23 @@ The interface of a node: a name, and links that carry requests and replies in or
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..core.admission import Greeting
 from ..core.protocol import Failure, Kind, Reply, Request, failed
+
+T = TypeVar("T")
+
+ENCODED = (
+    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
+    "urllib.parse.quote(password, safe='') does it"
+)
+"""Ends the message about a URL with a user that cannot be read."""
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply that has not arrived, or not completely."""
@@ -52,6 +63,16 @@ class NodeSpec:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sentinels: tuple[str, ...] = field(default=(), repr=False)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits for an event loop, because it was given blocking functions to call."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a blocking call was suspended")
 
 
 async def until_cancelled() -> None:
@@ -204,3 +225,40 @@ class Node(Protocol):
         self, process: str, timeout: float, on_notification: Callable[[str], object]
     ) -> AsyncNotificationLink:
         """Open a link for the notifications to the running event loop, within about *timeout* seconds."""
+
+
+# OpenSSL's codes for a certificate that is valid, but not for this host name or address.
+WRONG_NAME = (62, 64)
+EXPIRED = 10
+
+
+def known_cause(error: BaseException) -> LinkError | None:
+    """Return what to report about an error of the operating system or of TLS, if it shows what happened."""
+    failure = Failure.REFUSED if f"Errno {errno.ECONNREFUSED}" in str(error) else None
+    match error:
+        case ssl.SSLCertVerificationError():
+            return refused_certificate(error)
+        case ssl.SSLError():
+            # Servers written in Go report a missing certificate as a bad one.
+            wanted = any(alert in (error.reason or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE"))
+            failure = Failure.NO_CLIENT_CERTIFICATE if wanted else Failure.TLS_FAILED
+        case socket.gaierror():
+            failure = Failure.UNKNOWN_HOST
+        case FileNotFoundError():
+            failure = Failure.NO_SUCH_FILE
+        case ConnectionRefusedError():
+            failure = Failure.REFUSED
+        case ConnectionError():
+            failure = Failure.RESET
+        case ValueError():
+            failure = Failure.MALFORMED
+    return failure and LinkError(failure)
+
+
+def refused_certificate(error: ssl.SSLCertVerificationError) -> LinkError:
+    """Return what to report about a server's certificate that this client refuses."""
+    if error.verify_code in WRONG_NAME:
+        return LinkError(Failure.WRONG_CERTIFICATE)
+    if error.verify_code == EXPIRED:
+        return LinkError(Failure.CERTIFICATE_EXPIRED)
+    return LinkError(Failure.CERTIFICATE_REFUSED, f"{Failure.CERTIFICATE_REFUSED.value}, {error.verify_message}")

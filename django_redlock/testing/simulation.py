@@ -17,22 +17,29 @@ time pass at once.
 
 import asyncio
 import heapq
+import inspect
 import itertools
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
+from types import CodeType, FrameType
 from typing import Any, Self
+from unittest.mock import patch
 
 from django.conf import settings
 
 from .. import signals
 from ..conf import DEFAULT_ALIAS
 from ..core.acquisition import Waiter
+from ..core.admission import Greeting
 from ..core.names import slug
-from ..core.protocol import EndReason, Kind, Request, Survey
+from ..core.node_state import NodeState
+from ..core.protocol import EndReason, Failure, Kind, Reply, Request, Survey
 from ..core.rules import Rules
 from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
@@ -42,9 +49,15 @@ from ..engine.manager import LockManager, Runtime
 from ..engine.notifications import Waiters
 from ..engine.watchdog import Agenda, ProcessHeartbeat, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
-from ..nodes import LinkError
+from ..nodes.base import LinkError
+from ..nodes.memory import MemoryLink, MemoryNode
 
+EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
+# Seconds that one turn of an event loop takes. With zero, a timer that is early by a rounding error would be set and
+# fire again for ever.
+TURN = 1e-6
+TOOL = 4  # one of the ids of sys.monitoring that any tool may use
 
 Action = Callable[[], object]
 
@@ -88,14 +101,14 @@ class Simulation:
         )
         self._count = itertools.count()
         self._events: list[tuple[float, int, Action]] = []
-        self._processes: list[Process] = []
+        self._processes: list[SimulatedProcess] = []
         self._leases: list[Lease] = []
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._main = Process(self, "this process")
+            self._main = SimulatedProcess(self, "this process")
             self._main.manager.surroundings = DjangoSurroundings()
             stack.enter_context(locks.substituted(self._using, self._main.manager))
             self._stack = stack.pop_all()
@@ -178,14 +191,24 @@ class Simulation:
             ValueError: The function has no such line, or several.
             AssertionError: The block ended before the line was reached.
         """
-        with before_line(function, line, action):
+        plain = inspect.unwrap(function)
+        code, number = plain.__code__, line_number(plain, line)
+        calls = [action]
+
+        def reached() -> None:
+            if calls:
+                calls.pop()()
+
+        with watching(code, number, reached):
             yield
+        if calls:
+            raise AssertionError(f"{plain.__qualname__} did not reach the line with {line!r}.")
 
     # Others
 
-    def rival(self, name: str = "", **options: Any) -> "Process":
+    def rival(self, name: str = "", **options: Any) -> "SimulatedProcess":
         """Return another process, with locks over the same nodes; *options* are its own ``OPTIONS``."""
-        return Process(self, name or f"rival {len(self._processes)}", replace(self.rules, **options))
+        return SimulatedProcess(self, name or f"rival {len(self._processes)}", replace(self.rules, **options))
 
     def lose(self, name: str) -> Lease:
         """
@@ -218,11 +241,11 @@ class Simulation:
         while not called.is_set() and self._now < until:
             self._step(until)
 
-    def _process_of(self, manager: object) -> "Process":
+    def _process_of(self, manager: object) -> "SimulatedProcess":
         """Return the process of a manager, or of what a manager does in the background."""
         return next(one for one in self._processes if manager in one.managers)
 
-    def _granted(self, who: "Process", lease: Lease) -> None:
+    def _granted(self, who: "SimulatedProcess", lease: Lease) -> None:
         """Record a new holder, and an overlap with every other holder that considers the lock its own."""
         for other in self._leases:
             same = set(lease.hold.slots()) & set(other.hold.slots()) and not (lease.hold.shared and other.hold.shared)
@@ -232,7 +255,7 @@ class Simulation:
         self._leases.append(lease)
 
 
-class Process:
+class SimulatedProcess:
     """
     One process, with its own locks, memory and renewals.
 
@@ -257,7 +280,7 @@ class Process:
         simulation._processes.append(self)
 
     def __repr__(self) -> str:
-        return f"<Process {self.name!r}>"
+        return f"<SimulatedProcess {self.name!r}>"
 
     def lock(self, name: str, **options: Any) -> Lock:
         """Describe a lock of this process, as :func:`django_redlock.lock` does."""
@@ -293,10 +316,104 @@ class Process:
         signals.send(self.manager, event, **about)
 
 
+class SimulatedNode(MemoryNode):
+    """
+    One node of a :class:`~django_redlock.testing.Simulation`.
+
+    Attributes set further faults. With ``down = True``, the node refuses every request; with ``silent``, it executes
+    requests but never answers; with ``deaf``, it does neither.
+
+    Args:
+        name: The node's name.
+        clock: Returns the time of the simulation, in seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        super().__init__(name, NodeState(lambda: EPOCH + clock()))
+        self._clock = clock
+        self._dropping = 0
+        self.boot = 1
+        self._since = float("-inf")
+
+    def crash(self) -> None:
+        """End the node; all connections break. :meth:`start` brings it back with its data."""
+        self.down = True
+        self.boot += 1
+
+    def start(self, *, keep_data: bool = True) -> None:
+        """
+        Bring the node back.
+
+        With three or more nodes, the node gives no vote for ``max_ttl``, 60 s by default, unless ``OPTIONS`` call it
+        durable.
+
+        Args:
+            keep_data: Whether the node still has its earlier locks and tokens.
+        """
+        if not keep_data:
+            self.store.reset()
+        self.down, self._since = False, self._clock()
+
+    def restart(self, *, keep_data: bool = False) -> None:
+        """Crash and come back at once, by default empty."""
+        self.crash()
+        self.start(keep_data=keep_data)
+
+    def drop_next_reply(self) -> None:
+        """Execute the next request, but never answer it; that connection stays silent."""
+        self._dropping += 1
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the node's clock forward, or back by a negative number of seconds; keys expire by this clock."""
+        self.store.skew += seconds
+
+    def connect(self, timeout: float) -> "SimulatedLink":
+        """Open a link at once."""
+        if self.down:
+            raise LinkError(Failure.REFUSED)
+        self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", age=self._clock() - self._since)
+        return SimulatedLink(self)
+
+    def execute(self, request: Request) -> Reply | None:
+        """Execute a request; return None if the reply never comes."""
+        reply = super().execute(request)
+        if reply is not None and self._dropping:
+            self._dropping -= 1
+            return None
+        return reply
+
+
+class SimulatedLink(MemoryLink):
+    """A link that breaks when its node ends."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        super().__init__(node)
+        self._to = node
+        self._boot = node.boot
+
+    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
+        self._check()
+        super().send(request, packed, in_full=in_full)
+
+    def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
+        return self._boot != self._to.boot or super().readable()
+
+    def receive(self, request: Request) -> Reply | None:
+        """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
+        self._check()
+        return super().receive(request)
+
+    def _check(self) -> None:
+        if self._boot != self._to.boot:
+            raise LinkError(Failure.RESET)
+
+
 class VirtualWatchdog:
     """Replace the thread that renews leases. The process sends no heartbeats, which are for operators."""
 
-    def __init__(self, process_of: Callable[[object], Process]) -> None:
+    def __init__(self, process_of: Callable[[object], SimulatedProcess]) -> None:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:
@@ -366,3 +483,133 @@ class VirtualRedelivery:
 
     def close(self) -> None:
         """Do nothing: there is no thread to end."""
+
+
+@contextmanager
+def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Simulation) -> Iterator[None]:
+    """
+    In the ``with`` block, let the timers of *loop* follow a simulated clock.
+
+    Whenever the loop has nothing to do, it jumps to its next timer. While a thread that the loop started is at work,
+    time passes at its real speed, because nobody knows how long that thread needs. A loop that is not written in Python
+    keeps the real time.
+    """
+    selector = getattr(loop, "_selector", None)
+    if selector is None:
+        yield
+        return
+    with ExitStack() as stack:
+        virtual = VirtualLoop(loop, selector.select, simulated)
+        stack.enter_context(patch.object(selector, "select", virtual.select))
+        stack.enter_context(patch.object(loop, "time", virtual.time))
+        for method in ("run_in_executor", "shutdown_default_executor"):
+            stack.enter_context(patch.object(loop, method, virtual.at_work(getattr(loop, method))))
+        yield
+
+
+class VirtualLoop:
+    """
+    Replace the clock of an event loop, and the selector with which the loop waits.
+
+    Args:
+        loop: The loop. Its clock continues from its present time, so the existing timers stay as they are.
+        select: The method of the loop's selector.
+        simulated: The simulated time.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, select: Callable[[float | None], Any], simulated: Simulation
+    ) -> None:
+        self._loop = loop
+        self._select = select
+        self._simulated = simulated
+        self._ahead = loop.time() - simulated.clock()
+        self._threads = 0  # threads at work for the loop
+
+    def time(self) -> float:
+        """Return the time of the loop."""
+        return self._simulated.clock() + self._ahead
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Return the sockets that are ready; if there are none, let time pass instead of waiting."""
+        ready = self._select(0)
+        if ready or (timeout is not None and timeout <= 0):
+            self._simulated.idle(TURN)
+            return ready
+        if not self._threads:
+            passed = self._simulated.idle(None if timeout is None else timeout + TURN)
+            return [] if passed else self._select(None)
+        began = time.monotonic()
+        ready = self._select(timeout)
+        self._simulated.idle(time.monotonic() - began if ready or timeout is None else timeout)
+        return ready
+
+    def at_work(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap *start*, a method of the loop that starts a thread, so that time is real until the thread is done."""
+
+        def started(*args: Any, **options: Any) -> asyncio.Future[Any]:
+            future: asyncio.Future[Any] = asyncio.ensure_future(start(*args, **options), loop=self._loop)
+            self._threads += 1
+            future.add_done_callback(self._done)
+            return future
+
+        return started
+
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        self._threads -= 1
+
+
+def line_number(function: Any, text: str) -> int:
+    """
+    Return the number of the only line of *function* that contains *text*.
+
+    Raises:
+        ValueError: There is no such line, or more than one.
+    """
+    lines, first = inspect.getsourcelines(function)
+    found = [number for number, line in enumerate(lines, first) if text in line]
+    if len(found) != 1:
+        raise ValueError(f"{function.__qualname__} has {len(found)} lines with {text!r}; name one that it has once.")
+    return found[0]
+
+
+if sys.version_info >= (3, 12):
+
+    @contextmanager
+    def watching(code: CodeType, number: int, reached: Callable[[], None]) -> Iterator[None]:
+        """Call *reached* before the line is executed; debuggers and coverage still work."""
+        monitoring = sys.monitoring
+
+        def on_line(_code: CodeType, line: int) -> None:
+            if line == number:
+                reached()
+
+        monitoring.use_tool_id(TOOL, "django_redlock")
+        try:
+            monitoring.register_callback(TOOL, monitoring.events.LINE, on_line)
+            monitoring.set_local_events(TOOL, code, monitoring.events.LINE)
+            yield
+        finally:
+            monitoring.set_local_events(TOOL, code, 0)
+            monitoring.free_tool_id(TOOL)
+
+else:
+
+    @contextmanager
+    def watching(code: CodeType, number: int, reached: Callable[[], None]) -> Iterator[None]:
+        """Call *reached* before the line is executed; no other tool can trace meanwhile."""
+
+        def on_call(frame: FrameType, event: str, arg: Any) -> Any:
+            return on_line if frame.f_code is code else None
+
+        def on_line(frame: FrameType, event: str, arg: Any) -> Any:
+            if event == "line" and frame.f_lineno == number:
+                reached()
+            return on_line
+
+        before = sys.gettrace()
+        sys.settrace(on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_redlock import LockTakenError, RedlockError
-from django_redlock.core import acquisition
+from django_redlock.core import acquisition as backoff
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
@@ -37,7 +37,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make waiters rely on the notification of their turn."""
-    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    monkeypatch.setattr(backoff, "POLL", 30.0)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
 
 async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, flavour: Flavour):
     """
-    P35: all commands of the engine and its connections are allowed; the server has recorded no attempt at another.
+    All commands of the engine and its connections are allowed; the server has recorded no attempt at another.
     """
     async with manager_with(server, admin, flavour) as manager:
         await everything(manager, admin, flavour)
@@ -138,7 +138,7 @@ async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, 
 
 @pytest.mark.parametrize("right", RIGHTS)
 async def test_each_documented_right_is_needed(server: Server, admin: redis.Redis, right: str):
-    """P35: without any one of the rights something fails, with one of our errors and never with a grant."""
+    """Without any one of the rights something fails, with one of our errors and never with a grant."""
     for flavour in (Blocking(), Asyncio()):
         admin.flushall()
         async with manager_with(server, admin, flavour, without=right) as manager:
@@ -147,7 +147,7 @@ async def test_each_documented_right_is_needed(server: Server, admin: redis.Redi
 
 
 async def test_keys_of_another_prefix_are_out_of_reach(server: Server, admin: redis.Redis, flavour: Flavour):
-    """P35: a user may access only the locks of its own project."""
+    """A user may access only the locks of its own project."""
     async with manager_with(server, admin, flavour, prefix="other:") as manager:
         with pytest.raises(RedlockError, match="NOPERM"):
             await flavour.acquire(manager.lock("a", wait=0))

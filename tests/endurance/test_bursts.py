@@ -9,7 +9,7 @@ from tests.conftest import needs
 
 def test_calls_during_a_run_share_one_trailing_run():
     """
-    Ten threads call one key while it runs: all calls end, under one id, after one run with the newest arguments. C96
+    Ten threads call one key while it runs: all calls end, under one id, after one run with the newest arguments.
     """
     needs("packaging", find_spec("packaging"), "pip install packaging")
 

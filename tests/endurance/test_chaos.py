@@ -32,7 +32,7 @@ def any_database(django_db_blocker: Any):
 def test_nothing_behind_the_fence_is_lost(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ):
-    """P1, P2, P9, P14, P16, P20, P21, P31: a short run; ``tox -e chaos`` has long ones."""
+    """A short run; ``tox -e chaos`` has long ones."""
     profile = ready(PROFILES[name])
 
     result = one(SQLite(tmp_path), profile, SECONDS)
@@ -45,7 +45,7 @@ def test_nothing_behind_the_fence_is_lost(
 
 
 def test_five_servers_and_postgresql(postgresql: PostgreSQL, request: pytest.FixtureRequest):
-    """P9, P13, P16: the same with five servers, and with a database that lets a holder wait inside its transaction."""
+    """The same with five servers, and with a database that lets a holder wait inside its transaction."""
     result = one(postgresql, ready(PROFILES["everything"]), SECONDS, nodes=5)
 
     judge(result, request)
@@ -53,7 +53,7 @@ def test_five_servers_and_postgresql(postgresql: PostgreSQL, request: pytest.Fix
 
 
 def test_clock_of_a_server_can_be_set(tmp_path: Path):
-    """P21: the clock profile changes the time of the server, and a server outside the profile keeps its time."""
+    """The clock profile changes the time of the server, and a server outside the profile keeps its time."""
     with Arena(tmp_path, ready(Profile("clocks", clocks=True)), {}, nodes=2) as arena:
         stepped, other = (server.client() for server in arena.servers)
         arena.clocks[0].set(-3600.0)
@@ -98,7 +98,7 @@ def hold(token: int, since: float, until: float) -> Hold:
     ids=["in order", "overlap", "one over two", "older token later", "same token twice"],
 )
 def test_history_is_judged(holds: list[Hold], overlaps: int, wrong: int):
-    """P1, P2, P16: the judge finds intervals that overlap, and tokens that are not unique or out of order."""
+    """The judge finds intervals that overlap, and tokens that are not unique or out of order."""
     history = History(holds)
 
     assert len(history.overlaps()) == overlaps
@@ -106,7 +106,7 @@ def test_history_is_judged(holds: list[Hold], overlaps: int, wrong: int):
 
 
 def test_time_until_the_next_holder_is_known(tmp_path: Path):
-    """P24: the time counts from the deadline of a worker that was killed with the lock, not of one that released it."""
+    """The time counts from the deadline of a worker that was killed with the lock, not of one that released it."""
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     first.write_text('["held", 7, 1.0, 1.1, 3.0]\n["ends", 2.0]\n')
     second.write_text('["held", 8, 2.0, 2.1, 4.0]\n')
@@ -120,7 +120,7 @@ def test_time_until_the_next_holder_is_known(tmp_path: Path):
 
 @pytest.mark.parametrize(("since", "failures"), [(30.0, 0), (36.0, 1)])
 def test_lock_of_a_dead_holder_must_be_free_in_time(since: float, failures: int):
-    """P24: one ttl and one election after the deadline, over a replicated store."""
+    """One ttl and one election after the deadline, over a replicated store."""
     profile = Profile("p", store="etcd", ttl=3.0)
     dead, later = replace(hold(1, 0.0, 2.0), killed=1.0), hold(2, since, since + 3.0)
     counted = {"plain": (0, 0), "fenced": (0, 0)}
@@ -131,7 +131,7 @@ def test_lock_of_a_dead_holder_must_be_free_in_time(since: float, failures: int)
 
 
 def test_diary_of_a_worker_that_was_killed_is_read(tmp_path: Path):
-    """P16: a killed worker's hold ends with the worker, not with a deadline that it did not live to see."""
+    """A killed worker's hold ends with the worker, not with a deadline that it did not live to see."""
     diary = tmp_path / "diary"
     events = [["held", 7, 1.0, 1.1, 3.0], ["done", "fenced"], ["longer", 5.0]]
     diary.write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -28,7 +28,7 @@ def urls(request: pytest.FixtureRequest, nodes: Servers) -> list[str]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_nodes_of_a_mixed_majority_answer_alike(urls: list[str], sequence: list[Request]):
-    """P5, P8, P39: whatever rounds come in whatever order, each node answers as the node in memory does."""
+    """Whatever rounds come in whatever order, each node answers as the node in memory does."""
     store = NodeState(time.time)
     with closing(real_manager(urls, f"{uuid4()}:", node_timeout=10.0, ttl=60.0)) as manager:
         connect(manager)

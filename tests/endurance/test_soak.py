@@ -9,8 +9,7 @@ from tests.conftest import needs
 
 def test_soak_finds_no_violation():
     """
-    While processes and a node are killed, no two bodies of a key overlap, no call is lost and no slot is left (C61,
-    C62).
+    While processes and a node are killed, no two bodies of a key overlap, no call is lost and no slot is left.
     """
     needs("packaging", find_spec("packaging"), "pip install packaging")
 

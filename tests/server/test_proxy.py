@@ -58,25 +58,6 @@ def direct(server: Server) -> Iterator[redis.Redis]:
         yield connected
 
 
-def test_healthy_proxy_changes_nothing(client, direct):
-    """
-    Without faults, requests and replies of any size pass.
-    """
-    client.set("a", "x" * 1_000_000)
-
-    assert len(client.get("a")) == 1_000_000
-    assert direct.strlen("a") == 1_000_000
-
-
-def test_url_keeps_login_and_database():
-    """
-    Only host and port of the node's URL are replaced.
-    """
-    proxy = FaultProxy("redis://:p%40ss@node:6379/3?a=b")
-
-    assert proxy.url == f"redis://:p%40ss@127.0.0.1:{proxy.port}/3?a=b"
-
-
 def best_of_many(work: Callable[[], object], least: float, most: float) -> bool:
     """
     Repeat *work* until it takes no longer than it should, because a busy machine may delay it; it must never take less.
@@ -93,34 +74,14 @@ def best_of_many(work: Callable[[], object], least: float, most: float) -> bool:
 
 @pytest.mark.parametrize(("direction", "expected"), [("requests", 0.05), ("replies", 0.05), ("both", 0.1)])
 def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
-    """
-    A round trip takes the delays of its two directions longer.
-    """
+    """A round trip takes the delays of its two directions longer."""
     proxy.delay(0.05, direction)
 
     assert best_of_many(client.ping, expected, 2 * expected)
 
 
-def test_delayed_requests_do_not_queue_up(proxy, client):
-    """
-    Latency is not bandwidth: ten requests that are sent at once arrive at once.
-    """
-
-    def ten_at_once() -> None:
-        with client.pipeline(transaction=False) as pipeline:
-            for _ in range(10):
-                pipeline.ping()
-            pipeline.execute()
-
-    proxy.delay(0.1, "requests")
-
-    assert best_of_many(ten_at_once, 0.1, 0.5)
-
-
 def test_black_hole_holds_requests_back(proxy, hasty, direct):
-    """
-    A request into a black hole reaches the node late, after its client has gone.
-    """
+    """A request into a black hole reaches the node late, after its client has gone."""
     proxy.black_hole("requests")
     with pytest.raises(redis.TimeoutError):
         hasty.set("a", "1")
@@ -133,9 +94,7 @@ def test_black_hole_holds_requests_back(proxy, hasty, direct):
 
 
 def test_black_hole_for_replies_lets_requests_through(proxy, hasty, direct):
-    """
-    The node executes a request, and the client does not know.
-    """
+    """The node executes a request, and the client does not know."""
     proxy.black_hole("replies")
 
     with pytest.raises(redis.TimeoutError):
@@ -144,20 +103,8 @@ def test_black_hole_for_replies_lets_requests_through(proxy, hasty, direct):
     assert direct.get("a") == "1"
 
 
-def test_held_back_reply_arrives_after_healing(proxy, client):
-    """
-    A reply that was held back is late, not lost.
-    """
-    proxy.black_hole("replies")
-    threading.Timer(0.1, proxy.heal).start()
-
-    assert client.ping()
-
-
 def test_black_hole_accepts_connections(proxy):
-    """
-    A new client connects to a black hole, and waits for a reply in vain.
-    """
+    """A new client connects to a black hole, and waits for a reply in vain."""
     proxy.black_hole()
 
     with (
@@ -168,9 +115,7 @@ def test_black_hole_accepts_connections(proxy):
 
 
 def test_reset_breaks_connections_and_loses_what_was_underway(proxy, hasty, direct):
-    """
-    After a reset the client gets an error at once, and a request that was held back never arrives.
-    """
+    """After a reset the client gets an error at once, and a request that was held back never arrives."""
     proxy.black_hole("requests")
     with pytest.raises(redis.TimeoutError):
         hasty.set("a", "1")
@@ -182,22 +127,9 @@ def test_reset_breaks_connections_and_loses_what_was_underway(proxy, hasty, dire
     assert direct.get("a") is None
 
 
-def test_waiting_client_sees_a_reset(proxy, client):
-    """
-    A client that waits for a reply gets a connection error, not a timeout.
-    """
-    proxy.black_hole("replies")
-    threading.Timer(0.1, proxy.reset).start()
-
-    with pytest.raises(redis.ConnectionError, match="reset"):
-        client.ping()
-
-
 @pytest.mark.parametrize(("reset", "error"), [(False, redis.TimeoutError), (True, redis.ConnectionError)])
 def test_dropped_reply_belongs_to_a_request_carried_out(proxy, client, hasty, direct, reset, error):
-    """
-    The node executed the request and the client cannot know; the next connection works.
-    """
+    """The node executed the request and the client cannot know; the next connection works."""
     proxy.drop_next_reply(reset=reset)
 
     with pytest.raises(error):
@@ -209,9 +141,7 @@ def test_dropped_reply_belongs_to_a_request_carried_out(proxy, client, hasty, di
 
 
 def test_stopped_proxy_refuses_until_it_is_started(proxy, client):
-    """
-    A proxy that is stopped looks like a node that is down; its address stays.
-    """
+    """A proxy that is stopped looks like a node that is down; its address stays."""
     url = proxy.url
     proxy.stop()
     proxy.stop()
@@ -224,21 +154,8 @@ def test_stopped_proxy_refuses_until_it_is_started(proxy, client):
     assert client.ping()
 
 
-def test_start_forgets_faults(proxy, client):
-    """
-    A proxy starts without faults, whatever was set before.
-    """
-    proxy.black_hole()
-    proxy.stop()
-    proxy.start()
-
-    assert client.ping()
-
-
 def test_node_that_is_down_is_down_behind_the_proxy(proxy, server):
-    """
-    When the node refuses, the client's connection is broken at once.
-    """
+    """When the node refuses, the client's connection is broken at once."""
     server.kill()
 
     with redis.Redis.from_url(proxy.url) as client, pytest.raises(redis.ConnectionError):
@@ -247,9 +164,7 @@ def test_node_that_is_down_is_down_behind_the_proxy(proxy, server):
 
 @pytest.mark.parametrize("end", ["heal", "reset"])
 def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end):
-    """
-    Connections of clients that gave up are kept while the fault lasts, and no longer.
-    """
+    """Connections of clients that gave up are kept while the fault lasts, and no longer."""
     proxy.black_hole()
     for _ in range(150):  # more than may wait to be accepted
         with socket.create_connection(("127.0.0.1", proxy.port)) as abandoned:
@@ -265,9 +180,7 @@ def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end
 
 
 def test_connections_accepted_just_before_the_end_are_closed(proxy):
-    """
-    A proxy that stops during a burst of new connections leaves none open.
-    """
+    """A proxy that stops during a burst of new connections leaves none open."""
     over = threading.Event()
 
     def connect() -> None:

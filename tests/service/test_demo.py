@@ -33,7 +33,7 @@ def demo(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[st
 @pytest.mark.parametrize("kind", ["cluster", "etcd", "zookeeper"])
 def test_shop_runs_over_a_cluster(kind: str):
     """
-    P16, P24, L62: migrations, admin pages, commands, views and a singleton task work while members of the cluster are
+    Migrations, admin pages, commands, views and a singleton task work while members of the cluster are
     killed and come back.
     """
     try:
@@ -52,7 +52,7 @@ def test_shop_runs_over_a_cluster(kind: str):
 
 @pytest.mark.parametrize(("kind", "package"), [("etcd", "etcd-server"), ("zookeeper", "zookeeper")])
 def test_missing_cluster_is_reported(tmp_path: Path, kind: str, package: str):
-    """L62: without its program, the demo says what to install, starts nothing and leaves nothing."""
+    """Without its program, the demo says what to install, starts nothing and leaves nothing."""
     ran = demo("--nodes", kind, PATH=str(tmp_path), TMPDIR=str(tmp_path))
 
     assert ran.returncode == 1

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 from django.db import connections
 
-from django_redlock.testing import servers as processes
+from django_redlock.testing.servers import spawn
 from tests.services import PostgreSQL, Service, ServiceMissingError, django_database
 
 START_AND_DIE = """
@@ -155,6 +155,6 @@ def test_program_of_another_user_ends_with_its_parent(tmp_path):
     """
     A program started as another user still gets SIGKILL when its parent dies.
     """
-    child = processes.spawn(["id", "-un"], user="nobody", stdout=subprocess.PIPE)
+    child = spawn(["id", "-un"], user="nobody", stdout=subprocess.PIPE)
 
     assert child.communicate(timeout=120)[0] == b"nobody\n"

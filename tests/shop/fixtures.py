@@ -16,13 +16,12 @@ from django_redlock.signals import lock_acquired, lock_released
 def fresh_nodes() -> Iterator[None]:
     """Nodes without locks."""
     from django_redlock import locks
-    from django_redlock.nodes import memory
+    from django_redlock.testing import reset_locks
 
-    memory.forget_nodes()
-    locks.reset()
+    reset_locks()
     yield
     locks.reset()
-    memory.forget_nodes()
+    reset_locks()
 
 
 @pytest.fixture

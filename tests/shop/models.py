@@ -81,3 +81,9 @@ class Purchase(models.Model):
     gift = models.ForeignKey(GiftOrder, null=True, on_delete=models.CASCADE, related_name="+")
     orders = models.ManyToManyField(Order)
     total = models.IntegerField(default=0)
+
+
+class Weight(models.Model):
+    """A weight; its key is a number that can be written in several ways."""
+
+    kilograms = models.DecimalField(primary_key=True, max_digits=8, decimal_places=2)

@@ -15,14 +15,13 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from math import ceil
-from pathlib import Path
 from secrets import randbelow
 from time import perf_counter
 
 from .assumptions import ASSUMPTIONS, need, shown
 from .exhaustive import table
-from .mutants import MUTANTS, hunt, score
-from .plot import draw_lost
+from .mutants import MUTANTS, hunt
+from .mutation import score
 from .profiles import PROFILES
 from .runs import HEADS, Runs, line
 from .scenarios import simultaneous
@@ -35,7 +34,7 @@ def main() -> int:
     if options.mutants:
         kills = [hunt(mutant) for mutant in MUTANTS]
         print(score(kills))
-        return int(any(kill.oracle is None for kill in kills))
+        return int(any(kill.what is None for kill in kills))
     if options.assumptions:
         needs = [need(assumption) for assumption in ASSUMPTIONS]
         print(shown(needs))
@@ -73,16 +72,13 @@ def many(options: argparse.Namespace) -> int:
     print(HEADS, flush=True)
     began = perf_counter()
     failures: list[Outcome] = []
-    found = {}
     with Runs(options.jobs) as runs:
         for name in names:
-            found[name], failed = runs.run(PROFILES[name], range(options.seed, options.seed + numbers[name]))
-            print(line(name, found[name]), flush=True)
+            figures, failed = runs.run(PROFILES[name], range(options.seed, options.seed + numbers[name]))
+            print(line(name, figures), flush=True)
             failures += failed
     took = perf_counter() - began
     print(f"\n{sum(numbers.values()):,} schedules in {took:.0f} s, {len(failures)} failed")
-    if options.plot:
-        options.plot.write_text(draw_lost(found), encoding="utf-8")
     for outcome in failures[:3]:
         print("\n" + str(outcome))
     return int(bool(failures))
@@ -100,7 +96,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes to use")
     parser.add_argument("--trace", action="store_true", help="run one schedule and print all its events")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the share of increments that were lost, as SVG")
     parser.add_argument("--mutants", action="store_true", help="run the wrong protocols and print the score")
     parser.add_argument("--assumptions", action="store_true", help="break each assumption and print what went wrong")
     parser.add_argument("--exhaustive", action="store_true", help="search all schedules of the token for three nodes")

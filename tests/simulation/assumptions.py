@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from .database import Database
 from .driver import Lease, Process
-from .mutants import read_before_claim
+from .mutants import READ_BEFORE_CLAIM
 from .profiles import CALM, LOSS, PAUSE, TTL
 from .scenarios import THREE, Violations, amnesia, visit
 from .schedule import Client, Schedule
@@ -215,7 +215,7 @@ ASSUMPTIONS = [
         "the section reads before it claims",
         "update",
         schedules_of(replace(PAUSE, slow=0.1)),
-        contextmanager(read_before_claim),
+        READ_BEFORE_CLAIM.change,
     ),
     Assumption("A6", "secrets are not unique", "overlap", schedules_of(LOSS), few_secrets),
 ]

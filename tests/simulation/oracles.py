@@ -1,7 +1,7 @@
 """
 The oracles check what must hold in every schedule, by the requests that the nodes really executed and true time.
 
-None of them asks the code under test whether it was right. The numbers are those of ``docs/reference/properties.md``.
+None of them asks the code under test whether it was right.
 """
 
 from bisect import bisect_left
@@ -76,12 +76,6 @@ class Oracles:
 
     Uniqueness, order and exclusion apply to a *slug*: the name of a lock or, for a lock with several permits, one of
     them.
-
-    Args:
-        world: The world of the schedule.
-        quorum: Votes that make a lock.
-        nodes: The number of nodes.
-        guarded: Whether restarted nodes must give no vote.
     """
 
     def __init__(self, world: World, nodes: int, quorum: int, guarded: bool) -> None:
@@ -146,30 +140,30 @@ class Oracles:
                 self._released[machine.number][request.secret] = self._world.now
 
     def _accepts(self, machine: "Node", request: Acquire | Raise) -> None:
-        """P3: numbers strictly increase, and only the holder has one accepted."""
+        """Numbers strictly increase, and only the holder has one accepted."""
         node = machine.number
         for slug in request.slugs:
             highest = self._accepted.get((node, slug), 0)
             if request.number <= highest:
-                self.violated("node", f"P3: node {node} accepted {request.number} for {slug} after a greater one")
+                self.violated("node", f"node {node} accepted {request.number} for {slug} after a greater one")
             else:
                 self._accepted[node, slug] = request.number
             if not machine.has(slug, request.secret, request.shared):
-                self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
+                self.violated("node", f"node {node} accepted a number of one who does not hold it")
         self._votes[node, request.secret].append(Vote(request.number, machine.booted))
 
     def _heals(self, machine: "Node", term: Term, missing: Missing) -> None:
-        """P19: a node that lost a holder takes it back only if it has accepted no greater number."""
+        """A node that lost a holder takes it back only if it has accepted no greater number."""
         for slug in [slug for slug in term.slugs if (slug, term.secret) in missing]:
             highest = self._accepted.get((machine.number, slug), 0)
             if highest > term.fencing_token:
-                self.violated("heal", f"P19: node {machine.number} took {term.fencing_token} back after {highest}")
+                self.violated("heal", f"node {machine.number} took {term.fencing_token} back after {highest}")
             self._accepted[machine.number, slug] = max(highest, term.fencing_token)
 
     def _comes_back(self, machine: "Node", secret: str) -> None:
-        """P24: what was released on a node is not granted there by a late request of the same attempt, for one ttl."""
+        """What was released on a node is not granted there by a late request of the same attempt, for one ttl."""
         if self._world.now < self._released[machine.number].get(secret, -TTL) + 0.98 * TTL:
-            self.violated("ghost", f"P24: node {machine.number} granted {secret[:4]} after its release")
+            self.violated("ghost", f"node {machine.number} granted {secret[:4]} after its release")
 
     # Claims of the clients
 
@@ -186,13 +180,13 @@ class Oracles:
         asked = [round for round in outcome.rounds if isinstance(next(iter(round.requests.values())), Acquire)]
         split = [any(reply.kind is Kind.BUSY for reply in round.replies.values()) for round in asked[:-1]]
         if not all(split) or len(asked[-1].requests) < self._quorum or len(outcome.rounds) > 2 * len(asked):
-            self.violated("cost", f"P26: {len(outcome.rounds)} rounds")
+            self.violated("cost", f"{len(outcome.rounds)} rounds")
         self._check_votes(outcome)
         latest = self._first_bytes[asked[-1]] + TTL - DRIFT
         if lease.hold.deadline > latest + ROUNDING:
-            self.violated("validity", f"P17: a lease ends {lease.hold.deadline - latest:.6f} s too late")
+            self.violated("validity", f"a lease ends {lease.hold.deadline - latest:.6f} s too late")
         if not lease.believed():
-            self.violated("validity", "P17: a lock was granted with no validity left")
+            self.violated("validity", "a lock was granted with no validity left")
         for slug in lease.slugs:
             self._check_token(slug, outcome.fencing_token, began)
             self._completes(slug, outcome.fencing_token)
@@ -202,7 +196,7 @@ class Oracles:
             self._check_alone(name, lease)
 
     def _check_votes(self, outcome: Granted) -> None:
-        """P4, P20: one number, one attempt, a quorum of distinct nodes that may vote."""
+        """One number, one attempt, a quorum of distinct nodes that may vote."""
         best = 0
         for round in outcome.rounds:
             replies = round.replies.items()
@@ -211,7 +205,7 @@ class Oracles:
             ]
             best = max(best, sum(self._voted(node, outcome) for node in voters))
         if best < self._quorum:
-            self.violated("votes", f"P4: {best} votes for {outcome.fencing_token} where {self._quorum} are needed")
+            self.violated("votes", f"{best} votes for {outcome.fencing_token} where {self._quorum} are needed")
 
     def _voted(self, node: int, outcome: Granted) -> bool:
         """
@@ -222,12 +216,12 @@ class Oracles:
         return any(vote.number == outcome.fencing_token and vote.booted <= since for vote in votes)
 
     def _check_token(self, name: str, token: int, began: float) -> None:
-        """P1, P2: unique, and above every token that was complete when the attempt began."""
+        """Unique, and above every token that was complete when the attempt began."""
         if token in self._tokens[name]:
-            self.violated("token", f"P1: {token} was given twice for {name}")
+            self.violated("token", f"{token} was given twice for {name}")
         before = bisect_left(self._completed[name], began)
         if before and self._highest[name][before - 1] >= token:
-            self.violated("token", f"P2: {token} for {name} after {self._highest[name][before - 1]}")
+            self.violated("token", f"{token} for {name} after {self._highest[name][before - 1]}")
         self._tokens[name].add(token)
 
     def _completes(self, key: str, token: int) -> None:
@@ -237,7 +231,7 @@ class Oracles:
 
     def _check_alone(self, name: str, lease: "Lease") -> None:
         """
-        P16: no other holder considers the lock its own, by its own clock, unless both share it or there is another
+        No other holder considers the lock its own, by its own clock, unless both share it or there is another
         permit.
         """
         others = self._held[name]
@@ -246,9 +240,9 @@ class Oracles:
                 others.remove(other)
                 self._ended.append(other)
             elif set(lease.slugs) & set(other.slugs) and not (lease.shared and other.shared):
-                self.violated("overlap", f"P16: {lease.process.name} and {other.process.name} both hold {name}")
+                self.violated("overlap", f"{lease.process.name} and {other.process.name} both hold {name}")
         if len(others) >= lease.limit > 1:
-            self.violated("overlap", f"P16: {len(others) + 1} hold {name} where {lease.limit} may")
+            self.violated("overlap", f"{len(others) + 1} hold {name} where {lease.limit} may")
         others.append(lease)
 
     def extended(self, lease: "Lease", round: Round, asked: float, longer: bool, late: bool) -> None:
@@ -258,39 +252,37 @@ class Oracles:
             return
         self.figures.extensions += 1
         if late:
-            self.violated("validity", "P18: an extension counted after the deadline")
+            self.violated("validity", "an extension counted after the deadline")
         if hold.deadline > self._first_bytes[round] + TTL - DRIFT + ROUNDING:
-            self.violated("validity", "P17: an extension lasts longer than from before its first byte")
+            self.violated("validity", "an extension lasts longer than from before its first byte")
         for slug in lease.slugs:
             key = slug + "!" if lease.shared else slug  # a later holder that shares the lock does not supersede
             before = bisect_left(self._completed[key], asked)
             if before and self._highest[key][before - 1] > hold.fencing_token:
-                self.violated(
-                    "heal", f"P19: {hold.fencing_token} of {slug} was extended after a later token was complete"
-                )
+                self.violated("heal", f"{hold.fencing_token} of {slug} was extended after a later token was complete")
 
     # At the end
 
     def finish(self, machines: Sequence["Node"], database: "Database") -> None:
         """Check the state when the schedule has ended."""
         if any(lease.believed() for lease in self._ended):
-            self.violated("validity", "P18: a lease that had ended became valid again")
+            self.violated("validity", "a lease that had ended became valid again")
         for machine in machines:
             for slug in machine.endless():
-                self.violated("expiry", f"P29: {slug} on node {machine.number} has no expiry")
+                self.violated("expiry", f"{slug} on node {machine.number} has no expiry")
         for name, row in database.rows.items():
             for guard, number in row.committed.items():
                 self.figures.committed[guard] += number
                 self.figures.lost[guard] += row.lost(guard)
             self._check_history(name, row.history)
             if row.lost("claimed before reading"):
-                self.violated("update", f"P9: {row.lost('claimed before reading')} increments of {name} were lost")
+                self.violated("update", f"{row.lost('claimed before reading')} increments of {name} were lost")
 
     def _check_history(self, name: str, history: list[tuple[int, str]]) -> None:
-        """P10, P11: the commits of one token and owner are contiguous, and tokens only grow."""
+        """The commits of one token and owner are contiguous, and tokens only grow."""
         blocks = [pair for place, pair in enumerate(history) if place == 0 or history[place - 1] != pair]
         if len(set(blocks)) < len(blocks):
-            self.violated("update", f"P10: commits of one holder of {name} are not contiguous")
+            self.violated("update", f"commits of one holder of {name} are not contiguous")
         tokens = [token for token, _ in blocks]
         if any(later <= earlier for earlier, later in pairwise(tokens)):
-            self.violated("update", f"P10, P11: tokens of {name} do not increase from holder to holder")
+            self.violated("update", f"tokens of {name} do not increase from holder to holder")

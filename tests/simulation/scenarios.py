@@ -27,7 +27,7 @@ THREE = replace(CALM, name="three nodes", sizes=((3, None),))
 
 
 def same_microsecond(seed: int) -> Violations:
-    """P1, P2: the wall clocks of all clients stand still, so that all propose the same number."""
+    """The wall clocks of all clients stand still, so that all propose the same number."""
 
     class Still(Schedule):
         def start_client(self, idle: bool = False) -> Client:
@@ -40,7 +40,7 @@ def same_microsecond(seed: int) -> Violations:
 
 def simultaneous(seed: int) -> Violations:
     """
-    L16: two to eight processes try once to take a free lock at the same moment. With a quorum answering, one wins.
+    Two to eight processes try once to take a free lock at the same moment. With a quorum answering, one wins.
 
     Some know the nodes already, and others connect first. The ways to the nodes are of different lengths.
     """
@@ -74,21 +74,21 @@ def simultaneous(seed: int) -> Violations:
     if len(ended) == len(clients) and len(won) == 1:
         return schedule.oracles.violations
     winners = f"{len(won)} of {len(clients)} callers won, with {silent} of {nodes} nodes silent"
-    return [*schedule.oracles.violations, ("winner", f"L16: {winners}")]
+    return [*schedule.oracles.violations, ("winner", f"{winners}")]
 
 
 def lost_replies(seed: int) -> Violations:
-    """P24: an attempt whose replies were all lost blocks the lock for at most one node timeout."""
+    """An attempt whose replies were all lost blocks the lock for at most one node timeout."""
     return _failed_attempt(seed, _mute)
 
 
 def reset_connections(seed: int) -> Violations:
-    """P24: the same when the connections are reset after the nodes executed the request."""
+    """The same when the connections are reset after the nodes executed the request."""
     return _failed_attempt(seed, _reset)
 
 
 def late_raises(seed: int) -> Violations:
-    """P3: a node stops between the two rounds of an attempt, and gets the second when the lock has long expired."""
+    """A node stops between the two rounds of an attempt, and gets the second when the lock has long expired."""
     schedule = Schedule(THREE, seed)
     client, watcher = _bystander(schedule), _bystander(schedule)
     client.wall.step(2.0)  # so far ahead that nodes accept no token of the first round
@@ -111,7 +111,7 @@ def late_raises(seed: int) -> Violations:
 
 def stepping_node(seed: int) -> Violations:
     """
-    P21: a bare quorum holds the lock, and one of its nodes drops the key because its clock steps.
+    A bare quorum holds the lock, and one of its nodes drops the key because its clock steps.
 
     Two other clients then try: one that knows the nodes, and one that has just started. Both try again when the clock
     is back.
@@ -137,7 +137,7 @@ def stepping_node(seed: int) -> Violations:
             client.spawn(attempt(client))
         yield Sleep(0.1)
         if not lease.believed():
-            oracles.violated("stuck", "P21: the holder lost the lock")
+            oracles.violated("stuck", "the holder lost the lock")
 
     def attempt(client: Client) -> Routine:
         yield from client.acquire(("a",), 0.0)
@@ -149,7 +149,7 @@ def stepping_node(seed: int) -> Violations:
 
 def moving_endpoint(seed: int) -> Violations:
     """
-    P20: a bare quorum holds the lock, and a replica that lacks it takes the place of one of its nodes.
+    A bare quorum holds the lock, and a replica that lacks it takes the place of one of its nodes.
 
     The replica has the served key of its master, or no data at all. Then a client that has just started tries.
     """
@@ -170,7 +170,7 @@ def moving_endpoint(seed: int) -> Violations:
         cold.spawn(attempt())
         yield Sleep(0.1)
         if not lease.believed():
-            oracles.violated("stuck", "P20: the holder lost the lock")
+            oracles.violated("stuck", "the holder lost the lock")
 
     def attempt() -> Routine:
         yield from cold.acquire(("a",), 0.0)
@@ -182,7 +182,7 @@ def moving_endpoint(seed: int) -> Violations:
 
 def leader_dies_with_the_holder(seed: int) -> Violations:
     """
-    P16, P24: a holder dies, and the leader of the only store changes at some moment before or after it.
+    A holder dies, and the leader of the only store changes at some moment before or after it.
 
     The lock is free one ttl and one election after the deadline at the latest, apart from what is unknown about the
     leader's clock. It is not free before the deadline.
@@ -204,16 +204,16 @@ def leader_dies_with_the_holder(seed: int) -> Violations:
     def wait(deadline: float) -> Routine:
         lease = yield from waiter.acquire(("a",), None)
         if not isinstance(lease, Lease) or world.now < deadline:
-            oracles.violated("overlap", "P16: the lock was free before the deadline of its holder")
+            oracles.violated("overlap", "the lock was free before the deadline of its holder")
         if world.now > deadline + TTL + ELECTION + UNKNOWN + POLL:
-            oracles.violated("stuck", f"P24: the lock was free {world.now - deadline:.3f} s after its deadline")
+            oracles.violated("stuck", f"the lock was free {world.now - deadline:.3f} s after its deadline")
         waiter.sessions.append((None, "a"))
 
     holder.spawn(story())
     world.run(10.0)
     schedule.close()
     if not waiter.sessions:
-        oracles.violated("stuck", "P24: the lock of a dead holder was not free")
+        oracles.violated("stuck", "the lock of a dead holder was not free")
     return oracles.violations
 
 
@@ -225,7 +225,7 @@ def visit(client: Client) -> Routine:
 
 def cancelled(seed: int) -> Violations:
     """
-    P33: an acquisition that is cancelled leaves nothing behind: no key, and no entry in a queue.
+    An acquisition that is cancelled leaves nothing behind: no key, and no entry in a queue.
 
     Its links are warm or cold, the lock is free or held, and it is cancelled at any moment, as a thread or as a task.
     """
@@ -250,7 +250,7 @@ def cancelled(seed: int) -> Violations:
         for machine in schedule.machines:
             left = machine.store.execute(Survey(("{a}",))).rows[0].value
             if not victim.sessions and (left or machine.store.waiters("{a}")):
-                oracles.violated("ghost", f"P33: a cancelled acquisition left something on node {machine.number}")
+                oracles.violated("ghost", f"a cancelled acquisition left something on node {machine.number}")
 
     def attempt() -> Routine:
         yield from victim.acquire(("a",), None)
@@ -263,7 +263,7 @@ def cancelled(seed: int) -> Violations:
 
 def sent_releases(seed: int) -> Violations:
     """
-    P24: a release is sent, and nobody uses the nodes again; requests to two of three nodes are lost, or their replies.
+    A release is sent, and nobody uses the nodes again; requests to two of three nodes are lost, or their replies.
 
     The lock is free on every node long before its lease would have ended.
     """
@@ -283,7 +283,7 @@ def sent_releases(seed: int) -> Violations:
         yield Sleep(0.5 * TTL)
         for machine in schedule.machines:
             if machine.store.execute(Survey(("{a}",))).rows[0].value:
-                oracles.violated("stuck", f"P24: node {machine.number} still has a lock that was released")
+                oracles.violated("stuck", f"node {machine.number} still has a lock that was released")
 
     holder.spawn(story())
     world.run(3.0)
@@ -291,7 +291,7 @@ def sent_releases(seed: int) -> Violations:
 
 
 def no_lock(seed: int) -> Violations:
-    """P9, P10, P11: without any lock, with tokens that are repeated and out of order, no claimed increment is lost."""
+    """Without any lock, with tokens that are repeated and out of order, no claimed increment is lost."""
     schedule = Schedule(replace(SLOW, stall=0.05), seed)
     random = schedule.world.random
 
@@ -347,14 +347,14 @@ def _failed_attempt(seed: int, fail: Callable[[Client], None], profile: Profile 
         fail(first)
         outcome = yield from first.acquire(("a",), 0.0)
         if not isinstance(outcome, GaveUp):
-            oracles.violated("votes", "P23: an attempt without replies was granted")
+            oracles.violated("votes", "an attempt without replies was granted")
         second.spawn(follow())
 
     def follow() -> Routine:
         yield Sleep(second.rules.timeout(TTL))
         outcome = yield from second.acquire(("a",), 0.0)
         if not isinstance(outcome, Lease):
-            oracles.violated("stuck", "P24: a failed attempt blocks the lock for longer than one node timeout")
+            oracles.violated("stuck", "a failed attempt blocks the lock for longer than one node timeout")
 
     first.spawn(attempt())
     world.run(3.0)

@@ -130,15 +130,7 @@ class Client(Process):
 
 
 class Schedule:
-    """
-    Everything in one schedule.
-
-    Args:
-        profile: The hazards.
-        seed: The source of all randomness.
-        traced: Whether to keep a trace.
-        options: More for :class:`django_redlock.core.rules.Rules`.
-    """
+    """Everything in one schedule."""
 
     def __init__(self, profile: Profile, seed: int, traced: bool = False, **options: object) -> None:
         self.profile = profile
@@ -185,7 +177,7 @@ class Schedule:
         while world.now < end and not all(client.satisfied or client.dead for client in self.clients):
             world.run(world.now + 0.1)
         if world.now >= end:
-            self.oracles.violated("stuck", f"P24: not everybody got the lock within {QUIET:g} s of quiet")
+            self.oracles.violated("stuck", f"not everybody got the lock within {QUIET:g} s of quiet")
         self.oracles.finish(self.machines, self.database)
         self.close()
         return Outcome(

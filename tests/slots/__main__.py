@@ -18,7 +18,9 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 
-from .mutants import MUTANTS, hunt, score  # noqa: E402
+from tests.simulation.mutation import score  # noqa: E402
+
+from .mutants import MUTANTS, hunt  # noqa: E402
 from .profiles import PROFILES  # noqa: E402
 from .schedule import Outcome, run  # noqa: E402
 

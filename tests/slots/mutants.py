@@ -1,60 +1,27 @@
-"""
-Deliberately wrong slot protocols: the simulation has to catch each of them.
+"""Wrong protocols of the slots of singleton tasks: the simulation has to catch each of them."""
 
-A mutant replaces one function of production, for as long as its context lasts.
-"""
-
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 from celery.exceptions import Ignore
 
 from django_redlock.celery import pending, request, slots, worker
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.slots import SlotState
-from django_redlock.celery.worker import Message
-from django_redlock.core.acquisition import Acquisition
+from django_redlock.core.acquisition import Acquisition, GaveUp
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import fresh_secret
+from tests.simulation import mutation
+from tests.simulation.mutation import Kill, Mutant
 
 from .profiles import PROFILES
 from .schedule import run
 
 ENOUGH = 150  # schedules of each profile after which a mutant counts as alive
 LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """
-    One wrong protocol.
-
-    Args:
-        name: What is wrong with it.
-        haunts: The profiles in which it must show.
-        target: What is replaced, as an object and the name of its attribute.
-        wrong: Makes the wrong function of the right one.
-        also: More of it: what else is replaced, and by what.
-    """
-
-    name: str
-    haunts: tuple[str, ...]
-    target: tuple[Any, str]
-    wrong: Callable[[Any], Any]
-    also: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """The oracle that caught a mutant, and after how many schedules; None if none did."""
-
-    mutant: Mutant
-    what: str | None
-    schedules: int
 
 
 @contextmanager
@@ -84,8 +51,9 @@ def without_number(right: Any) -> Any:
 def forgets_the_record(right: Any) -> Any:
     """Note that the call has begun, and leave the record."""
 
-    def begin(ticket: Any, task: Any, seen: Any, began: Any) -> None:
-        right(replace(ticket, secret=fresh_secret()), task, slots.FREE, began)
+    def begin(message: Any) -> None:
+        message.ticket, message.record = replace(message.ticket, secret=fresh_secret()), slots.FREE
+        right(message)
 
     return begin
 
@@ -93,8 +61,8 @@ def forgets_the_record(right: Any) -> Any:
 def forgets_the_note(right: Any) -> Any:
     """Free the record, and do not note what has begun."""
 
-    def begin(ticket: Any, task: Any, seen: Any, began: Any) -> None:
-        slots.free(ticket.using, ticket.following, seen.secret)
+    def begin(message: Any) -> None:
+        slots.free(message.ticket.using, message.ticket.following, message.record.secret)
 
     return begin
 
@@ -126,8 +94,8 @@ def never_free(right: Any) -> Any:
 def not_waiting(right: Any) -> Any:
     """Skip a message that finds the slot taken."""
 
-    def wait(message: Any, holder: Any, follow: bool) -> Any:
-        message.skip("Skipped.")
+    def wait(arrival: Any, holder: Any, follow: bool) -> Any:
+        arrival._skip("Skipped.")
 
     return wait
 
@@ -139,22 +107,27 @@ def accepted(right: Any) -> Any:
 
 def quorums_only(right: Any) -> Any:
     """Take a record or a note for gone if no quorum of the nodes that answer has it."""
-    return lambda ticket, *seen: right(ticket, *(one._replace(split=()) for one in seen))
+
+    def is_superseded(message: Any) -> bool:
+        message.record, message.began = (one._replace(split=()) for one in (message.record, message.began))
+        return bool(right(message))
+
+    return is_superseded
 
 
 def any_id(right: Any) -> Any:
     """Have a message give way to the record of another call too, which will never end under its id."""
 
-    def is_superseded(ticket: Any, seen: Any, began: Any) -> bool:
-        others = (one.record for one in seen.sightings)
-        return any(record and record.task_id != ticket.task_id for record in others) or right(ticket, seen, began)
+    def is_superseded(message: Any) -> bool:
+        others = (one.record for one in message.record.sightings)
+        return any(record and record.task_id != message.ticket.task_id for record in others) or right(message)
 
     return is_superseded
 
 
 def frees_only(right: Any) -> Any:
     """Free the record of a message that ends without a run, and do not note its number."""
-    return lambda ticket, task: slots.free(ticket.using, ticket.waiting, ticket.secret)
+    return lambda ticket, task: ticket.free()
 
 
 def frees_what_it_sees(right: Any) -> Any:
@@ -179,13 +152,13 @@ def runs_as_well(right: Any) -> Any:
 
 def anybodys_word(right: Any) -> Any:
     """Take a lock for taken, and a call for a duplicate, on the word of a single node."""
+    refused = lambda found: any(reply.kind is Kind.BUSY for reply in found.replies.values())  # noqa: E731
+    return property(lambda found: right.__get__(found) or refused(found))
 
-    def gave_up(acquisition: Any) -> Any:
-        found = right(acquisition)
-        refused = any(reply.kind is Kind.BUSY for reply in found.replies.values())
-        return replace(found, taken=found.taken or refused, agreed=True)
 
-    return gave_up
+def nobody_else(right: Any) -> Any:
+    """Take what one node reports for the word of all."""
+    return property(lambda found: True)
 
 
 def gives_up(right: Any) -> Any:
@@ -211,29 +184,35 @@ def lets_it_fail(right: Any) -> Any:
 
 def asks_plainly(right: Any) -> Any:
     """Ask the result backend, and let its exceptions through."""
-    return lambda message, task_id: message.task.backend.get_task_meta(task_id)
+    return lambda arrival, task_id: arrival.task.backend.get_task_meta(task_id)
 
 
 def counts_as_queued(right: Any) -> Any:
     """Take a message that may not have been sent for one that was."""
-    return lambda label: right(label.replace(slots.CLAIMED, slots.QUEUED))
+    return lambda owner: SlotState.QUEUED if owner.state == SlotState.CLAIMED else right(owner)
 
 
 MUTANTS = (
     Mutant(
         "split votes are joined",
         ("at once, one silent", "by name, one silent"),
-        (Acquisition, "_gave_up"),
+        (GaveUp, "taken"),
         anybodys_word,
-        also=((Acquisition, "_contend", gives_up),),
+        also=((GaveUp, "agreed", nobody_else), (Acquisition, "_contend", gives_up)),
     ),
-    Mutant("a minority is believed", ("one after another", "flapping"), (Acquisition, "_gave_up"), anybodys_word),
-    Mutant("the backend decides", ("backend away",), (Message, "stored"), asks_plainly),
+    Mutant(
+        "a minority is believed",
+        ("one after another", "flapping"),
+        (GaveUp, "taken"),
+        anybodys_word,
+        also=((GaveUp, "agreed", nobody_else),),
+    ),
+    Mutant("the backend decides", ("backend away",), (worker.Arrival, "stored"), asks_plainly),
     Mutant("silence after the take fails", ("quorum away",), (worker.Arrival, "_without_nodes"), lets_it_fail),
     Mutant(
         "what has begun is dropped",
         ("workers die", "workers stop"),
-        (Message, "unfinished"),
+        (worker.Arrival, "unfinished"),
         lambda right: property(lambda message: False),
     ),
     Mutant(
@@ -259,21 +238,30 @@ MUTANTS = (
     Mutant("no turn for callers", ("rerun burst", "replace burst"), (pending, "turn"), lambda right: no_turn),
     Mutant("an id for each caller", ("rerun burst",), (pending.TrailingCall, "_take_over_pending"), fresh_id),
     Mutant("no numbers", ("rerun freed", "node away"), (pending.TrailingCall, "_take_over_pending"), without_number),
-    Mutant("the record stays", ("rerun burst",), (worker, "begin"), forgets_the_record),
-    Mutant("no note of what began", ("rerun crowd", "debounce"), (worker, "begin"), forgets_the_note),
+    Mutant("the record stays", ("rerun burst",), (pending.PendingMessage, "begin"), forgets_the_record),
+    Mutant("no note of what began", ("rerun crowd", "debounce"), (pending.PendingMessage, "begin"), forgets_the_note),
     Mutant("the record is not looked at", ("replace waiting",), (pending.TrailingCall, "_look"), sees_nothing),
     Mutant(
         "older messages run",
         ("rerun crowd", "replace waiting"),
-        (worker, "is_superseded"),
+        (pending.PendingMessage, "is_superseded"),
         lambda right: lambda *a: False,
     ),
-    Mutant("every message is older", ("rerun",), (worker, "is_superseded"), lambda right: lambda *a: True),
-    Mutant("a copy runs beside the run", ("redelivered",), (worker, "take_running"), shared_token),
-    Mutant("copies of what began run", ("redelivered",), (worker, "has_begun"), lambda right: lambda *a: False),
-    Mutant("single nodes are no evidence", ("nodes come and go",), (worker, "is_superseded"), quorums_only),
+    Mutant(
+        "every message is older", ("rerun",), (pending.PendingMessage, "is_superseded"), lambda right: lambda *a: True
+    ),
+    Mutant("a copy runs beside the run", ("redelivered",), (slots.Ticket, "take_running"), shared_token),
+    Mutant(
+        "copies of what began run",
+        ("redelivered",),
+        (pending.PendingMessage, "has_begun"),
+        lambda right: lambda *a: False,
+    ),
+    Mutant(
+        "single nodes are no evidence", ("nodes come and go",), (pending.PendingMessage, "is_superseded"), quorums_only
+    ),
     Mutant("slots stay", ("once",), (Execution, "end"), never_free),
-    Mutant("pending calls are skipped", ("rerun",), (worker, "_wait"), not_waiting),
+    Mutant("pending calls are skipped", ("rerun",), (worker.Arrival, "_wait"), not_waiting),
     Mutant("wrong answers", ("rerun",), (pending.TrailingCall, "_joined"), accepted),
     Mutant(
         "newer arguments are not taken over",
@@ -281,7 +269,7 @@ MUTANTS = (
         (pending.TrailingCall, "_has_these_arguments"),
         lambda right: lambda call, record: bool(record.record),
     ),
-    Mutant("messages give way to other ids", ("rerun freed",), (worker, "is_superseded"), any_id),
+    Mutant("messages give way to other ids", ("rerun freed",), (pending.PendingMessage, "is_superseded"), any_id),
     Mutant(
         "an older message expires its call",
         ("expiring",),
@@ -291,7 +279,7 @@ MUTANTS = (
     Mutant(
         "a run that may be dead is left alone",
         ("dropped",),
-        (worker.Redelivery, "watch"),
+        (worker.Arrival, "_watch"),
         lambda right: raises_ignore,
     ),
     Mutant("no note of what gave up", ("waits briefly",), (worker, "discard"), frees_only),
@@ -315,22 +303,10 @@ MUTANTS = (
 
 def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:
     """Run schedules with a wrong protocol until an oracle objects."""
-    done = 0
-    with ExitStack() as stack:
-        for owner, name, wrong in ((*mutant.target, mutant.wrong), *mutant.also):
-            stack.enter_context(patch.object(owner, name, wrong(getattr(owner, name))))
-        for seed in range(enough):
-            for haunt in mutant.haunts:
-                done += 1
-                # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
-                outcome = run(replace(PROFILES[haunt], longest=LONGEST), seed)
-                if outcome.violations:
-                    return Kill(mutant, outcome.violations[0], done)
-    return Kill(mutant, None, done)
 
+    def objection(haunt: str, seed: int) -> str | None:
+        # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
+        violations = run(replace(PROFILES[haunt], longest=LONGEST), seed).violations
+        return violations[0] if violations else None
 
-def score(kills: list[Kill]) -> str:
-    """Return a table of what caught each mutant."""
-    rows = [f"{kill.mutant.name:<36} {kill.schedules:>5}  {kill.what or 'ALIVE'}" for kill in kills]
-    caught = sum(kill.what is not None for kill in kills)
-    return "\n".join([*rows, f"{caught} of {len(kills)} mutants caught"])
+    return mutation.hunt(mutant, objection, enough)

@@ -8,6 +8,5 @@ from django_redlock import inventory
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a listing ask all nodes for all pages: on a busy machine it would stop before the end."""
-    monkeypatch.setattr(inventory, "PATIENCE", 60.0)
     for listing in (inventory.held_locks, inventory.aheld_locks):
         monkeypatch.setitem(listing.__kwdefaults__, "seconds", 60.0)

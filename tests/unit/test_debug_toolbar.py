@@ -35,9 +35,7 @@ def shown(response):
 
 @pytest.mark.django_db
 def test_locks_of_a_request_are_shown(client):
-    """
-    The view's own lock, a row's lock and one that was taken are listed with their outcomes.
-    """
+    """The view's own lock, a row's lock and one that was taken are listed with their outcomes."""
     order = Order.objects.create(pk=9)
 
     def work():
@@ -61,9 +59,7 @@ def test_locks_of_a_request_are_shown(client):
 
 
 def test_request_without_locks_has_an_empty_panel(client):
-    """
-    A request without locks has an empty panel, whatever other requests do.
-    """
+    """A request without locks has an empty panel, whatever other requests do."""
     with lock("elsewhere"):
         content = shown(client.get("/touch/7/"))
 
@@ -71,9 +67,7 @@ def test_request_without_locks_has_an_empty_panel(client):
 
 
 def test_lost_lock_and_missing_quorum_have_different_texts(client):
-    """
-    The outcome of a lock is shown in words.
-    """
+    """The outcome of a lock is shown in words."""
 
     def work():
         lease = lock("gone").acquire()
@@ -96,9 +90,7 @@ def test_lost_lock_and_missing_quorum_have_different_texts(client):
 
 @pytest.mark.parametrize("path", ["/apay/7/", "/touch/7/"])
 async def test_locks_of_asynchronous_requests_are_shown(async_client, path):
-    """
-    Under ASGI the locks of asynchronous views, and of blocking ones in their threads, belong to their request.
-    """
+    """Under ASGI the locks of asynchronous views, and of blocking ones in their threads, belong to their request."""
     during(lambda: lock("inside", wait=0).acquire().release())
 
     content = await sync_to_async(shown)(await async_client.post(path))

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 from django.core.management import get_commands
 
-from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock import lock, locks
 from tests import deployment
 from tests.deployment import CHECKOUT, FOLDER, LOCKS, SHOP, compose, container, manifest, manifests, pods
-from tests.managers import rules
 
 FILES = ("compose", "kubernetes")
 SECURITY = (CHECKOUT / "docs" / "operate" / "security.md").read_text()
@@ -60,9 +57,7 @@ def settings_in(environment: MutableMapping[str, str], monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_settings_read_every_variable_and_need_no_other(file, monkeypatch):
-    """
-    A variable that no setting reads is a mistake, and one that a setting needs is there.
-    """
+    """A variable that no setting reads is a mistake, and one that a setting needs is there."""
     environment = Recorded(dict(deployment.environments()[file]))
     settings = settings_in(environment, monkeypatch)
 
@@ -91,9 +86,7 @@ def test_hosts_are_services_of_the_same_file():
 
 @pytest.mark.parametrize("file", FILES)
 def test_users_of_lock_servers_have_the_documented_rights(file):
-    """
-    P35: the rights are those of the page Security, for the prefix of the shop; everybody else may do nothing.
-    """
+    """The rights are those of the page Security, for the prefix of the shop; everybody else may do nothing."""
     (documented,) = re.findall(r"```text\nACL SETUSER locks (.*?)```", SECURITY, re.DOTALL)
     rights = set(documented.replace("myproject:", "shop:").split()) - {"reset", "on", ">PASSWORD"}
     users = {line.split()[1]: line.split()[2:] for line in deployment.lock_users()[file].strip().splitlines()}
@@ -104,9 +97,7 @@ def test_users_of_lock_servers_have_the_documented_rights(file):
 
 
 def test_the_same_command_starts_every_lock_server():
-    """
-    Neither file lets a lock server evict keys, and no server stores what it would forget to have guarded.
-    """
+    """Neither file lets a lock server evict keys, and no server stores what it would forget to have guarded."""
     compose_, kubernetes = deployment.lock_commands().values()
 
     assert compose_ == kubernetes
@@ -115,9 +106,7 @@ def test_the_same_command_starts_every_lock_server():
 
 
 def test_images_have_a_version():
-    """
-    An image without a version is another server after the next pull.
-    """
+    """An image without a version is another server after the next pull."""
     images = {service["image"] for service in compose()["services"].values()}
     images |= {container(pod)["image"] for pod in pods()}
 
@@ -126,9 +115,7 @@ def test_images_have_a_version():
 
 
 def test_everything_in_the_compose_file_that_others_wait_for_reports_its_health():
-    """
-    A service waits for servers that are healthy, or for the migration; volumes that are used are declared.
-    """
+    """A service waits for servers that are healthy, or for the migration; volumes that are used are declared."""
     content = compose()
     services = content["services"]
     conditions = {
@@ -148,18 +135,14 @@ def test_everything_in_the_compose_file_that_others_wait_for_reports_its_health(
 
 
 def test_variables_of_the_compose_file_are_in_the_example():
-    """
-    Whoever copies env.example is asked for nothing else.
-    """
+    """Whoever copies env.example is asked for nothing else."""
     asked = set(re.findall(r"\$\{(\w+)", (FOLDER / "compose.yaml").read_text()))
 
     assert asked == set(re.findall(r"^(\w+)=", (FOLDER / "env.example").read_text(), re.M)) == deployment.VALUES.keys()
 
 
 def test_commands_exist():
-    """
-    Every manage.py command in the files is one of the shop's, and every program comes with the image.
-    """
+    """Every manage.py command in the files is one of the shop's, and every program comes with the image."""
     text = (FOLDER / "compose.yaml").read_text() + (FOLDER / "kubernetes.yaml").read_text()
     programs = {container(pod)["command"][0] for pod in pods() if pod != "lock"} - {"sh"}
 
@@ -168,9 +151,7 @@ def test_commands_exist():
 
 
 def test_grace_periods_leave_time_for_what_runs():
-    """
-    The server is killed only after gunicorn's own limit has ended the last request.
-    """
+    """The server is killed only after gunicorn's own limit has ended the last request."""
     web = compose()["services"]["web"]
     graceful = int(web["command"][web["command"].index("--graceful-timeout") + 1])
     pod, running = pods()["shop-web"], container("shop-web")
@@ -181,11 +162,12 @@ def test_grace_periods_leave_time_for_what_runs():
     assert pod["terminationGracePeriodSeconds"] > pause + graceful
 
 
-def test_lock_pod_is_ready_only_when_its_server_votes():
+def test_lock_pod_is_ready_only_when_its_server_votes(settings):
     """
     Rolling updates and drains wait for readiness, so they wait for the restart guard. One pod may be away at a time.
     """
-    usual = Rules(3)
+    settings.REDLOCK = {"default": {"NODES": "memory://a,memory://b,memory://c"}}
+    usual = locks["default"].rules
 
     assert container("lock")["readinessProbe"]["initialDelaySeconds"] > usual.max_ttl * (1 + usual.drift_factor)
     assert manifest("PodDisruptionBudget", "lock")["spec"]["maxUnavailable"] == 1
@@ -193,9 +175,7 @@ def test_lock_pod_is_ready_only_when_its_server_votes():
 
 
 def test_pods_find_their_volumes_variables_and_labels():
-    """
-    What a pod refers to is in the file, and selectors select it.
-    """
+    """What a pod refers to is in the file, and selectors select it."""
     there = {(each["kind"], each["metadata"]["name"]) for each in manifests()}
     for each in manifests():
         spec = each.get("spec", {})
@@ -215,15 +195,13 @@ def test_pods_find_their_volumes_variables_and_labels():
     assert container("shop-web")["readinessProbe"]["httpGet"]["port"] in ports
 
 
-def test_processes_with_other_nodes_do_not_exclude_each_other():
+def test_processes_with_other_nodes_do_not_exclude_each_other(settings):
     """
     The reason why a list of nodes is changed only while no process uses the old one: two lists have two majorities.
     """
-    before, after = (
-        LockManager([open_node(NodeSpec(f"memory://{name}"), "t:") for name in names], rules(3))
-        for names in ("abc", "cde")
-    )
+    lists = {"before": "memory://a,memory://b,memory://c", "after": "memory://c,memory://d,memory://e"}
+    settings.REDLOCK = {name: {"NODES": nodes, "OPTIONS": {"restart_guard": False}} for name, nodes in lists.items()}
 
-    with before.lock("a", wait=0) as old, after.lock("a", wait=0) as new:
+    with lock("a", using="before", wait=0) as old, lock("a", using="after", wait=0) as new:
         assert old.valid()
         assert new.valid()

@@ -34,9 +34,7 @@ if django.VERSION >= (6, 0):
 
     @pytest.mark.parametrize("locked", [refresh, arefresh])
     def test_runs_under_the_lock(locked):
-        """
-        A task with a lock below its decorator runs with the lock, blocking or as a coroutine, and frees it.
-        """
+        """A task with a lock below its decorator runs with the lock, blocking or as a coroutine, and frees it."""
         result = locked.enqueue(7)
 
         assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, [7, True])
@@ -44,9 +42,7 @@ if django.VERSION >= (6, 0):
 
     @pytest.mark.parametrize("locked", [refresh, arefresh])
     def test_fails_if_taken(locked):
-        """
-        A task whose lock is taken fails with LockTakenError, because Django's tasks have no other way.
-        """
+        """A task whose lock is taken fails with LockTakenError, because Django's tasks have no other way."""
         with lock("rates"):
             result = locked.enqueue(7)
 
@@ -54,7 +50,5 @@ if django.VERSION >= (6, 0):
         assert result.errors[0].exception_class_path.endswith("LockTakenError")
 
     def test_with_context():
-        """
-        A task that takes its context gets it through the lock.
-        """
+        """A task that takes its context gets it through the lock."""
         assert attempt.enqueue(7).return_value == [7, 1]

@@ -22,7 +22,7 @@ FLOORS = [
     {"core"},
     {"nodes"},
     {"engine"},
-    {"checks", "conf", "handler", "signals"},
+    {"checks", "conf", "handler", "routers", "signals"},
     {"inventory"},
 ]
 EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
@@ -307,7 +307,7 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime(imports):
     patches = {each.where for each in imports if each.name.startswith("unittest.mock")}
 
     assert [each for each in clocks if each.where not in REAL_TIME] == []
-    assert patches == {"testing/virtual_loop.py"}
+    assert patches == {"testing/simulation.py"}
 
 
 def test_seeded_generator_is_for_pauses_only(imports):
@@ -317,7 +317,7 @@ def test_seeded_generator_is_for_pauses_only(imports):
     drawing = {each.where for each in imports if each.name.partition(".")[0] in ("random", "uuid")}
 
     assert drawing == {
-        *("engine/manager.py", "fencing.py", "nodes/cas/table.py", "testing/simulation.py"),
+        *("engine/manager.py", "fencing.py", "nodes/records/table.py", "testing/simulation.py"),
         "keys.py",  # imports the type UUID
     }
 
@@ -424,7 +424,7 @@ PYTHON_LOCKS = {
 
 def test_engine_enters_no_lock_through_python_code():
     """
-    L10: an exception from a signal handler inside such a lock would leave it held for ever; ``nodes/threads.py`` has
+    An exception from a signal handler inside such a lock would leave it held for ever; ``nodes/threads.py`` has
     the rules. Under gevent its ``new_event()`` returns the event that gevent has replaced.
     """
     found = {

@@ -64,7 +64,7 @@ def test_benchmarks_start_every_kind_of_node_without_pytest():
 @wheel_only
 def test_wheel_holds_the_package_and_nothing_else():
     """
-    L82: the installed names conflict with no other package: neither redlock nor redis_lock, which two other packages
+    The installed names conflict with no other package: neither redlock nor redis_lock, which two other packages
     each claim, nor tests, docs or example_project, which many have.
     """
     names = {path.parts[0] for path in distribution("django-redlock").files or ()}
@@ -75,7 +75,7 @@ def test_wheel_holds_the_package_and_nothing_else():
 
 def test_every_name_that_is_shared_with_other_packages_is_ours():
     """
-    L82: commands, templates and static files of all apps share one space, so ours begin with our own name.
+    Commands, templates and static files of all apps share one space, so ours begin with our own name.
     """
     commands = {path.stem for path in (PACKAGE / "management/commands").glob("*.py")} - {"__init__"}
     folders = {path.relative_to(PACKAGE) for where in ("templates", "static") for path in (PACKAGE / where).glob("*")}
@@ -102,7 +102,7 @@ def test_version_is_the_same_everywhere():
 @pytest.mark.parametrize(("row", "celery"), [("oldest", "5.5"), ("middle", "5.6")])
 def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
     """
-    C104: the tests of singletons run on the oldest supported Celery, on one from the middle, and on the newest.
+    The tests of singletons run on the oldest supported Celery, on one from the middle, and on the newest.
     """
     if os.environ.get("TOX_ENV_NAME") == row:
         assert version("celery").startswith(f"{celery}.")

@@ -25,10 +25,8 @@ from django_redlock import (
     QuorumUnavailableError,
     lock,
     locks,
-    signals,
 )
 from django_redlock.checks import check_deployment, check_settings
-from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
 from tests.services import SQLite, django_database
@@ -37,6 +35,7 @@ THREE = ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"]
 REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 SECRET = "sesame"
+PATIENCE = 60.0  # seconds
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,203 +48,125 @@ def shown(caplog: pytest.LogCaptureFixture) -> str:
     return caplog.text + "".join(repr(vars(record)) for record in caplog.records)
 
 
-# Each mistake with the id of its check and the required part of the message.
+# URLs of a node that cannot be used (redlock.E003), each with a part of the message.
+URLS: list[tuple[str, str]] = [
+    ("lock-1:6379", "scheme is not one of redis, rediss, unix"),
+    (f"http://:{SECRET}@a", "scheme is not one of redis, rediss, unix"),
+    (f"redis://:{SECRET}@a:99999", "its address, port or database number"),
+    (f"redis://:{SECRET}@[a", "cannot be read; write a URL such as"),
+    (f"redis://u:{SECRET}@a?tls=1", "no option 'tls'"),
+    (f"redis://:pa/{SECRET}@lock-1:6379", "percent-encoded"),
+    (f"redis://:pa@{SECRET}@lock-1:6379", "percent-encoded"),
+    (f"redis://:12#{SECRET}@lock-1", "percent-encoded"),
+    (f"redis://:12?{SECRET}@lock-1", "percent-encoded"),
+    (f"redis://{SECRET}#", "percent-encoded"),
+    (f"unix://:pa/{SECRET}@/run/valkey.sock", "percent-encoded"),
+    ("redis://lock-1:abc", "cannot be read; write, for example, redis://"),
+    ("redis://lock-1:0", "its port cannot be 0"),
+    ("redis:/lock-1", "lacks the two slashes"),
+    (f"redis://:{SECRET}@a:6379redis://b:6379", "it names several nodes"),
+    (f"redis://:{SECRET}[@a", "cannot be read; .* percent-encode"),
+    ("redis://lock-1/abc", "database number"),
+    ("redis://lock-1/1/2", "database number"),
+    ("redis://lock-1/-1", "database number"),
+    ("unix://", "needs the path of a socket"),
+    ("memory://", "needs a name, such as memory://a"),
+    (f"memory://:{SECRET}@a", "needs a name, such as memory://a"),
+    (f"database://u:{SECRET}@db/shop", "names an alias of DATABASES"),
+    ("database://nowhere", "DATABASES has no alias 'nowhere', it has 'default'"),
+    ("database:default", "write database://default"),
+    ("database://default/", "only the name of an alias"),
+    ("database://default?timeout=1", "only the name of an alias"),
+    (f"redis+cluster://:{SECRET}@a,b/2", "a cluster has the database 0 only"),
+    (f"redis+cluster://:{SECRET}@a,b:1/x", "database number"),
+    (f"redis+cluster://:{SECRET}@a,b:x", "its address, port or database"),
+    (f"redis+cluster://u:{SECRET}/@a,b", "percent-encoded"),
+    (f"redis://:{SECRET}@a,b", r"redis\+cluster://host-1,host-2"),
+    (f"redis+cluster://:{SECRET}@a,,b", "without a host: write, for example"),
+    ("redis+cluster://a:0,b:7000", "its port cannot be 0"),
+    ("redis+cluster://a?ssl_ca_certs=/x", "write rediss instead of redis"),
+    ("rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com", "OCI Cache does not run scripts"),
+    (f"etcd://:{SECRET}@a,b/2", "etcd has neither a path nor database"),
+    (f"etcd://u:{SECRET}#@a,b", "percent-encoded"),
+    (f"etcd://u:{SECRET}]@a", "cannot be read; .* percent-encode"),
+    (f"etcd://u:{SECRET}@a,b:x", "its hosts or ports cannot be read, "),
+    ("etcd://", "its hosts or ports cannot be read; write"),
+    ("etcd://a;b", "its hosts or ports cannot be read; write"),
+    (f"etcd://:{SECRET}@a", "a user name and a password, or neither"),
+    ("etcd://a?ssl_ca_certs=/x", "write etcds:// instead of etcd://"),
+    ("etcds://a?ssl_keyfile=/x", "add ssl_certfile"),
+    ("etcd://a?timeout=3", "etcd has no option 'timeout'; it has username"),
+    ("etcd://a,redis://b", "names several nodes: make each a separate item"),
+    (f"zookeeper://:{SECRET}@a/2", "ZooKeeper has no database numbers"),
+    (f"zookeeper://u:{SECRET}@a/x//y", "its path is not valid in ZooKeeper"),
+    (f"zookeeper://u:{SECRET}/@a", "percent-encoded"),
+    ("zookeeper://a/x?chroot=/y", "no option 'chroot'; it has username"),
+    ("zookeeper://a?ssl_ca_certs=/x", "write zookeepers:// instead of"),
+    (f"zookeeper://:{SECRET}@a", "zookeeper://user:password@zoo-1"),
+    ("zookeeper://a?sasl_service=x", "add sasl_mechanism=GSSAPI"),
+    ("zookeeper://a?sasl_mechanism=PLAIN", "one of DIGEST-MD5, GSSAPI"),
+    ("zookeeper://a?sasl_mechanism=DIGEST-MD5", "DIGEST-MD5 needs a user"),
+    ("cache:unreadable", "names a cache that has a URL that cannot be read"),
+]
+
+# Other values of NODES that cannot be used, each with the id of its check and a part of the message.
+NODES: list[tuple[Any, str, str]] = [
+    ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ("", "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"redis://a"}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
+    ([{"URL": None}], "redlock.E003", r"\[0\] must be a URL .*, not NoneType"),
+    ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
+    ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
+    ([{"URL": "redis://a", "OPTIONS": 5}], "redlock.E003", r"\[0\]\['OPTIONS'\] must be a dict"),
+    ([{"URL": "cache:sessions", "OPTIONS": {"db": 1}}], "redlock.E003", "names a cache, which takes no OPTIONS"),
+    ([{"URL": "database://default", "OPTIONS": {"db": 1}}], "redlock.E003", "a database takes no OPTIONS"),
+    ("zookeeper://a:1/x,b:1/x", "redlock.E003", "its path comes once, after the last member"),
+    (["redis://a", f"redis://:{SECRET}@a:6379/1"], "redlock.E004", "'a:6379' twice, at 0 and 1"),
+    (["unix:///s", "unix:///s?db=1"], "redlock.E004", "'/s' twice"),
+    (["redis+cluster://a,b", "redis+cluster://b"], "redlock.E004", "'b:6379' twice, at 0 and 1"),
+    (["etcd://a,b", "etcds://c,b:2379"], "redlock.E004", "'b:2379' twice, at 0 and 1"),
+    (["zookeeper://a,b", "zookeeper://c,b/x"], "redlock.E004", "'b:2181' twice, at 0 and 1"),
+    (["database://default", {"URL": "database://default", "NAME": "x"}], "redlock.E004", "twice, at 0 and 1"),
+    ([{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}], "redlock.E004", "'n'"),
+    (["cache:sesions"], "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
+    ([f"cache:redis://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
+    (["cache:default"], "redlock.E005", "whose backend is not Redis"),
+    (["cache:sharded"], "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
+    (["cache:nowhere"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
+    (["cache:numbered"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
+]
+
+# Other keys beside three good nodes.
+ENTRIES: list[tuple[Any, str, str]] = [
+    ({"KEY_PREFIX": "a{b"}, "redlock.E009", "without braces and white space"),
+    ({"KEY_PREFIX": ""}, "redlock.E009", "1 to 100 characters"),
+    ({"KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}, "redlock.E009", "not a URL"),
+    ({"OPTIONS": {"ttl": 0}}, "redlock.E006", "ttl must be more than 0"),
+    ({"OPTIONS": {"ttl": 90}}, "redlock.E006", "ttl must be from 0.1 to 60"),
+    ({"OPTIONS": {"node_timeout": 20}}, "redlock.E006", "too short for a node_timeout"),
+    ({"OPTIONS": {"quorum": 1}}, "redlock.E006", "quorum must be a whole number from 2"),
+    ({"OPTIONS": {"durable": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
+    ({"OPTIONS": {"tll": 3}}, "redlock.E007", "unknown key 'tll'; did you mean 'ttl'?"),
+    ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "did you mean 'ttl'?"),
+    ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
+    ({"OPTIONS": {"durable": ["lock-9"]}}, "redlock.E007", "names no node: 'lock-9'"),
+    ({"OPTIONS": {"allow_evicting": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
+    ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
+    ({"NODS": THREE}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
+    ({"nodes": THREE}, "redlock.E007", "did you mean 'NODES'?"),
+]
+
 MISTAKES: list[tuple[Any, str, str]] = [
     (None, "redlock.E001", "The REDLOCK setting is missing"),
     ({}, "redlock.E001", "REDLOCK is empty"),
     ([], "redlock.E001", "REDLOCK must be a dict of aliases, not list"),
     ({"default": []}, "redlock.E001", r"REDLOCK\['default'\] must be a dict, not list"),
     ({"default": {}}, "redlock.E003", r"REDLOCK\['default'\]\['NODES'\] must list the URLs"),
-    ({"default": {"NODES": []}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
-    ({"default": {"NODES": ""}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
-    ({"default": {"NODES": {"redis://a"}}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
-    ({"default": {"NODES": [7]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
-    ({"default": {"NODES": [{"NAME": "a"}]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
-    ({"default": {"NODES": [{"URL": None}]}}, "redlock.E003", r"\[0\] must be a URL .*, not NoneType"),
-    (
-        {"default": {"NODES": [{"URL": "redis://a", "OPTIONS": 5}]}},
-        "redlock.E003",
-        r"\[0\]\['OPTIONS'\] must be a dict",
-    ),
-    (
-        {"default": {"NODES": [{"URL": "cache:sessions", "OPTIONS": {"ssl_ca_certs": "/a.pem"}}]}},
-        "redlock.E003",
-        r"\[0\] names a cache, which takes no OPTIONS",
-    ),
-    (
-        {"default": {"NODES": [{"SENTINELS": ["redis://a"], "SERVICE_NAME": "b", "OPTIONS": [("db", 1)]}]}},
-        "redlock.E003",
-        r"\[0\]\['OPTIONS'\] must be a dict",
-    ),
-    ({"default": {"NODES": ["lock-1:6379"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
-    ({"default": {"NODES": [f"http://:{SECRET}@a"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
-    ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),
-    ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "cannot be read; write a URL such as"),
-    ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
-    *(
-        ({"default": {"NODES": [url]}}, "redlock.E003", "percent-encoded")
-        for url in (
-            f"redis://:pa/{SECRET}@lock-1:6379",
-            f"redis://:pa@{SECRET}@lock-1:6379",
-            f"redis://:{SECRET}/pa@lock-1",
-            f"redis://:12#{SECRET}@lock-1",
-            f"redis://:12?{SECRET}@lock-1",
-            f"redis://{SECRET}#",
-            f"rediss://{SECRET}:1/2@lock-1:6379/0",
-            f"unix://:{SECRET}/run/valkey.sock",
-            f"unix://:pa/{SECRET}@/run/valkey.sock",
-        )
-    ),
-    ({"default": {"NODES": ["redis://lock-1:abc"]}}, "redlock.E003", "cannot be read; write, for example, redis://"),
-    ({"default": {"NODES": ["redis://lock-1:0"]}}, "redlock.E003", "its port cannot be 0"),
-    ({"default": {"NODES": ["redis+cluster://a:0,b:7000"]}}, "redlock.E003", "its port cannot be 0"),
-    ({"default": {"NODES": ["redis:/lock-1"]}}, "redlock.E003", "lacks the two slashes"),
-    ({"default": {"NODES": [f"redis://:{SECRET}@a:6379redis://b:6379"]}}, "redlock.E003", "it names several nodes"),
-    ({"default": {"NODES": [{"HOST": "a", "PORT": 6379}]}}, "redlock.E003", "not a dict with 'HOST', 'PORT'"),
-    ({"default": {"NODES": [{"URL": "redis://a", "NAME": 5}]}}, "redlock.E003", r"\['NAME'\] must be a str, not int"),
-    ({"default": {"NODES": [f"redis://:{SECRET}[@a"]}}, "redlock.E003", "cannot be read; .* percent-encode"),
-    ({"default": {"NODES": [f"etcd://u:{SECRET}]@a"]}}, "redlock.E003", "cannot be read; .* percent-encode"),
-    ({"default": {"NODES": ["redis://lock-1/abc"]}}, "redlock.E003", "database number"),
-    ({"default": {"NODES": ["redis://lock-1/1/2"]}}, "redlock.E003", "database number"),
-    ({"default": {"NODES": ["redis://lock-1/-1"]}}, "redlock.E003", "database number"),
-    ({"default": {"NODES": [f"database://u:{SECRET}@db/shop"]}}, "redlock.E003", "names an alias of DATABASES"),
-    ({"default": {"NODES": [f"database://u:{SECRET}/x@db"]}}, "redlock.E003", "names an alias of DATABASES"),
-    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,b/2"]}}, "redlock.E003", "a cluster has the database 0 only"),
-    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,b:1/x"]}}, "redlock.E003", "database number"),
-    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,b:x"]}}, "redlock.E003", "its address, port or database"),
-    ({"default": {"NODES": [f"redis+cluster://u:{SECRET}/@a,b"]}}, "redlock.E003", "percent-encoded"),
-    ({"default": {"NODES": [f"redis://:{SECRET}@a,b"]}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
-    ({"default": {"NODES": f"redis://:{SECRET}@a,b"}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
-    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@"]}}, "redlock.E003", "without a host: write, for example"),
-    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,,b"]}}, "redlock.E003", "without a host: write, for example"),
-    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,:1"]}}, "redlock.E003", "without a host: write, for example"),
-    ({"default": {"NODES": ["redis+cluster://a?ssl_ca_certs=/x"]}}, "redlock.E003", "write rediss instead of redis"),
-    (
-        {"default": {"NODES": [f"rediss://:{SECRET}@shop-a1.serverless.use1.cache.amazonaws.com:6379"]}},
-        "redlock.E003",
-        "ElastiCache Serverless hides several servers .*: create a cache",
-    ),
-    (
-        {"default": {"NODES": ["rediss+cluster://a,shop-a1.serverless.use1.cache.amazonaws.com"]}},
-        "redlock.E003",
-        "ElastiCache Serverless hides",
-    ),
-    (
-        {"default": {"NODES": ["rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com"]}},
-        "redlock.E003",
-        "a sharded cluster of OCI Cache does not run scripts",
-    ),
-    ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
-    (
-        {"default": {"NODES": [f"etcd://:{SECRET}@a,b/2"]}},
-        "redlock.E003",
-        "etcd has neither a path nor database",
-    ),
-    ({"default": {"NODES": [f"etcd://u:{SECRET}/@a,b"]}}, "redlock.E003", "percent-encoded"),
-    ({"default": {"NODES": [f"etcd://u:{SECRET}#@a,b"]}}, "redlock.E003", "percent-encoded"),
-    ({"default": {"NODES": [f"etcd://u:pa@{SECRET}@a,b"]}}, "redlock.E003", "percent-encoded"),
-    ({"default": {"NODES": [f"etcd://u:{SECRET}@a,b:x"]}}, "redlock.E003", "its hosts or ports cannot be read, "),
-    ({"default": {"NODES": ["etcd://"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
-    ({"default": {"NODES": ["etcd://a,b:0"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
-    ({"default": {"NODES": ["etcd://a b"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
-    ({"default": {"NODES": ["etcd://a;b"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
-    ({"default": {"NODES": [f"etcd://:{SECRET}@a"]}}, "redlock.E003", "a user name and a password, or neither"),
-    ({"default": {"NODES": ["etcd://a?ssl_ca_certs=/x"]}}, "redlock.E003", "write etcds:// instead of etcd://"),
-    ({"default": {"NODES": ["etcds://a?ssl_keyfile=/x"]}}, "redlock.E003", "add ssl_certfile"),
-    ({"default": {"NODES": ["etcd://a?timeout=3"]}}, "redlock.E003", "etcd has no option 'timeout'; it has username"),
-    ({"default": {"NODES": ["etcd://a,b", "etcds://c,b:2379"]}}, "redlock.E004", "'b:2379' twice, at 0 and 1"),
-    ({"default": {"NODES": ["etcd://a,redis://b"]}}, "redlock.E003", "names several nodes: make each a separate item"),
-    ({"default": {"NODES": [f"zookeeper://:{SECRET}@a/2"]}}, "redlock.E003", "ZooKeeper has no database numbers"),
-    ({"default": {"NODES": [f"zookeeper://u:{SECRET}@a/x//y"]}}, "redlock.E003", "its path is not valid in ZooKeeper"),
-    ({"default": {"NODES": "zookeeper://a:1/x,b:1/x"}}, "redlock.E003", "its path comes once, after the last member"),
-    ({"default": {"NODES": ["zookeeper://a/zookeeper"]}}, "redlock.E003", "its path is not valid in ZooKeeper"),
-    ({"default": {"NODES": [f"zookeeper://u:{SECRET}/@a"]}}, "redlock.E003", "percent-encoded"),
-    ({"default": {"NODES": ["zookeeper://a/x?chroot=/y"]}}, "redlock.E003", "no option 'chroot'; it has username"),
-    (
-        {"default": {"NODES": ["zookeeper://a?ssl_ca_certs=/x"]}},
-        "redlock.E003",
-        "write zookeepers:// instead of",
-    ),
-    ({"default": {"NODES": [f"zookeeper://:{SECRET}@a"]}}, "redlock.E003", "zookeeper://user:password@zoo-1"),
-    ({"default": {"NODES": ["zookeeper://a?sasl_service=x"]}}, "redlock.E003", "add sasl_mechanism=GSSAPI"),
-    ({"default": {"NODES": ["zookeeper://a?sasl_mechanism=PLAIN"]}}, "redlock.E003", "one of DIGEST-MD5, GSSAPI"),
-    (
-        {"default": {"NODES": ["zookeeper://a?sasl_mechanism=DIGEST-MD5"]}},
-        "redlock.E003",
-        "DIGEST-MD5 needs a user",
-    ),
-    ({"default": {"NODES": ["zookeeper://a,b", "zookeeper://c,b/x"]}}, "redlock.E004", "'b:2181' twice, at 0 and 1"),
-    (
-        {"default": {"NODES": ["redis+cluster://a,b", "redis+cluster://b"]}},
-        "redlock.E004",
-        "'b:6379' twice, at 0 and 1",
-    ),
-    ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
-    ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
-    (
-        {"default": {"NODES": ["database://nowhere"]}},
-        "redlock.E003",
-        "DATABASES has no alias 'nowhere', it has 'default'",
-    ),
-    ({"default": {"NODES": ["database:default"]}}, "redlock.E003", "write database://default"),
-    *(
-        ({"default": {"NODES": [f"database://default{end}"]}}, "redlock.E003", "only the name of an alias")
-        for end in ("/", "/shop", "?timeout=1", "#1")
-    ),
-    (
-        {"default": {"NODES": [{"URL": "database://default", "OPTIONS": {"timeout": 1}}]}},
-        "redlock.E003",
-        "a database takes no OPTIONS",
-    ),
-    (
-        {"default": {"NODES": ["database://default", {"URL": "database://default", "NAME": "again"}]}},
-        "redlock.E004",
-        "twice, at 0 and 1",
-    ),
-    ({"default": {"NODES": THREE, "KEY_PREFIX": "a{b"}}, "redlock.E009", "without braces and white space"),
-    ({"default": {"NODES": THREE, "KEY_PREFIX": ""}}, "redlock.E009", "1 to 100 characters"),
-    (
-        {"default": {"NODES": ["redis://a", f"redis://:{SECRET}@a:6379/1"]}},
-        "redlock.E004",
-        "'a:6379' twice, at 0 and 1",
-    ),
-    ({"default": {"NODES": ["unix:///s", "unix:///s?db=1"]}}, "redlock.E004", "'/s' twice"),
-    (
-        {"default": {"NODES": [{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}]}},
-        "redlock.E004",
-        "'n'",
-    ),
-    ({"default": {"NODES": ["cache:sesions"]}}, "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
-    *(
-        ({"default": {"NODES": [f"cache:{kind}//:{SECRET}@a"]}}, "redlock.E005", "such as 'cache:default', not a URL")
-        for kind in ("", "redis:")
-    ),
-    ({"default": {"NODES": ["cache:default"]}}, "redlock.E005", "whose backend is not Redis"),
-    ({"default": {"NODES": ["cache:sharded"]}}, "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
-    ({"default": {"NODES": ["cache:nowhere"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
-    ({"default": {"NODES": ["cache:numbered"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
-    ({"default": {"NODES": ["cache:unreadable"]}}, "redlock.E003", "names a cache that has a URL that cannot be read"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 0}}}, "redlock.E006", "ttl must be more than 0"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 90}}}, "redlock.E006", "ttl must be from 0.1 to 60"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"node_timeout": 20}}}, "redlock.E006", "too short for a node_timeout"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"quorum": 1}}}, "redlock.E006", "quorum must be a whole number from 2"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"tll": 3}}}, "redlock.E007", "unknown key 'tll'; did you mean 'ttl'?"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"TTL": 3}}}, "redlock.E007", "did you mean 'ttl'?"),
-    ({"default": {"NODES": THREE, "OPTIONS": []}}, "redlock.E007", "OPTIONS'] must be a dict"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"durable": ["lock-9"]}}}, "redlock.E007", "names no node: 'lock-9'"),
-    *(
-        ({"default": {"NODES": THREE, "OPTIONS": {option: [f"redis://:{SECRET}@a"]}}}, "redlock.E007", "no node: a URL")
-        for option in ("durable", "allow_evicting")
-    ),
-    *(
-        ({"default": {"NODES": THREE, "OPTIONS": {option: f"redis://:{SECRET}@a"}}}, "redlock.E006", "nodes, not a URL")
-        for option in ("durable", "allow_evicting")
-    ),
-    ({"default": {"NODES": THREE, "KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}}, "redlock.E009", "not a URL"),
-    ({"default": {"NODES": THREE, "OPTIONS": {"durable": [["a"]]}}}, "redlock.E007", r"names no node: \['a'\]"),
-    ({"default": {"NODS": THREE}}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
-    ({"default": {"nodes": THREE}}, "redlock.E007", "did you mean 'NODES'?"),
     ({"defalt": {"NODES": THREE}}, "", "no alias 'default'; did you mean 'defalt'?"),
+    *(({"default": {"NODES": [url]}}, "redlock.E003", message) for url, message in URLS),
+    *(({"default": {"NODES": nodes}}, code, message) for nodes, code, message in NODES),
+    *(({"default": {"NODES": THREE, **entry}}, code, message) for entry, code, message in ENTRIES),
 ]
 
 CACHES = {
@@ -267,9 +188,7 @@ CACHES = {
 def test_mistake_says_what_where_and_what_to_write(
     setting: Any, code: str, message: str, caplog: pytest.LogCaptureFixture
 ):
-    """
-    L68, P36: using the alias and the system check report the same mistake; no message or log record shows a password.
-    """
+    """Using the alias and the system check report the same mistake; no message or log record shows a password."""
     caplog.set_level(logging.DEBUG)
     with override_settings(REDLOCK=setting, CACHES=CACHES, DEBUG=True):
         with pytest.raises(InvalidRedlockError, match=message) as caught:
@@ -350,13 +269,13 @@ def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
 
 @pytest.mark.parametrize("url", ["ETCDS://u:p@a", "Zookeepers://u:p@a", "REDISS://u:p@a", "Rediss+Cluster://u:p@a"])
 def test_scheme_in_capitals_encrypts_as_well(url: str):
-    """P36: a password must not travel in clear text because of how the scheme is written."""
+    """A password must not travel in clear text because of how the scheme is written."""
     with override_settings(REDLOCK={"default": {"NODES": [url]}}):
         assert locks["default"].nodes[0].encrypted
 
 
 def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
-    """L68: the error names the option, and no lock is waited for: it takes another setting."""
+    """The error names the option, and no lock is waited for: it takes another setting."""
     (tmp_path / "ca.pem").write_text("no certificate")
     for url, says in (
         ("etcds://127.0.0.1?ssl_ca_certs=/none", "its ssl_ca_certs does not name a readable file"),
@@ -364,10 +283,10 @@ def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
         (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}", "its ssl_ca_certs does not name a readable file"),
         (f"etcds://127.0.0.1?ssl_ca_certs={tmp_path}/ca.pem", "TLS refuses a file of its ssl_ options"),
     ):
-        node = open_node(NodeSpec(url), "t:")
-        with pytest.raises(LinkError, match=says) as caught:
-            node.connect(30.0)
-        assert caught.value.failure.lasting
+        with configured(NODES=[url]), pytest.raises(QuorumUnavailableError, match=says) as caught:
+            lock("a", wait=PATIENCE).acquire()
+        assert caught.value.misconfigured
+        assert caught.value.waited < PATIENCE
 
 
 @pytest.mark.parametrize("backend", [REDIS_CACHE, DJANGO_REDIS])
@@ -401,14 +320,6 @@ def test_settings_are_read_late_and_anew_after_a_change():
     assert locks["default"] is not before
     assert locks["default"] is locks["default"]
     assert [manager.alias for manager in locks.all()] == ["default"]
-
-
-def test_setting_is_not_changed():
-    """A settings dict is copied, never changed."""
-    setting = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
-    with override_settings(REDLOCK=setting):
-        lock("a")
-    assert setting == {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
 
 
 def test_alias_has_its_own_prefix_and_options():
@@ -456,24 +367,10 @@ def test_import_brings_neither_celery_nor_a_configured_project():
 
 def test_public_names_are_these():
     """Names that are not listed may change without notice."""
-    assert django_redlock.__all__ == [
-        "InvalidRedlockError",
-        "Lease",
-        "Lock",
-        "LockLostError",
-        "LockManager",
-        "LockTakenError",
-        "LockableQuerySet",
-        "QuorumUnavailableError",
-        "RedlockError",
-        "StaleTokenError",
-        "fenced",
-        "lock",
-        "lock_for_update",
-        "locked_command",
-        "locked_view",
-        "locks",
-    ]
+    errors = "InvalidRedlockError LockLostError LockTakenError QuorumUnavailableError RedlockError StaleTokenError"
+    functions = "fenced lock lock_for_update locked_command locked_view locks"
+    classes = "Lease Lock LockManager LockableQuerySet"
+    assert sorted(f"{errors} {functions} {classes}".split()) == django_redlock.__all__
     assert dir(django_redlock) == django_redlock.__all__
     assert all(getattr(django_redlock, name).__doc__ for name in django_redlock.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'lokc'"):
@@ -509,7 +406,7 @@ def test_one_database_is_no_warning_of_few_nodes(tmp_path: Path):
 
 
 def test_cache_with_replicas_is_a_warning():
-    """L67: only the primary of a cache is a node."""
+    """Only the primary of a cache is a node."""
     with override_settings(REDLOCK={"default": {"NODES": ["cache:replicated", *THREE[:2]]}}, CACHES=CACHES):
         assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W003"]
 
@@ -522,12 +419,6 @@ def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
         assert [message.id for message in check_settings()] == ["redlock.E008"]
         with override_settings(DEBUG=True):
             assert check_settings() == []
-
-
-def test_good_setting_has_no_message():
-    """Three or five masters give no message."""
-    with configured():
-        assert check_settings() == []
 
 
 def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
@@ -554,7 +445,7 @@ def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
 
 @pytest.mark.server
 def test_node_that_is_down_at_start_is_named_in_the_error(caplog: pytest.LogCaptureFixture):
-    """L65, P36: all nodes down is *no quorum*, with each node and its failure; no credentials, in the log neither."""
+    """All nodes down is *no quorum*, with each node and its failure; no credentials, in the log neither."""
     caplog.set_level(logging.DEBUG)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
@@ -571,7 +462,7 @@ SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2
 
 
 def test_node_that_sentinels_look_after_is_a_warning():
-    """P22: a failover can lose a vote; the node is shown by its service, and never by a URL."""
+    """A failover can lose a vote; the node is shown by its service, and never by a URL."""
     nodes = [
         {**SENTINELS, "OPTIONS": {"password": SECRET, "db": 2}},
         {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"},
@@ -585,7 +476,7 @@ def test_node_that_sentinels_look_after_is_a_warning():
 
 
 def test_cluster_is_a_warning_and_never_durable():
-    """L65, P20: a cluster fails over like a service of Sentinel; it is shown by its members, without a password."""
+    """A cluster fails over like a service of Sentinel; it is shown by its members, without a password."""
     cluster = {"URL": f"redis+cluster://u:{SECRET}@b:7001,a:7000", "NAME": "cluster"}
     with configured(NODES=[cluster, THREE[0], THREE[1]]):
         assert [message.id for message in check_settings()] == ["redlock.W004"]
@@ -597,29 +488,19 @@ def test_cluster_is_a_warning_and_never_durable():
     assert found.id == "redlock.E010"
 
 
-def test_etcd_is_one_node_that_needs_no_others():
-    """P20, L65: three members survive the loss of one and forget nothing; a single address may be a single server."""
-    with configured(NODES=f"etcd://u:{SECRET}@etcd-1,etcd-2,etcd-3"):
+@pytest.mark.parametrize("scheme", ["etcd", "zookeeper"])
+def test_one_node_with_members_needs_no_others(scheme: str):
+    """Three members survive the loss of one and forget nothing; a single address may be a single server."""
+    with configured(NODES=f"{scheme}://u:{SECRET}@member-1,member-2,member-3"):
         assert check_settings() == []
         (node,) = locks["default"].nodes
         assert SECRET not in repr(node) + repr(vars(node))
-    with configured(NODES="etcd://etcd-1"):
-        assert [message.id for message in check_settings()] == ["redlock.W001"]
-
-
-def test_zookeeper_is_one_node_that_needs_no_others():
-    """P20, L65: as for etcd; its records belong to an alias and to the path."""
-    with configured(NODES=f"zookeeper://u:{SECRET}@zoo-1,zoo-2,zoo-3/teams/locks", KEY_PREFIX="a/b"):
-        assert check_settings() == []
-        (node,) = locks["default"].nodes
-        assert node.table(1.0).root == "/teams/locks/a%2Fb:"
-        assert SECRET not in repr(node) + repr(vars(node)) + repr(vars(node.table(1.0)))
-    with configured(NODES="zookeeper://zoo-1"):
+    with configured(NODES=f"{scheme}://member-1"):
         assert [message.id for message in check_settings()] == ["redlock.W001"]
 
 
 def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    """L65, P37: kazoo is an extra, and so is what SASL needs."""
+    """Kazoo is an extra, and so is what SASL needs."""
     with monkeypatch.context() as patch, configured(NODES="zookeeper://a"):
         for name in [name for name in sys.modules if name.startswith(("django_redlock.nodes.zookeeper", "kazoo."))]:
             patch.delitem(sys.modules, name)
@@ -638,11 +519,8 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     [
         ({"SERVICE_NAME": ""}, "E003", r"needs SENTINELS, a list of .* write, for example, {'SENTINELS': "),
         ({"SENTINELS": []}, "E003", "needs SENTINELS"),
-        ({"SENTINELS": "s1:26379"}, "E003", "needs SENTINELS"),
         ({"SENTINELS": [("s1", "26379")]}, "E003", "needs SENTINELS"),
-        ({"SENTINELS": ["s1:26379"]}, "E003", "needs SENTINELS"),
         ({"SENTINELS": [f"redis://:{SECRET}[@s1:26379"]}, "E003", "cannot be read; .* percent-encode"),
-        ({"NAME": 5}, "E003", r"\['NAME'\] must be a str, not int"),
         ({"SERVICE": "mymaster"}, "E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
         ({"OPTIONS": {"tls": True}}, "E003", "no option 'tls'"),
     ],
@@ -657,14 +535,6 @@ def test_mistakes_about_sentinels(entry: dict[str, Any], code: str, message: str
     assert SECRET not in str(caught.value)
 
 
-def test_node_that_sentinels_look_after_is_never_durable():
-    """P20: appendfsync always does not help when another server takes over."""
-    with configured(NODES=[SENTINELS, *THREE[1:]], OPTIONS={"durable": ["mymaster"]}):
-        (found,) = check_settings()
-    assert found.id == "redlock.E010"
-    assert "it is never durable" in found.msg
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "code"),
     [
@@ -675,7 +545,7 @@ def test_node_that_sentinels_look_after_is_never_durable():
     ],
 )
 def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, code: str):
-    """L67: a node on the server of a cache or of the broker is reported, whatever the database number."""
+    """A node on the server of a cache or of the broker is reported, whatever the database number."""
     with configured(), override_settings(**{setting: value}):
         (found,) = check_settings()
     assert found.id == f"redlock.{code}"
@@ -698,7 +568,7 @@ def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, 
     ],
 )
 def test_other_servers_are_no_warning(setting: str, value: Any):
-    """L67: caches and brokers elsewhere, or of other kinds, are ignored, even if they are malformed."""
+    """Caches and brokers elsewhere, or of other kinds, are ignored, even if they are malformed."""
     with configured(), override_settings(**{setting: value}):
         assert check_settings() == []
 
@@ -723,15 +593,11 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
 )
 def test_deployment(nodes: list[str], codes: list[str]):
     """Without TLS, without a password, all on one host: ``check --deploy`` warns, and ``check`` does not."""
+    with override_settings(REDLOCK=None):
+        assert check_deployment() == []  # another check reports it
     with configured(NODES=nodes, OPTIONS={"wait": 10}):
         assert [message.id for message in check_deployment()] == [f"redlock.{code}" for code in codes]
         assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
-
-
-def test_deployment_without_settings():
-    """Without the setting this check has no message; another check reports that it is missing."""
-    with override_settings(REDLOCK=None):
-        assert check_deployment() == []
 
 
 def test_checks_of_a_deployment_are_run():
@@ -772,20 +638,3 @@ def test_invalid_name_is_refused_with_advice(name):
     """The message says what was wrong and what to write, instead of showing a Python error."""
     with pytest.raises(TypeError, match=r"A lock's name must be a str"):
         lock(name)
-
-
-def test_failing_receiver_logs_one_traceback(caplog: pytest.LogCaptureFixture):
-    """L66: Django already logs the failure of a receiver; the lock is not affected."""
-
-    def fail(**kwargs: Any) -> None:
-        raise ZeroDivisionError
-
-    signals.lock_acquired.connect(fail)
-    try:
-        with configured(NODES=["memory://signals"]), lock("a") as lease:
-            assert lease.valid()
-    finally:
-        signals.lock_acquired.disconnect(fail)
-
-    assert len([record for record in caplog.records if record.exc_info]) == 1
-    assert "fail" in caplog.text

@@ -74,7 +74,7 @@ def test_time_passes_only_on_command():
 
 
 def test_holder_that_stands_still_loses_its_lock():
-    """P31, L34: nothing is renewed meanwhile; the first check afterwards reports the loss."""
+    """Nothing is renewed meanwhile; the first check afterwards reports the loss."""
     with Simulation(ttl=30) as sim:
         lease = lock("report").acquire()
 
@@ -102,7 +102,7 @@ def test_rival_waits_in_virtual_time():
 
 
 def test_rival_that_is_killed_leaves_its_lease_behind():
-    """P24: the lock of a killed rival is free when its lease has ended."""
+    """The lock of a killed rival is free when its lease has ended."""
     with Simulation(ttl=30) as sim:
         rival = sim.rival()
         rival.lock("report").acquire()
@@ -114,7 +114,7 @@ def test_rival_that_is_killed_leaves_its_lease_behind():
 
 
 def test_nodes_fail_and_come_back():
-    """P20, P25: one of three nodes may be down, two may not, and a node that forgot gives no vote for a while."""
+    """One of three nodes may be down, two may not, and a node that forgot gives no vote for a while."""
     with Simulation() as sim:
         sim.nodes[0].crash()
         lock("a").acquire().release()
@@ -130,7 +130,7 @@ def test_nodes_fail_and_come_back():
 
 
 def test_reply_that_is_dropped_is_none():
-    """L4: two of three replies are lost, the attempt fails, and blocks nothing."""
+    """Two of three replies are lost, the attempt fails, and blocks nothing."""
     with Simulation() as sim:
         lock("warm").acquire().release()
         for node in sim.nodes[:2]:
@@ -144,7 +144,7 @@ def test_reply_that_is_dropped_is_none():
 
 
 def test_release_is_brought_to_a_node_that_missed_it():
-    """L38: a node that was down at the release gets it when it is back."""
+    """A node that was down at the release gets it when it is back."""
     with Simulation() as sim:
         lease = lock("a").acquire()
         sim.nodes[0].crash()
@@ -158,7 +158,7 @@ def test_release_is_brought_to_a_node_that_missed_it():
 
 
 def test_overlap_is_found():
-    """A2, P16: two of three clocks that run forward break the lock's assumptions; the check at the end reports it."""
+    """Two of three clocks that run forward break the lock's assumptions; the check at the end reports it."""
     sim = Simulation()
     with sim:
         lock("report").acquire()
@@ -174,7 +174,7 @@ def test_overlap_is_found():
 
 
 def test_overlap_is_not_found_where_there_is_none():
-    """P21: one clock that runs forward costs a vote, and no more; shared holders and permits are no overlap."""
+    """One clock that runs forward costs a vote, and no more; shared holders and permits are no overlap."""
     with Simulation() as sim:
         held = lock("report").acquire()
         sim.nodes[0].step_clock(3600)

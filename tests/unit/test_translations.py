@@ -45,26 +45,20 @@ def catalog(request) -> gettext.GNUTranslations:
 
 
 def test_there_is_something_to_translate():
-    """
-    The reader of texts finds those of Python and of templates.
-    """
+    """The reader of texts finds those of Python and of templates."""
     assert {"Held locks", "Release a lock", "Nobody waits.", "Release it"} <= set(texts())
     assert {"Kinds of locks", "Given up", "fencing token"} <= set(texts())  # of the history
 
 
 def test_every_text_is_translated(catalog):
-    """
-    No catalogue lacks a text.
-    """
+    """No catalogue lacks a text."""
     known = {key[0] if isinstance(key, tuple) else key for key, text in catalog._catalog.items() if text}
 
     assert set(texts()) - known == set()
 
 
 def test_blanks_are_the_same(catalog):
-    """
-    A translation has the placeholders of its original, and no others.
-    """
+    """A translation has the placeholders of its original, and no others."""
     for key, text in catalog._catalog.items():
         original = key[0] if isinstance(key, tuple) else key
         if original and not (isinstance(key, tuple) and key[1] == 0 and "%(" not in original):
@@ -74,9 +68,7 @@ def test_blanks_are_the_same(catalog):
 
 
 def test_the_sources_are_those_of_the_compiled_catalogues():
-    """
-    Each ``django.po`` has the texts of its ``django.mo``.
-    """
+    """Each ``django.po`` has the texts of its ``django.mo``."""
     for path in PACKAGE.rglob("django.po"):
         source = path.read_text(encoding="utf-8")
         with path.with_suffix(".mo").open("rb") as file:
@@ -91,8 +83,6 @@ def test_the_sources_are_those_of_the_compiled_catalogues():
     ("language", "held"), [("de", "gehalten"), ("zh-hans", "已持有"), ("en", "held"), ("fr", "held")]
 )
 def test_django_finds_them(language, held):
-    """
-    With a language active its texts are used; a language without a catalogue gets English.
-    """
+    """With a language active its texts are used; a language without a catalogue gets English."""
     with translation.override(language):
         assert str(State.HELD.label) == held

@@ -1,7 +1,15 @@
 """One row for each lock that ended, and for each attempt that was given up."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
 from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+
+from ...core.protocol import EndReason, Outcome
 
 
 class Hold(models.Model):
@@ -29,3 +37,106 @@ class Hold(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+PERIOD = timedelta(days=7)
+ROWS = 50_000  # only the latest rows are read
+FEW = 20  # with fewer holds, there is no advice
+Row = tuple[str, float, float | None, float | None]
+
+LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.REVOKED, EndReason.FORKED}) | {
+    Outcome.TAKEN
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """
+    The statistics of the locks of one kind; durations are in seconds.
+
+    Args:
+        template: The common part of their names.
+        holds: How often a lock was held.
+        refused: How often a caller gave up.
+        lost: How often a lock was lost.
+        hold: The median and the 99th percentile of the holding times; 0 without any holds.
+        wait: The median and the 99th percentile of the waiting times.
+        ttl: The longest lease.
+    """
+
+    template: str
+    holds: int
+    refused: int
+    lost: int
+    hold: tuple[float, float]
+    wait: tuple[float, float]
+    ttl: float
+
+    @property
+    def suggestions(self) -> Iterator[str]:
+        """Yield suggested changes with figures; yield nothing if all is well or if there are too few holds."""
+        if self.holds < FEW:
+            return
+        about = {
+            "lost": self.lost,
+            "holds": self.holds,
+            "refused": self.refused,
+            "held": f"{self.hold[1]:.1f}",
+            "waited": f"{self.wait[1]:.1f}",
+            "ttl": f"{self.ttl:g}",
+            "better": f"{self._ttl():g}",
+            "wait": f"{max(1.0, 3 * self.hold[1]):.0f}",
+        }
+        for text in self._advice():
+            yield text % about
+
+    def _advice(self) -> Iterator[str]:
+        if self.lost:
+            yield gettext("%(lost)d of %(holds)d holds were lost: leave renewal on, or set ttl to %(better)s s.")
+        elif self.hold[1] > self.ttl / 2:
+            yield gettext(
+                "held for up to %(held)s s, more than half of its ttl: leave renewal on, or set ttl to %(better)s s."
+            )
+        elif self.ttl > 60 and self.hold[1] < self.ttl / 20:
+            yield gettext(
+                "held for %(held)s s at most, with a ttl of %(ttl)s s: after a crash all wait that long; "
+                "set it to %(better)s s."
+            )
+        if self.refused > self.holds / 10:
+            yield gettext("%(refused)d gave up: wait=%(wait)s would let most of them in.")
+        if self.wait[1] > 1 and self.wait[1] > 3 * self.hold[1]:
+            yield gettext("waited for %(waited)s s: many callers use one name; make it narrower, or use limit=.")
+
+    def _ttl(self) -> float:
+        return float(max(10, round(2 * self.hold[1] + 0.5)))
+
+
+def kinds(using: str | None = None) -> list[Kind]:
+    """Return the statistics of each kind of lock in the last week, the longest holds first."""
+    rows = Hold.objects.filter(ended__gte=timezone.now() - PERIOD)
+    rows = rows.filter(alias=using) if using else rows
+    found: dict[str, list[Row]] = {}
+    for name, outcome, waited, held, ttl in rows.values_list("template", "outcome", "waited", "held", "ttl")[:ROWS]:
+        found.setdefault(name, []).append((outcome, waited, held, ttl))
+    return sorted((_kind(name, rows) for name, rows in found.items()), key=lambda kind: -kind.hold[1])
+
+
+def _kind(name: str, rows: list[Row]) -> Kind:
+    held = [hold for _, _, hold, _ in rows if hold is not None]
+    return Kind(
+        template=name,
+        holds=len(held),
+        refused=sum(hold is None for _, _, hold, _ in rows),
+        lost=sum(outcome in LOST and hold is not None for outcome, _, hold, _ in rows),
+        hold=_spread(held),
+        wait=_spread([waited for _, waited, _, _ in rows]),
+        ttl=max((ttl or 0.0 for _, _, _, ttl in rows), default=0.0),
+    )
+
+
+def _spread(values: list[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile."""
+    if not values:
+        return 0.0, 0.0
+    values = sorted(values)
+    return values[len(values) // 2], values[min(len(values) - 1, int(len(values) * 0.99))]

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from ...inventory import printable
 from ...nodes.threads import Background
-from ..telemetry import Listener, listen, template, unlisten
+from ..telemetry import listen, template, unlisten
 
 UID = "history"
 EVERY = 5.0  # seconds between two writes
@@ -45,8 +45,7 @@ class Recorder:
 
     def listen(self) -> None:
         """Start to record ended locks."""
-        nothing = lambda *about: None  # noqa: E731
-        listen(Listener(nothing, self._gave_up, self._ended, nothing, nothing), UID)
+        listen(UID, gave_up=self._gave_up, ended=self._ended)
         for signal in _ends_of_children():
             signal.connect(self._at_the_end, weak=False, dispatch_uid=UID)
 

@@ -12,7 +12,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from ...core.protocol import Outcome
-from ..telemetry import Labels, Listener, listen, unlisten
+from ..telemetry import Labels, listen, unlisten
 
 UID = "opentelemetry"
 NAME = "django_redlock"
@@ -51,14 +51,12 @@ def install() -> None:
         span("redlock hold", lease.held(), {**about, "redlock.extensions": lease.extensions}, lost)
 
     listen(
-        Listener(
-            acquired=acquired,
-            gave_up=gave_up,
-            ended=ended,
-            forced=lambda alias, outcome: forced.add(1, {"redlock.alias": alias, "redlock.outcome": outcome}),
-            node=lambda alias, node, up: None if up else downs.add(1, {"redlock.alias": alias, "redlock.node": node}),
-        ),
         UID,
+        acquired=acquired,
+        gave_up=gave_up,
+        ended=ended,
+        forced=lambda alias, outcome: forced.add(1, {"redlock.alias": alias, "redlock.outcome": outcome}),
+        down=lambda alias, node: downs.add(1, {"redlock.alias": alias, "redlock.node": node}),
     )
 
 

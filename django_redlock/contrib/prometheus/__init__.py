@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from ...conf import InvalidRedlockError
 from ...core.protocol import EndReason, Outcome
 from ...handler import locks
-from ..telemetry import Labels, Listener, listen, unlisten
+from ..telemetry import Labels, listen, unlisten
 
 UID = "prometheus"
 LOSSES: tuple[str, ...] = (*(set(EndReason) - {EndReason.RELEASED, EndReason.FORKED}), Outcome.TAKEN)
@@ -39,7 +39,11 @@ class NodesCollector(Collector):
         votes = GaugeMetricFamily("redlock_node_votes", "Whether a node may vote.", labels=["alias", "node"])
         spare = GaugeMetricFamily("redlock_spare_nodes", "How many nodes may still fail.", labels=["alias"])
         listed = GaugeMetricFamily("redlock_listing_complete", "Whether all locks were counted.", labels=["alias"])
-        for alias in _aliases():
+        try:
+            aliases = list(locks)
+        except InvalidRedlockError:
+            aliases = []
+        for alias in aliases:
             try:
                 snapshot = held_locks(alias)
             except InvalidRedlockError:
@@ -54,13 +58,6 @@ class NodesCollector(Collector):
             spare.add_metric([alias], sum(node.votes for node in snapshot.nodes) - snapshot.rules.needed)
             listed.add_metric([alias], snapshot.complete and snapshot.has_quorum)
         yield from (held, up, votes, spare, listed)
-
-
-def _aliases() -> list[str]:
-    try:
-        return list(locks)
-    except InvalidRedlockError:
-        return []
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
@@ -90,14 +87,12 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     forced = Counter("redlock_forced", "Locks that an operator took away.", ["alias", "outcome"], registry=registry)
     downs = Counter("redlock_node_down", "How often a node stopped answering.", ["alias", "node"], registry=registry)
     listen(
-        Listener(
-            acquired=acquired,
-            gave_up=lambda alias, name, outcome, waited: waits.labels(alias, labels.of(name), outcome).observe(waited),
-            ended=ended,
-            forced=lambda alias, outcome: forced.labels(alias, outcome).inc(),
-            node=lambda alias, node, up: None if up else downs.labels(alias, node).inc(),
-        ),
         UID,
+        acquired=acquired,
+        gave_up=lambda alias, name, outcome, waited: waits.labels(alias, labels.of(name), outcome).observe(waited),
+        ended=ended,
+        forced=lambda alias, outcome: forced.labels(alias, outcome).inc(),
+        down=lambda alias, node: downs.labels(alias, node).inc(),
     )
     nodes = NodesCollector()
     registry.register(nodes)

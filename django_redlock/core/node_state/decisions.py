@@ -60,6 +60,11 @@ class NodeState:
         self.skew = 0.0
         self.listeners: dict[str, Callable[[str], object]] = {}
         self.records = Records()
+        # Those of the present step: its time, the time that its reply reports, and the date that bounds tokens, both in
+        # microseconds.
+        self._now = 0.0
+        self._time = self._date = 0
+        self._queues = Queues({}, {})
 
     def now(self) -> float:
         """Return the node's time, in seconds since the epoch."""
@@ -69,22 +74,23 @@ class NodeState:
     def execute(self, request: Request) -> Reply:
         """Carry out one request in one atomic step."""
         with self._mutex:
-            now = self.now()
-            decisions = Decisions(self.records, self.listeners, now, self._wall and self._wall())
+            now = self._now = self.now()
+            self._time = 0 if self._wall else int(now * 1e6)
+            self._date = int((self._wall() if self._wall else now) * 1e6)
+            self._queues = Queues(self.records.queues, self.listeners)
             match request:
                 case Acquire():
-                    return decisions.acquire(request)
+                    return self._acquire(request)
                 case Raise():
-                    return decisions.raise_token(request)
+                    return self._raise_token(request)
                 case Extend():
-                    return decisions.extend(request)
+                    return self._extend(request)
                 case Release():
-                    return decisions.release(request)
+                    return self._release(request)
                 case Survey():
-                    reported = survey(self.records, request, now)
-                    return reported._replace(time=0) if self._wall else reported
+                    return self._survey(request)
                 case Repair():
-                    return decisions.repair(request)
+                    return self._repair(request)
 
     def reset(self) -> None:
         """Forget everything, as a restart without data does."""
@@ -144,36 +150,9 @@ class NodeState:
         """Return the tombstone of an attempt or hold that was released; empty if there is none."""
         return self.records.dump_tombstone(secret, self.now())
 
-
-class Decisions:
-    """
-    The decision about one request to one node, at one moment.
-
-    Args:
-        records: What the node stores.
-        listeners: For each process, the function that notifies its waiters.
-        now: The node's time, in seconds since the epoch, to the microsecond.
-        wall: Seconds since the epoch, if *now* counts from another moment; replies then have no time.
-    """
-
-    __slots__ = ("_date", "_now", "_queues", "_records", "_time")
-
-    def __init__(
-        self,
-        records: Records,
-        listeners: Mapping[str, Callable[[str], object]],
-        now: float,
-        wall: float | None = None,
-    ) -> None:
-        self._records = records
-        self._queues = Queues(records.queues, listeners)
-        self._now = now
-        self._time = int(now * 1e6) if wall is None else 0
-        self._date = int((now if wall is None else wall) * 1e6)
-
-    def acquire(self, request: Acquire) -> Reply:
+    def _acquire(self, request: Acquire) -> Reply:
         """Grant all names or none; accept the proposed token if it is the highest so far."""
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         high = records.highest_fence(request.slugs, now)
         ours = {request.secret, request.adopt or request.secret}
         others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours)]
@@ -206,13 +185,13 @@ class Decisions:
 
     def _is_handed_back(self, request: Acquire) -> bool:
         """Return whether the holder that has replaced this one hands the lock back to it."""
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         present = all(records.owner(slug, now) == request.adopt for slug in request.slugs)
         return bool(request.adopt) and present and records.tombstones[request.secret].superseded
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str]) -> bool:
         """Return whether another owner holds a name, or whether nobody does although it must be taken over."""
-        holder = self._records.holder(slug, self._now)
+        holder = self.records.holder(slug, self._now)
         if holder is None:
             return request.strict
         owner = holder[:SECRET_SIZE]
@@ -224,7 +203,7 @@ class Decisions:
         behind_in: list[str] = []
         for slug in request.slugs if self._queues else ():
             queue = self._queues.of(request, slug)
-            if queue is NOBODY or self._records.owner(slug, self._now) in ours:
+            if queue is NOBODY or self.records.owner(slug, self._now) in ours:
                 continue
             first = queue.first(self._now, request.waiter)
             if first and first == request.waiter:
@@ -243,7 +222,7 @@ class Decisions:
         return bool(request.waiter) and request.stamp < self._queues.of(request, slug).stamps[first]
 
     def _refuse(self, request: Acquire, others: list[str], behind_in: list[str], high: int) -> Reply:
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         longest: float | None = 0.0
         for slug in others:
             left = records.left(slug, now)
@@ -255,9 +234,9 @@ class Decisions:
         position = self._queues.enrol(request, {*others, *behind_in}, now) if request.waiter else -1
         return Reply(Kind.BUSY if others else Kind.QUEUED, high, self._time, longest, detail, position)
 
-    def raise_token(self, request: Raise) -> Reply:
+    def _raise_token(self, request: Raise) -> Reply:
         """Accept a higher token of a holder, unless the holder has lost a name."""
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         high = records.highest_fence(request.slugs, now)
         if not all(records.has(slug, request.secret, request.shared, now) for slug in request.slugs):
             return Reply(Kind.REFUSED, high, self._time)
@@ -266,7 +245,7 @@ class Decisions:
         records.write_fence(request.slugs, request.number, request.keep, now)
         return Reply(Kind.ACCEPTED, request.number, self._time)
 
-    def extend(self, request: Extend) -> Reply:
+    def _extend(self, request: Extend) -> Reply:
         """Extend leases, each independently of the others."""
         terms = tuple(self._extend_one(term, request.keep) for term in request.terms)
         held = sum(kind is Kind.HELD for kind, _ in terms)
@@ -274,7 +253,7 @@ class Decisions:
         return Reply(kind, max(fence for _, fence in terms), self._time, terms=terms)
 
     def _extend_one(self, term: Term, keep: float | None) -> tuple[Kind, int]:
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         high = records.highest_fence(term.slugs, now)
         lost = [slug for slug in term.slugs if not records.has(slug, term.secret, term.shared, now)]
         if records.cancelled(term.secret, now):
@@ -284,6 +263,7 @@ class Decisions:
         for slug in term.slugs:
             self._renew(term, slug)
             if slug in lost:
+                # The node may have lost the fence with the key, and would accept a lower number from the next holder.
                 records.write_fence((slug,), term.fencing_token, keep, now)
             elif keep is not None and slug in records.fences:
                 records.write_fence((slug,), records.fence(slug, now), keep, now)
@@ -296,7 +276,7 @@ class Decisions:
         The name must be free, or shared if the lease is shared. The node must not have accepted a later token, which
         would show that another caller has held the lock since, or was about to.
         """
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         holder = records.holder(slug, now)
         free = holder is None or (term.shared and holder[:SECRET_SIZE] == SHARED)
         return free and records.fence(slug, now) <= term.fencing_token
@@ -304,7 +284,7 @@ class Decisions:
     def _renew(self, term: Term, slug: str) -> None:
         """Let a lease hold a name for its ttl from now on; a later end stays, unless the lease is shortened."""
         # Two extensions may arrive in a different order than they were sent, so the later end counts.
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         if term.shared:
             keeps = not term.shorten and records.owner(slug, now) == SHARED
             until = records.shared[slug].get(term.secret, 0.0) if keeps else 0.0
@@ -313,9 +293,9 @@ class Decisions:
             left = 0.0 if term.shorten else records.left(slug, now) or 0.0
             records.write(slug, term.value, max(term.ttl, left), now)
 
-    def release(self, request: Release) -> Reply:
+    def _release(self, request: Release) -> Reply:
         """End a hold, leave a tombstone against its late requests, and notify the first waiter."""
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         everybody = request.shared and request.secret == SHARED
         one_of_several = request.shared and not everybody
         mine = [slug for slug in request.slugs if records.has(slug, request.secret, one_of_several, now)]
@@ -326,7 +306,7 @@ class Decisions:
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
         free = [slug for slug in mine if self._let_go(request, slug)]
-        if request.tombstone > 0:
+        if request.tombstone > 0:  # also if nothing was held: the request to hold it may arrive after this one
             self._tombstone(request, {request.secret})
         self._queues.released(request, free)
         kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
@@ -334,7 +314,7 @@ class Decisions:
 
     def _let_go(self, request: Release, slug: str) -> bool:
         """End one holder's hold on a name; return whether the name is free now."""
-        records, now = self._records, self._now
+        records, now = self.records, self._now
         if request.shared and request.secret == SHARED:
             if request.tombstone > 0:
                 self._tombstone(request, records.shared.get(slug, {}).keys())
@@ -350,11 +330,11 @@ class Decisions:
 
     def _tombstone(self, request: Release, secrets: Set[str]) -> None:
         """Leave tombstones: a request that is still on its way must not bring back what is released here."""
-        self._records.tombstones |= dict.fromkeys(secrets, Tombstone(self._now + request.tombstone, request.revoke))
+        self.records.tombstones |= dict.fromkeys(secrets, Tombstone(self._now + request.tombstone, request.revoke))
 
-    def repair(self, request: Repair) -> Reply:
+    def _repair(self, request: Repair) -> Reply:
         """Replace an absurd fencing token, and no other."""
-        records, slug = self._records, request.slug
+        records, slug = self.records, request.slug
         if not is_absurd(records.fence(slug, self._now), self._date):
             return Reply(Kind.GONE, 0, self._time)
         if request.number:
@@ -365,50 +345,47 @@ class Decisions:
             records.index.pop(slug, None)
         return Reply(Kind.RELEASED, 0, self._time)
 
+    def _survey(self, request: Survey) -> Reply:
+        """Report the locks with given names, or a page of the index."""
+        slugs, cursor = self._page(request.after, request.size) if request.size > 0 else (request.slugs, "")
+        rows: list[Row] = []
+        named = 0
+        for slug in slugs:
+            rows.append(self._row(slug, request.waiters, named))
+            named += len(rows[-1].waiters)
+        total = len(self.records.index)
+        return Reply(Kind.LISTED, 0, self._time, rows=tuple(rows), total=total, cursor=cursor)
 
-def survey(records: Records, request: Survey, now: float) -> Reply:
-    """Return the reply of a node to a survey at *now*, in seconds since the epoch."""
-    slugs, cursor = request.slugs, ""
-    if request.size > 0:
-        slugs, cursor = page(records, request.after, request.size)
-    rows: list[Row] = []
-    named = 0
-    for slug in slugs:
-        rows.append(row(records, slug, now, request.waiters, named))
-        named += len(rows[-1].waiters)
-    return Reply(Kind.LISTED, 0, int(now * 1e6), rows=tuple(rows), total=len(records.index), cursor=cursor)
+    def _page(self, after: str, size: int) -> tuple[tuple[str, ...], str]:
+        """
+        Return at most *size* slugs, and the cursor of the next page.
 
+        A page begins after the position that the last name of the previous page had. If pages were numbered, names
+        would be skipped whenever others before them are extended and move to the end.
+        """
+        score, _, last = after.partition(" ")
+        behind = (float(score), last) if after else (-math.inf, "")
+        found = sorted((ends, slug) for slug, ends in self.records.index.items() if (ends, slug) > behind)
+        shown = [(ends, slug) for ends, slug in found[:size] if len(slug.encode()) <= LONGEST_SLUG]
+        more = len(found) > size
+        return tuple(slug for _, slug in shown), f"{shown[-1][0]!r} {shown[-1][1]}" if more and shown else ""
 
-def page(records: Records, after: str, size: int) -> tuple[tuple[str, ...], str]:
-    """
-    Return at most *size* slugs, and the cursor of the next page.
+    def _row(self, slug: str, asked: int | None, named: int) -> Row:
+        """
+        Return one lock of a survey.
 
-    A page begins after the position that the last name of the previous page had. If pages were numbered, names would be
-    skipped whenever others before them are extended and move to the end.
-    """
-    score, _, last = after.partition(" ")
-    behind = (float(score), last) if after else (-math.inf, "")
-    found = sorted((ends, slug) for slug, ends in records.index.items() if (ends, slug) > behind)
-    shown = [(ends, slug) for ends, slug in found[:size] if len(slug.encode()) <= LONGEST_SLUG]
-    more = len(found) > size
-    return tuple(slug for _, slug in shown), f"{shown[-1][0]!r} {shown[-1][1]}" if more and shown else ""
-
-
-def row(records: Records, slug: str, now: float, asked: int | None, named: int) -> Row:
-    """
-    Return one lock of a survey.
-
-    Args:
-        records: What the node stores.
-        slug: The lock's name, as written in the keys.
-        now: The node's time, in seconds since the epoch.
-        asked: The most waiters to list, over all rows; None counts neither waiters nor sharers.
-        named: How many waiters the earlier rows list.
-    """
-    waiting = records.queues.get(queue_of(slug) or slug, NOBODY).waiting(now)
-    held = (records.holder(slug, now) or "")[:LONGEST_VALUE]
-    names = tuple(waiting[: max(0, (asked or 0) - named)]) if held else ()
-    count = 0 if asked is None else len(waiting)
-    shared = asked is not None and records.owner(slug, now) == SHARED
-    sharers = len(records.sharers(slug, now)) if shared else 0
-    return Row(slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count, sharers)
+        Args:
+            slug: The lock's name, as written in the keys.
+            asked: The most waiters to list, over all rows; None counts neither waiters nor sharers.
+            named: How many waiters the earlier rows list.
+        """
+        records, now = self.records, self._now
+        waiting = records.queues.get(queue_of(slug) or slug, NOBODY).waiting(now)
+        held = (records.holder(slug, now) or "")[:LONGEST_VALUE]
+        names = tuple(waiting[: max(0, (asked or 0) - named)]) if held else ()
+        count = 0 if asked is None else len(waiting)
+        shared = asked is not None and records.owner(slug, now) == SHARED
+        sharers = len(records.sharers(slug, now)) if shared else 0
+        return Row(
+            slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count, sharers
+        )

@@ -7,7 +7,6 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, described, duration, printable, stale_keys
-from ...inventory.model import meaning_of
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -120,7 +119,7 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
         ("Fingerprint", lock.fingerprint),
     ]
     parts = [columns([(f"{title}:", value) for title, value in facts])]
-    parts += [meaning] if (meaning := meaning_of(lock)) else []
+    parts += [lock.meaning] if lock.meaning else []
     parts.append(columns([("NODE", "HAS", "REMAINING", "TOKEN", "HOLDER"), *(_row(lock, view) for view in lock.views)]))
     waiters = [f"  {position}. {printable(str(waiter))}" for position, waiter in enumerate(lock.waiters, 1)]
     if lock.waiting > len(waiters):

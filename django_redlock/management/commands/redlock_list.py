@@ -1,24 +1,33 @@
 """List the held locks of an alias, for people or for programs."""
 
+import csv
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from io import StringIO
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import HeldLock, Snapshot, State
-from ..output import (
-    NO_QUORUM,
-    ORDERS,
-    OperatorCommand,
-    chosen,
-    document,
-    listing,
-    positive,
-    sheet,
-    table,
-    warn,
-    with_waiters,
-)
+from ...inventory import HeldLock, Snapshot, State, printable
+from ..output import NO_QUORUM, VERSION, OperatorCommand, entry, holder, iso, listing, matching, positive, table, warn
+
+ORDERS: dict[str, Callable[[HeldLock], Any]] = {
+    "remaining": lambda lock: (lock.remaining is None, lock.remaining),
+    "name": lambda lock: lock.name,
+    "state": lambda lock: lock.state,
+    "votes": lambda lock: lock.votes,
+    "since": lambda lock: (lock.since is None, lock.since),
+    "holder": lambda lock: str(lock.owner or ""),
+    "extensions": lambda lock: lock.extensions,
+}
+FIELDS = ("name", "state", "remaining", "ttl", "votes", "nodes", "extensions", "fencing_token", "fingerprint", "since")
+# A spreadsheet takes text for a formula if one of these signs begins a cell, even behind blanks or a quotation mark.
+# Where the decimal separator is a comma, a semicolon ends a cell.
+SIGNS = "=+@-\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}\N{FULLWIDTH HYPHEN-MINUS}"
+FORMULA = re.compile(rf'(^|;)([\s"]*)(?=[{re.escape(SIGNS)}])')
 
 
 class Command(OperatorCommand):
@@ -57,15 +66,50 @@ class Command(OperatorCommand):
     ) -> None:
         """Write the list, then report on standard error what is missing from it."""
         snapshot = listing(using)
-        locks = chosen(snapshot, match, state, sort)[:limit]
+        locks = [lock for lock in matching(snapshot, match) if not state or lock.state in state]
+        locks = sorted(locks, key=ORDERS[sort])[:limit]
         if format == "json":
             self.stdout.write(document(snapshot, locks))
         else:
-            shown = sheet(locks) if format == "csv" else self._table(snapshot, locks, wide)
-            self.stdout.write(shown)
+            text = table(locks, known=snapshot.has_quorum, width=self.width(wide))
+            self.stdout.write(sheet(locks) if format == "csv" else text)
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
 
-    def _table(self, snapshot: Snapshot, locks: list[HeldLock], wide: bool) -> str:
-        return table(with_waiters(snapshot, locks), known=snapshot.has_quorum, width=self.width(wide))
+
+def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
+    """Return locks and nodes as JSON; its keys are described in docs/operate/commands.md."""
+    return json.dumps(
+        {
+            "version": VERSION,
+            "using": snapshot.alias,
+            "taken": iso(snapshot.taken),
+            "complete": snapshot.complete,
+            "quorum": {
+                "nodes": len(snapshot.nodes),
+                "answering": snapshot.answering,
+                "needed": snapshot.rules.needed,
+                "met": snapshot.has_quorum,
+            },
+            "nodes": [asdict(node) for node in snapshot.nodes],
+            "locks": [entry(lock) for lock in locks],
+        },
+        indent=2,
+    )
+
+
+def sheet(locks: list[HeldLock]) -> str:
+    """Return locks as comma-separated values, with the names of the fields in the first line."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*FIELDS, "holder"])
+    for lock in locks:
+        about = entry(lock)
+        writer.writerow([_unambiguous(about[field]) for field in FIELDS] + [_unambiguous(holder(lock))])
+    return out.getvalue().rstrip("\n")
+
+
+def _unambiguous(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula, because names come from outside."""
+    return FORMULA.sub(r"\1\2'", printable(value)) if isinstance(value, str) else value

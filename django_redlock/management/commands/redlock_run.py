@@ -13,6 +13,7 @@ from ...engine.lease import Lease
 from ...engine.lock import Lock
 from ...handler import locks
 from .. import locked
+from ..output import duration_in, seconds
 from ..process_group import Child, Signals
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells report them
@@ -42,7 +43,7 @@ class Command(BaseCommand):
             "--max-hold", type=seconds, metavar="SECONDS", help='how long to renew it; OPTIONS["max_hold"], an hour'
         )
         parser.add_argument(
-            "--grace", type=duration, default=GRACE, metavar="SECONDS", help=f"from SIGTERM to SIGKILL; {GRACE:g}"
+            "--grace", type=duration_in, default=GRACE, metavar="SECONDS", help=f"from SIGTERM to SIGKILL; {GRACE:g}"
         )
         parser.add_argument(
             "--skip-exit-code", type=exit_code, default=locked.SKIPPED, metavar="CODE", help="if it is taken; 75"
@@ -93,28 +94,9 @@ def _lock(using: str, name: str, program: list[str], options: dict[str, Any]) ->
         raise CommandError(str(error)) from None
 
 
-def seconds(text: str) -> float:
-    """Return the positive number of seconds in the text of an option."""
-    number = duration(text)
-    if not number:
-        raise ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return number
-
-
 def waiting(text: str) -> float | None:
     """Return the number of seconds in the text of an option, which may be 0, or None for ``forever``."""
-    return None if text == "forever" else duration(text)
-
-
-def duration(text: str) -> float:
-    """Return the number of seconds in the text of an option, which may be 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ArgumentTypeError(f"must be a number of seconds, not {text!r}")
-    return number
+    return None if text == "forever" else duration_in(text)
 
 
 def exit_code(text: str) -> int:

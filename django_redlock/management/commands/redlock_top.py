@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
-from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds, table, with_waiters
+from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds, table
 
 CLEAR = "\x1b[H\x1b[2J"
 LINES = 40  # locks on a screen
@@ -77,8 +77,9 @@ def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bo
     lines = [*(part for line in lines for part in (wrap(line, size.columns) if size else [line])), ""]
     room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # 3: titles, last line, cursor
     worst = sorted(snapshot.locks, key=lambda lock: (-lock.state.severity, lock.since or 0.0))
-    shown = with_waiters(snapshot, worst[:room])
-    lines += table(shown, known=snapshot.has_quorum, width=size.columns if size and not wide else None).split("\n")
+    lines += table(worst[:room], known=snapshot.has_quorum, width=size.columns if size and not wide else None).split(
+        "\n"
+    )
     hidden = len(snapshot.locks) - room
     lines += [f"... and {hidden}{more} that are no worse"] if hidden > 0 else []
     return "\n".join(clipped(line, size.columns) for line in lines) if size else "\n".join(lines)

@@ -2,37 +2,50 @@
 The table of a database node, and how requests change it (internal).
 
 A node stores everything about a name in one row. A request changes the row by compare and set: read the row and the
-server's clock, decide (:mod:`~django_redlock.nodes.records`), and write the row back if its version is still the one that
-was read. Otherwise another process was faster, and the request starts again. For one name, this takes one statement
-that reads and one that writes, each a transaction of its own. A process that is paused between them therefore holds no
-lock of the database, least of all SQLite's only one. Several rows are written in one transaction, in the order of their
-keys, so that two writers cannot wait for each other.
+server's clock, decide (:mod:`~django_redlock.nodes.records`), and write the row back if its version is still the one
+that was read. Otherwise another process was faster, and the request starts again. For one name, this takes one
+statement that reads and one that writes, each a transaction of its own. A process that is paused between them therefore
+holds no lock of the database, least of all SQLite's only one. Several rows are written in one transaction, in the order
+of their keys, so that two writers cannot wait for each other.
 
 A hold ends by the server's clock, as it is read at that moment: in a transaction, PostgreSQL's ``now()`` would be the
 time at which the transaction began. SQLite has no server; its clock is that of the machine, which all its processes
 share.
 """
 
-from collections.abc import Sequence
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from math import ceil
+from time import time_ns
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
+from django.db import connections
 
 from ...core.admission import Greeting
 from ...core.protocol import ENDLESS, HIGHEST, Failure, Reply, Survey
 from ..base import LinkError
 from ..clock import steady
 from ..records.clock import Moment
-from ..records.record import Decision, Stored, digest, parsed
-from ..records.table import RecordTable, UntouchedError
+from ..records.record import Change, Decision, Stored, digest, needed_until, parsed
+from ..records.table import ANSWERING, RecordTable, UntouchedError
 
 TABLE = "redlock_noderecord"
+
 CLEANING = 60.0  # seconds between two searches for rows that are no longer needed; such rows are kept as long
+
 CLEANED = 100  # rows that are deleted at once
+
 KEYS = 500  # rows that are read by one statement
+
 SAME_START = 1.5  # seconds by which two readings of an uptime in whole seconds may disagree on the server's start
+
+FOR_EVER = 2**62  # microseconds since the epoch: a time that never comes
 
 
 class LockTable(RecordTable):
@@ -196,7 +209,7 @@ class LockTable(RecordTable):
         self.query("COMMIT" if written else "ROLLBACK")
         return written
 
-    def _put(self, rows: Sequence[Row]) -> bool:
+    def _put(self, rows: Sequence["Row"]) -> bool:
         """Write rows in the order of their keys; return whether nobody had changed them since they were read."""
         new = [one for one in rows if one.version is None]
         known = [one for one in rows if one.version is not None]
@@ -240,6 +253,40 @@ class LockTable(RecordTable):
                 self._clean_at = now
 
 
+class Row(NamedTuple):
+    """The new content of a row, to be written if its version is still *version*."""
+
+    digest: str
+    version: int | None
+    ends: int | None
+    kept: int
+    state: str
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """
+        The first parameters of both the update and the insertion of a row; the version is new each time.
+
+        It comes from the operating system. Programs seed ``random``, and two with one seed would write equal versions:
+        a late write would then find the version that it read, although the row has changed twice since. A counter would
+        do the same where a row is deleted and inserted again.
+        """
+        return secrets.randbits(62), self.ends, self.kept, self.state, self.digest
+
+
+def row(change: Change, now: int) -> Row:
+    """Return the row of a record: its JSON, when its hold ends, and until when the record is needed."""
+    record = change.record
+    ends = micros(record["holder"][1]) if "holder" in record else None
+    kept = max(now, micros(needed_until(record)))
+    return Row(change.key, change.version, ends, kept, json.dumps(record, separators=(",", ":")))
+
+
+def micros(seconds: float | None) -> int:
+    """Return seconds since the epoch as the columns store them; None means never."""
+    return FOR_EVER if seconds is None else min(FOR_EVER, round(seconds * 1e6))
+
+
 def clock(value: Any) -> int:
     """
     Return the server's clock in microseconds.
@@ -250,3 +297,170 @@ def clock(value: Any) -> int:
     if not 0 < value <= HIGHEST:
         raise LinkError(Failure.MALFORMED)
     return int(value)
+
+
+Query = Callable[..., list[tuple[Any, ...]]]
+
+# The server's clock at this moment, in whole microseconds since the epoch.
+CLOCKS = {
+    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
+    "mysql": "timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(6))",
+    "sqlite": "redlock_clock()",
+}
+
+# The beginning and the end of an insertion that does nothing if the row exists.
+INSERTS = {
+    "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
+    "mysql": ("INSERT IGNORE INTO", ""),
+    "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
+}
+
+# With a plain BEGIN, SQLite would only read at first, and would fail if another writer came before it.
+BEGINS = {"postgresql": "BEGIN", "mysql": "BEGIN", "sqlite": "BEGIN IMMEDIATE"}
+
+
+def own_connection(alias: str, patience: float) -> Any:
+    """
+    Return a Django connection that nothing else uses, not yet connected.
+
+    Raises:
+        LinkError: The alias or its driver is gone.
+    """
+    try:
+        connection = connections.create_connection(alias)
+    except (ImproperlyConfigured, KeyError):
+        raise LinkError(Failure.UNKNOWN_ALIAS) from None
+    options = dict(connection.settings_dict.get("OPTIONS") or {})
+    connection.settings_dict = connection.settings_dict | {"AUTOCOMMIT": True, "OPTIONS": options}
+    seconds = max(1, ceil(patience))
+    match connection.vendor:
+        case "postgresql":
+            options.pop("pool", None)
+            options["connect_timeout"] = max(2, seconds)  # libpq accepts no less
+        case "mysql":
+            options |= {"connect_timeout": seconds, "read_timeout": seconds + 1, "write_timeout": seconds + 1}
+        case "sqlite":
+            options["timeout"] = patience * ANSWERING
+    return connection
+
+
+def prepare_postgresql(query: Query, connection: Any, patience: float) -> None:
+    """Limit how long a statement, or a process that is paused between two statements, can keep others waiting."""
+    milliseconds = max(1, round(patience * 1000))
+    query(
+        f"SELECT set_config('statement_timeout', '{milliseconds}', false), "
+        f"set_config('idle_in_transaction_session_timeout', '{max(1000, milliseconds)}', false), "
+        "set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)"
+    )
+
+
+def prepare_mysql(query: Query, connection: Any, patience: float) -> None:
+    """Set the same limits as for PostgreSQL; MySQL has none for a paused process."""
+    seconds = max(1, ceil(patience))
+    bounds = f"SET SESSION innodb_lock_wait_timeout = {seconds}"
+    if connection.mysql_is_mariadb:
+        bounds += f", SESSION max_statement_time = {patience}, SESSION idle_transaction_timeout = {seconds}"
+    query(bounds)
+
+
+def prepare_sqlite(query: Query, connection: Any, patience: float) -> None:
+    """Make commits survive a power cut, whatever the project chose for its own connections."""
+    query("PRAGMA synchronous = EXTRA")
+    connection.connection.create_function("redlock_clock", 0, lambda: time_ns() // 1000)
+
+
+PREPARE = {"postgresql": prepare_postgresql, "mysql": prepare_mysql, "sqlite": prepare_sqlite}
+
+
+def greet_postgresql(query: Query, connection: Any) -> Greeting:
+    """Identify the cluster and its timeline: a standby that was promoted counts as another server."""
+    standby, fsync, uptime = query(
+        "SELECT pg_is_in_recovery(), current_setting('fsync') = 'on' AND current_setting('full_page_writes') = 'on', "
+        "extract(epoch from clock_timestamp() - pg_postmaster_start_time())"
+    )[0]
+    if standby:
+        raise LinkError(Failure.REPLICA)
+    identity, log = query(
+        "SELECT (SELECT system_identifier FROM pg_control_system()), pg_walfile_name(pg_current_wal_lsn())"
+    )[0]
+    return Greeting(run_id=f"postgresql {identity} {log[:8]}", age=float("inf") if fsync else float(uptime))
+
+
+def greet_mysql(query: Query, connection: Any) -> Greeting:
+    """Identify the server; MySQL and MariaDB have different variables for its identity."""
+    identity = "server_uid" if connection.mysql_is_mariadb else "server_uuid"
+    known = query(f"SHOW GLOBAL VARIABLES LIKE '{identity}'")
+    where, read_only, flush = query(
+        "SELECT concat_ws(':', @@hostname, @@port, @@datadir), @@read_only, @@innodb_flush_log_at_trx_commit"
+    )[0]
+    if read_only:
+        raise LinkError(Failure.REPLICA)
+    uptime = float(query("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1])
+    return Greeting(run_id=f"mysql {known[0][1] if known else where}", age=float("inf") if int(flush) == 1 else uptime)
+
+
+def greet_sqlite(query: Query, connection: Any) -> Greeting:
+    """Identify the file."""
+    file = os.stat(query("PRAGMA database_list")[0][2])
+    return Greeting(run_id=f"sqlite {file.st_dev} {file.st_ino}", age=float("inf"))
+
+
+GREET = {"postgresql": greet_postgresql, "mysql": greet_mysql, "sqlite": greet_sqlite}
+
+
+def counts_together(connection: Any) -> bool:
+    """Return whether the driver counts the rows changed by all executions of a statement with many parameters."""
+    # psycopg2 counts only those of the last execution; it has no `pgconn`.
+    return connection.vendor != "postgresql" or hasattr(connection.connection, "pgconn")
+
+
+def in_own_transaction(file: str) -> bool:
+    """
+    Return whether the calling thread has an open Django transaction in the SQLite *file*.
+
+    SQLite has one writer at a time, so a lock in that file and the transaction would wait for each other.
+    """
+    return any(
+        connection.vendor == "sqlite"
+        and connection.connection is not None
+        and connection.connection.in_transaction
+        and os.path.realpath(connection.settings_dict["NAME"]) == file
+        for connection in connections.all(initialized_only=True)
+    )
+
+
+def shut_down(raw: Any) -> None:
+    """Shut down the socket of a driver's connection; the thread that uses the connection closes it."""
+    held = getattr(raw, "_sock", None)  # PyMySQL's
+    if held is not None:
+        held.shutdown(socket.SHUT_RDWR)
+        return
+    with socket.socket(fileno=os.dup(raw.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
+# Phrases in the errors of drivers and servers, in lower case, and the failures that they stand for.
+PHRASES = (
+    ("password authentication failed", Failure.WRONGPASS),
+    ("access denied", Failure.WRONGPASS),
+    ("no pg_hba.conf entry", Failure.NOAUTH),
+    ("permission denied", Failure.NOPERM),
+    ("command denied", Failure.NOPERM),
+    ("unknown database", Failure.NO_SUCH_DATABASE),
+    ("starting up", Failure.LOADING),
+    ("too many", Failure.MAX_CLIENTS),
+    ("unable to open database file", Failure.NO_SUCH_FILE),
+    ("translate host name", Failure.UNKNOWN_HOST),
+    ("is locked", Failure.LOCKED),
+    ("max_statement_time", Failure.TIMEOUT),
+    ("timeout", Failure.TIMEOUT),
+    ("timed out", Failure.TIMEOUT),
+)
+
+
+def failure_of(error: Exception) -> Failure | None:
+    """Return the failure that an error stands for, if known; the error's text may name users, hosts and values."""
+    text = str(error).lower()
+    if 'database "' in text and "does not exist" in text:
+        return Failure.NO_SUCH_DATABASE
+    return next((failure for phrase, failure in PHRASES if phrase in text), None)

@@ -19,6 +19,7 @@ from ...core.protocol import Failure
 from ..base import LinkError, known_cause
 from ..clock import steady
 from ..records.replicated import Place
+from ..records.table import AnswerError
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
@@ -39,7 +40,7 @@ FAILURES = {
 }
 
 
-class EtcdError(Exception):
+class EtcdError(AnswerError):
     """
     A member sent an error or a reply that cannot be used.
 
@@ -50,13 +51,8 @@ class EtcdError(Exception):
 
     def __init__(self, failure: Failure, code: int = 0) -> None:
         super().__init__(failure)
-        self.failure = failure
         self.code = code
-
-    @property
-    def certain(self) -> bool:
-        """Whether the request has certainly not been carried out."""
-        return self.code in CERTAIN
+        self.certain = code in CERTAIN
 
 
 class Header(NamedTuple):
@@ -166,14 +162,14 @@ class Client:
             text = response.read(LARGEST + 1)
         except HTTPException:
             raise ConnectionResetError from None
-        return parsed(text, response.status)
+        return reply_in(text, response.status)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
         """Send a request and return the response, whose lines are replies; it ends if the member loses its leader."""
         self._http.response_class = HTTPResponse  # each line may take the timeout
         response = self._send(path, body, {"Grpc-Metadata-hasleader": "true"})
         if response.status != 200:
-            parsed(response.read(LARGEST), response.status)
+            reply_in(response.read(LARGEST), response.status)
         return response
 
     def _send(self, path: str, body: Mapping[str, Any], more: Mapping[str, str] = MappingProxyType({})) -> HTTPResponse:
@@ -203,7 +199,7 @@ class Client:
             self._http.sock.shutdown(socket.SHUT_RDWR)
 
 
-def parsed(text: bytes, status: int) -> dict[str, Any]:
+def reply_in(text: bytes, status: int) -> dict[str, Any]:
     """Return the reply in a response; raise EtcdError if there is none."""
     try:
         reply = json.loads(text) if len(text) <= LARGEST else None
@@ -256,8 +252,8 @@ def link_error(error: Exception) -> LinkError:
     match error:
         case LinkError():
             return error
-        case EtcdError():
-            return LinkError(error.failure)
+        case AnswerError(failure=failure):
+            return LinkError(failure)
         case TimeoutError():
             return LinkError(Failure.TIMEOUT)
     return known_cause(error) or LinkError(Failure.UNREACHABLE)

@@ -1,11 +1,396 @@
-"""An etcd cluster as a node (internal)."""
+"""
+An etcd cluster as a node: its records, the clock of its leader, its notifications (internal).
 
+A request is one transaction that reads and one that writes. The second compares the revision of each record that it
+writes, and that of the record of the present era; see :mod:`~django_redlock.nodes.records.clock`.
+
+etcd has no wall clock. Its leader counts the seconds of each lease on a monotonic clock, so a lease that never ends
+serves as a clock: what was granted minus what remains. Nothing else depends on that lease, and no lock is attached to
+one. The count begins anew with every leader, and the era is the cluster, the term and the lease.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from http.client import HTTPException, HTTPResponse
+from typing import Any
 from urllib.parse import quote
 
-from ..base import NodeSpec
-from ..records.replicated import ReplicatedNode, Store, also, oldest, shortest
-from .client import Client, EtcdError, link_error, number
+from ...core.protocol import SMALLEST_PART, Failure
+from ..base import LinkError, NodeSpec
+from ..records.clock import Era, Moment
+from ..records.record import Decision, Stored, parsed
+from ..records.replicated import (
+    LOOK_EVERY,
+    MemberTable,
+    Place,
+    ReplicatedNode,
+    Store,
+    also,
+    oldest,
+    shortest,
+)
+from ..records.table import ANSWERING, AnswerError, TooLargeError
+from ..records.watch import Watch
+from .client import (
+    EXHAUSTED,
+    INVALID_ARGUMENT,
+    UNAUTHENTICATED,
+    Client,
+    EtcdError,
+    Header,
+    decoded,
+    encoded,
+    header_of,
+    link_error,
+    number,
+    reply_in,
+)
+
+AT_ONCE = 128  # operations that etcd accepts in one transaction, by the default of --max-txn-ops
+
+LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
+
+LONGEST_WRITE = 1_000_000  # bytes of the records in one transaction; etcd refuses more than 1,500 kB
+
+GRANTED = 5_000_000_000  # seconds of the lease that serves as a clock: 158 years
+
+UNCOUNTED = 0.1  # longest pause, in seconds, before a leader that does not count the time yet is asked again
+
+FINE = 0.05  # seconds; a clock known more precisely than this need not be read again
+
+PAGE = 500  # records that are read at once for a survey
+
+KINDS = ("h/{", "x/", "w/")  # the keys to clean up; no KEY_PREFIX has a brace, so no other alias has such names
+
+ID_LENGTH = 16  # characters of the random id
+
+LONGEST = 2**20  # bytes of one notification
+
+
+class EtcdTable(MemberTable[Client]):
+    """
+    The records of an alias in one cluster.
+
+    Args:
+        place: The cluster.
+        prefix: The beginning of every key.
+        patience: Seconds that a request may take.
+    """
+
+    part = SMALLEST_PART
+    most = LARGEST_WRITE
+    errors = (AnswerError, OSError)
+
+    def __init__(self, place: Place, prefix: str, patience: float) -> None:
+        super().__init__(place, patience)
+        self._prefix = prefix
+        self._id = f"{prefix}id"
+        self._clock_key = f"{prefix}clock"
+        self._cluster = 0  # the id of the cluster, as soon as it is known
+        self._header = Header(0, 0, 0)  # that of the last read
+        self._version = 0  # the version of the era's record
+
+    # Connections
+
+    def dial(self, number: int, timeout: float) -> Client:
+        """Return a connection to a member, not yet open."""
+        return Client(self.place, number, timeout)
+
+    def greet(self, client: Client) -> str:
+        """
+        Return the ids of the cluster, if the member knows a leader and the user may read and write.
+
+        etcd makes its own id of the addresses of the members: a cluster that begins anew without its data has the same.
+        So there is a random one beside it.
+        """
+        status = client.call("/v3/maintenance/status", {})
+        if not number(status, "leader"):
+            raise EtcdError(Failure.NO_LEADER)
+        try:
+            stored = self._own_id(client)
+        except EtcdError as error:
+            # Without a user, a cluster that wants one calls the request invalid.
+            wants_user = error.code == INVALID_ARGUMENT and not self.place.options.get("username")
+            raise EtcdError(Failure.NOAUTH) if wants_user else error from None
+        cluster = header_of(status).cluster
+        self._cluster = self._cluster or cluster
+        return identity_of(cluster, stored)
+
+    def _own_id(self, client: Client) -> Stored:
+        """Return the record with the random id of the alias in this cluster; create it if there is none."""
+        key = encoded(self._id)
+        for _ in range(2):
+            if found := records_of(client.call("/v3/kv/range", {"key": key})):
+                return found[self._id]
+            missing = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": 0}
+            record = json.dumps({"id": secrets.token_hex(ID_LENGTH // 2)})
+            put = {"request_put": {"key": key, "value": encoded(record)}}
+            client.call("/v3/kv/txn", {"compare": [missing], "success": [put]})
+        raise EtcdError(Failure.MALFORMED)
+
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report of a failure; never what the error quotes."""
+        return link_error(error)
+
+    def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request over the connection and return the reply."""
+        return self.connection.call(path, body)
+
+    def failed(self, error: Exception, *, unclear: bool) -> Failure:
+        """Return what an error means; a broken connection is made anew, with the next member."""
+        failure = link_error(error).failure
+        if isinstance(error, AnswerError):
+            if error.code == EXHAUSTED and self._has_alarm():
+                return Failure.NO_SPACE
+            if error.code == UNAUTHENTICATED:  # the token has expired, or the server was restarted
+                self.close()
+                return Failure.RESET
+            if not unclear or error.certain:
+                return failure
+        self.close()
+        self.turn()
+        if unclear:
+            raise LinkError(failure)
+        return failure
+
+    def _has_alarm(self) -> bool:
+        try:
+            return bool(self.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms"))
+        except self.errors:
+            return False
+
+    # Requests
+
+    def key(self, kind: str, name: str) -> str:
+        """Return the key of a record."""
+        return f"{self._prefix}{kind}/{name}"
+
+    def fetch(self, keys: Sequence[str]) -> tuple[str, Stored | None, dict[str, Stored]]:
+        """Return the identity of the cluster, the record of the era, and the records that exist under some keys."""
+        headers: list[Header] = []
+        found: dict[str, Stored] = {}
+        keys = [self._clock_key, self._id, *keys]
+        for start in range(0, len(keys), AT_ONCE):
+            ranges = [{"request_range": {"key": encoded(key)}} for key in keys[start : start + AT_ONCE]]
+            reply = self.call("/v3/kv/txn", {"success": ranges})
+            headers.append(header_of(reply))
+            for each in reply.get("responses", []):
+                found |= records_of(each.get("response_range", {}))
+        self._header = headers[0]
+        return identity_of(headers[0].cluster, found.pop(self._id, None)), found.pop(self._clock_key, None), found
+
+    def moment(self, stored: Stored | None) -> Moment | None:
+        """Return the present moment; None if the record of the era had to change or the clock was not read."""
+        era, header = Era.load(stored.record) if stored else None, self._header
+        source = known = era.source if era else ""
+        source = source or self._grant()
+        if era and era.name == era_name(header, source) and self._is_due(era):
+            source = self._look(era)
+        if correction := self.clock.correction(era, era_name(header, source), source):
+            self._correct(correction, stored.version if stored else 0, is_new=source != known)
+            return None
+        assert era is not None
+        assert stored is not None
+        self._version = stored.version
+        return self.clock.moment(era)
+
+    def _correct(self, era: Era, version: int, *, is_new: bool) -> None:
+        """Write the record of the era unless it has changed; *is_new* is whether this process granted its lease."""
+        failure: EtcdError | None = None
+        try:
+            if self._txn([(self._clock_key, version)], {self._clock_key: era.dump()}):
+                return
+        except EtcdError as error:
+            if not error.certain:
+                raise  # the record may name the lease
+            failure = error
+        if is_new:
+            with suppress(EtcdError):
+                self.call("/v3/lease/revoke", {"ID": era.source})
+        if failure:
+            raise failure
+
+    def _is_due(self, era: Era) -> bool:
+        """Return whether to read the clock; readings are whole seconds, so one helps only at the turn of a second."""
+        if not self.clock.knows(era) or self.now() - self.looked > LOOK_EVERY:
+            return True
+        low, high = self.clock.bounds()
+        return high - low > FINE and int(low) != int(high)
+
+    def _grant(self) -> str:
+        """Return the id of a new lease that serves as a clock."""
+        return str(number(self.call("/v3/lease/grant", {"TTL": GRANTED, "ID": 0}), "ID"))
+
+    def _look(self, era: Era) -> str:
+        """
+        Read the clock; return the id of the lease that it is read from, a new one if the old one is gone.
+
+        The reading belongs to the era only if the same member reports its term before and after.
+        """
+        sent = self.looked = self.now()
+        reply = self.call("/v3/lease/timetolive", {"ID": era.source})
+        left, granted = number(reply, "TTL"), number(reply, "grantedTTL")
+        if left < 0 or not granted:
+            return self._grant()
+        if not plausible(left, granted):
+            if not self.clock.knows(era):  # all processes are asking this leader
+                self.pause(min(UNCOUNTED, self.patience * (1 - ANSWERING) / 2))
+                raise EtcdError(Failure.NO_LEADER)
+        elif header_of(reply) == self._header:
+            # The remaining time is cut to whole seconds.
+            self.clock.observe(era, granted - left, granted - left + 1.0, sent)
+        return era.source
+
+    def write(self, decision: Decision) -> bool | None:
+        """
+        Write the changes of a decision, and notify waiters by the keys that their processes watch.
+
+        Ending a hold with very many sharers takes more operations than fit in one transaction. Their tombstones are
+        then written before the record of the name.
+        """
+        header, changes = None, decision.changes[::-1]
+        for start in range(0, len(changes), LARGEST_WRITE):
+            some = changes[start : start + LARGEST_WRITE]
+            values = {change.key: change.record for change in some}
+            if start + LARGEST_WRITE >= len(changes):
+                self._notify(decision, values)
+            versions = [(self._clock_key, self._version), *((change.key, change.version or 0) for change in some)]
+            header = self._txn(versions, values)
+            if header is None:
+                return False
+        return True if header and (header.cluster, header.term) == (self._cluster, self._header.term) else None
+
+    def _notify(self, decision: Decision, values: dict[str, dict[str, Any]]) -> None:
+        """Add the records that notify waiters; if they do not fit, a waiter asks again by itself."""
+        moment = decision.moment
+        for waiter in decision.notified:
+            key = self.key("w", waiter.partition("|")[0])
+            if key in values or len(values) < AT_ONCE:
+                record = {"to": [], "until": moment.low, "era": moment.era, "written": moment.low}
+                values.setdefault(key, record)["to"].append(waiter)
+
+    def _txn(self, versions: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> Header | None:
+        """Write values if records have the given versions, 0 for none; return None if one has another version."""
+        texts = {key: json.dumps(value, separators=(",", ":")) for key, value in values.items()}
+        if sum(len(key) + len(text) for key, text in texts.items()) > LONGEST_WRITE:
+            raise TooLargeError
+        reply = self.call(
+            "/v3/kv/txn",
+            {
+                "compare": compared(versions),
+                "success": [
+                    {"request_put": {"key": encoded(key), "value": encoded(text)}} for key, text in texts.items()
+                ],
+            },
+        )
+        return header_of(reply) if reply.get("succeeded") else None
+
+    # Listings
+
+    def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
+        """Return some records of names, in the order of their keys."""
+        return self._page(KINDS[0], after, PAGE)
+
+    def _page(self, kind: str, after: str, size: int) -> tuple[dict[str, Stored], str, int]:
+        """Return some records of a kind whose keys follow *after*."""
+        whole = f"{self._prefix}{kind}"
+        start = f"{after}\0" if after else whole
+        end = f"{whole[:-1]}{chr(ord(whole[-1]) + 1)}"
+        reply = self.call("/v3/kv/range", {"key": encoded(start), "range_end": encoded(end), "limit": size})
+        found, count = records_of(reply), number(reply, "count")
+        return found, max(found, default="") if len(found) < count else "", count
+
+    def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
+        """Return some records of the kind that *after* belongs to, and where to go on: in this kind, or the next."""
+        kind = next((kind for kind in KINDS if after.startswith(f"{self._prefix}{kind}")), KINDS[0])
+        found, cursor, _ = self._page(kind, after, LARGEST_WRITE)
+        later = KINDS[KINDS.index(kind) + 1 :]
+        return found, cursor or (f"{self._prefix}{later[0]}" if later else "")
+
+    def delete(self, versions: Mapping[str, int]) -> None:
+        """Delete records that still have these versions, or none if another era has begun."""
+        self.call(
+            "/v3/kv/txn",
+            {
+                "compare": compared([(self._clock_key, self._version), *versions.items()]),
+                "success": [{"request_delete_range": {"key": encoded(key)}} for key in versions],
+            },
+        )
+
+
+def compared(versions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the conditions that records have these versions, 0 for none."""
+    return [
+        {"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": version} for key, version in versions
+    ]
+
+
+def plausible(left: int, granted: int) -> bool:
+    """
+    Return whether the time left of the clock's lease is plausible.
+
+    A deposed leader reports that the lease never ends. A new leader adds its election timeout to the lease.
+    """
+    return left <= granted == GRANTED
+
+
+def era_name(header: Header, source: str) -> str:
+    """Return the name of an era, which only a cluster that was restored from a backup can have once more."""
+    return f"{header.cluster:x}.{header.term}.{source}"
+
+
+def identity_of(cluster: int, stored: Stored | None) -> str:
+    """Return the ids of a cluster: its own, and the random one in a record."""
+    return f"etcd {cluster:x} {str(stored.record.get('id', ''))[:ID_LENGTH] if stored else ''}"
+
+
+def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the records in the reply to a range, by key."""
+    return {
+        decoded(each.get("key")): Stored(number(each, "mod_revision"), parsed(decoded(each.get("value", ""))))
+        for each in reply.get("kvs", [])
+    }
+
+
+class EtcdWatch(Watch):
+    """A thread that reads the notifications of a cluster: a watch streams every change of the key of its process."""
+
+    kind = "etcd"
+    _response: HTTPResponse
+
+    def begin(self, number: int) -> None:
+        """Connect to a member and begin to watch."""
+        self.client = client = Client(self.place, number, self.timeout)
+        client.open()
+        self._response = client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
+        names_in(self._response.readline(LONGEST))  # the line that confirms the watch
+        client.wait(None)
+
+    def read(self) -> list[str]:
+        """Wait for a notification, and return the waiters that it names."""
+        line = self._response.readline(LONGEST)
+        if not line:
+            raise LinkError(Failure.CLOSED)
+        return names_in(line)
+
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report about an exception."""
+        return LinkError(Failure.RESET) if isinstance(error, HTTPException) else link_error(error)
+
+
+def names_in(line: bytes) -> list[str]:
+    """Return the waiters that a line names; raise EtcdError if the line ends the watch."""
+    result = reply_in(line, 200).get("result", {})
+    if result.get("canceled"):
+        raise EtcdError(Failure.CLOSED)
+    names: list[str] = []
+    for event in result.get("events", []):
+        text = decoded(event.get("kv", {}).get("value", ""))
+        names += [str(name) for name in (json.loads(text).get("to", []) if text else [])]
+    return names
+
 
 EXAMPLE = "etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379"
 

@@ -1,12 +1,11 @@
 """
 Make redis-py connections to one server (internal).
 
-redis-py handles RESP, TLS and authentication, except for the replies that :mod:`.resp` reads.
+redis-py handles RESP, TLS and authentication, except for the replies that :mod:`.wire` reads.
 The connections are made here, with explicit short timeouts, no retries and no pool: with the defaults of redis-py 8.1,
 a silent node costs a client 59 seconds.
 """
 
-import encodings.idna  # noqa: F401  (every look-up of a host needs it, and so would the first lock of a process)
 import inspect
 import re
 import ssl
@@ -20,16 +19,11 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
-from ..base import NodeSpec
+from ..base import ENCODED, NodeSpec
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
 EXAMPLE = "redis://lock-1:6379/2"
-ENCODED = (
-    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
-    "urllib.parse.quote(password, safe='') does it"
-)
-
 # Always set here, whatever the URL contains and whatever redis-py's defaults are.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
 # By default, redis-py sends the server its name and version, which needs an extra right. The argument changed in 7.
@@ -210,3 +204,40 @@ class Connector:
         fixed: dict[str, Any] = FIXED | timeouts | {"retry": AsyncRetry(NoBackoff(), 0)}
         connection: aioconnection.AbstractConnection = ASYNC[self._class](**(self._arguments | fixed | where))
         return connection
+
+
+# In every region, as in shop-abc123.serverless.use1.cache.amazonaws.com.
+AMAZON = r"\.[^.]+\.cache\.amazonaws\.com(\.cn)?\.?"
+ELASTICACHE_SERVERLESS = re.compile(r".+\.serverless" + AMAZON, re.IGNORECASE)
+# replica.shop.abc123.use1..., or without encryption shop-ro.abc123.ng.0001.use1...
+ELASTICACHE_READER = re.compile(r"(replica\.[^.]+\.[^.]+|[^.]+-ro\.[^.]+\.ng\.0001)" + AMAZON, re.IGNORECASE)
+# clustercfg.shop.abc123.use1.cache..., shop.abc123.clustercfg.use1.cache..., and the same of MemoryDB
+CONFIGURATION = re.compile(r"(.+\.)?clustercfg\..+\.amazonaws\.com(\.cn)?\.?", re.IGNORECASE)
+OCI = re.compile(r".+\.oci\.oraclecloud\.com\.?", re.IGNORECASE)
+
+
+def refuse_service(host: str, *, clustered: bool) -> None:
+    """
+    Raise ValueError if *host* is an endpoint that cannot be a node.
+
+    Args:
+        host: The host's name.
+        clustered: Whether the URL is that of a cluster.
+    """
+    if ELASTICACHE_SERVERLESS.fullmatch(host):
+        raise ValueError(
+            "ElastiCache Serverless hides several servers behind one endpoint, and reportedly refuses commands that "
+            "the scripts use, such as TIME: create a cache of your own design, with nodes"
+        )
+    if ELASTICACHE_READER.fullmatch(host):
+        raise ValueError(
+            "its host is the reader endpoint of a replication group, whose replicas take no writes: write the primary "
+            "endpoint"
+        )
+    if not clustered and CONFIGURATION.fullmatch(host):
+        raise ValueError("its host is the configuration endpoint of a cluster: write redis+cluster or rediss+cluster")
+    if clustered and OCI.fullmatch(host):
+        raise ValueError(
+            "a sharded cluster of OCI Cache does not run scripts, and every decision on a lock is a script: create a "
+            "cluster that is not sharded"
+        )

@@ -1,24 +1,45 @@
 """
-The blocking connections to one server: one for requests, one for notifications (internal).
+The connections to one server, for threads and for event loops: for requests and for notifications (internal).
 
-redis-py makes a connection, with TLS and authentication. These classes send and read everything after that.
+redis-py makes a connection, with TLS and authentication. Everything after that is sent and read here.
 """
 
+import asyncio
+import select
 import socket
-from collections.abc import Mapping
-from typing import Any
+import ssl
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
-from redis import exceptions
+from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
+from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
-from ...core.protocol import Failure, Reply, Request
-from ..base import INCOMPLETE, LinkError
+from ...core.protocol import Failure, Kind, Reply, Request, failed
+from ..base import INCOMPLETE, LinkError, until_cancelled
+from ..clock import SLICES, Patience, steady
+from .connector import Connector
 from .errors import BROKEN, DEMOTED, link_error
-from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, parse_answer
+from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, unchanged
 
-# The errors of a non-blocking socket when it would block.
+READ_SIZE = 16_384  # bytes that are read at a time
+
+BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+LONGEST_GREETING = 1_048_576  # bytes; INFO takes about 7,000, and more only with thousands of databases or replicas
+
+AT_ONCE = 64  # reads of notifications in a row, so that a server that never stops does not keep the thread
+
+CROWD = 4  # requests in flight; from this number on, a link writes once per turn of the loop
+
 NOTHING = object()  # stands for a reply that has not arrived
+
+# Events: there is data to read; the connection has ended. Where poll() does not report the end, a read finds it.
+READABLE, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 
 
 class RedisLink:
@@ -26,7 +47,7 @@ class RedisLink:
     One connection that redis-py made, used without its client, so that nothing is sent twice.
 
     Its socket does not block. With a timeout, Python would poll before each send and each receive, although the round
-    has polled already. :mod:`.resp` reads the replies, as it does for an event loop.
+    has polled already. :mod:`.wire` reads the replies, as it does for an event loop.
     """
 
     unserved: Mapping[Failure, Failure] = DEMOTED
@@ -48,7 +69,7 @@ class RedisLink:
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
-        return fileno(self._connection)
+        return descriptor(self._sock)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
@@ -80,18 +101,16 @@ class RedisLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         whole: Reply | None = INCOMPLETE
         while whole is INCOMPLETE:
-            raw = self._ahead
+            raw, self._ahead = self._ahead, NOTHING
             if raw is NOTHING:
                 raw = self._read(request)
-            else:
-                self._ahead = NOTHING
-            if type(raw) is Reply:
-                return raw
             if raw is NOTHING:
                 return INCOMPLETE
+            if type(raw) is Reply:
+                return raw
             if isinstance(raw, LinkError):
                 raise raw
-            whole = self._assembly.add(request, parse_answer(raw, self.unserved))
+            whole = self._assembly.add(request, raw, self.unserved)
         if whole is None:
             self._taught.discard(type(request))
         return whole
@@ -126,14 +145,184 @@ class RedisLink:
             return link_error(error)
         except ValueError:
             return LinkError(Failure.MALFORMED)
-        if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
-            return link_error(raw)  # redis-py closes the connection after these
         return raw
 
     def close(self) -> None:
         """Close the connection."""
         self._sock = None
         self._connection.disconnect()
+
+
+class AsyncRedisLink(asyncio.BufferedProtocol):
+    """
+    One connection for all tasks of an event loop.
+
+    redis-py makes the connection. Then the link takes over the transport, because redis-py's streams cost more than the
+    rest of a round (see :mod:`.wire`). It also writes by itself: redis-py's ``send_packed_command`` waits, and a
+    request must be either sent or not. The link has a task that does nothing. Cancelling all tasks of a loop, as
+    :func:`asyncio.run` does at its end, therefore closes the link, too.
+
+    Raises:
+        LinkError: The connection has ended meanwhile.
+    """
+
+    unserved: Mapping[Failure, Failure] = DEMOTED
+
+    def __init__(self, connection: aioconnection.AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
+        loop = asyncio.get_running_loop()
+        self.greeting = greeting
+        self.broken = False
+        self._connection = connection
+        self.encoder = encoder
+        # Requests whose scripts the server knows. A script is sent in full the first time, because loading it would
+        # take a command, and a right, of its own.
+        self._taught: set[type[Request]] = set()
+        self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
+        self._assembly = Assembly()
+        self._replies = Replies(connection._parser.parse_error)
+        self._room = memoryview(bytearray(READ_SIZE))
+        self._unsent: list[bytes] = []
+        # Whether requests and the functions that wait for replies may not match. This stays true after an exception
+        # from a signal handler, and the link is given up: otherwise one request would get the reply of another.
+        self._torn = False
+        self._loop = loop
+        reader, writer = connection._reader, connection._writer
+        if reader is None or writer is None or reader.at_eof() or writer.is_closing():
+            raise LinkError(Failure.CLOSED)
+        writer.transport.set_protocol(self)
+        connection._reader = connection._writer = None  # redis-py would close what it still has, and warn about it
+        self._writer = writer  # kept: a stream writer closes when it is garbage-collected
+        self._transport = writer.transport
+        self._keeper = loop.create_task(until_cancelled(), name="django_redlock link")
+        self._keeper.add_done_callback(lambda keeper: self.close())
+
+    def send(
+        self,
+        request: Request,
+        packed: dict[int, bytes],
+        on_reply: Callable[[Reply | None], bool],
+        *,
+        in_full: bool = False,
+    ) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
+        if self._torn:
+            self._end(LinkError(Failure.INTERRUPTED))
+        if self.broken or self._transport.is_closing():
+            raise LinkError(Failure.CLOSED)
+        self._torn = True
+        self._put(request, packed, on_reply, in_full)
+        self._torn = False
+
+    def _put(
+        self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
+    ) -> None:
+        if type(request) not in self._taught:
+            self._taught.add(type(request))
+            in_full = True
+        data = self.encoder.pack(request, packed, in_full)
+        if self._unsent:
+            self._unsent.append(data)
+        else:
+            self._write(data)
+        self._waiting.append((request, on_reply))
+
+    def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), READABLE | ENDED)
+        return any(events & READABLE and not events & ENDED for _, events in poll.poll(0))
+
+    def _write(self, data: bytes) -> None:
+        """Write at once, or, if many tasks send in one turn of the loop, write all their requests together."""
+        if len(self._waiting) < CROWD:
+            self._transport.write(data)
+        else:
+            self._unsent.append(data)
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        torn, self._torn = self._torn, True
+        data, self._unsent = b"".join(self._unsent), []
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+        self._torn = torn
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer into which the event loop reads."""
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Process what the event loop has read."""
+        replies = self._replies
+        if self._torn:
+            self._end(LinkError(Failure.INTERRUPTED))
+            return
+        self._torn = True
+        data = bytes(self._room[:nbytes])
+        try:
+            replies.feed(data[self._take_common(data) :] if replies.empty else data)
+            while not self.broken and (raw := replies.next()) is not PARTIAL:
+                self._take(raw)
+            self._torn = False
+        except LinkError as error:
+            self._end(error)
+        except (ValueError, IndexError):  # malformed, or not the reply to any request
+            self._end(LinkError(Failure.MALFORMED))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the connection is gone."""
+        self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
+
+    def _take_common(self, data: bytes) -> int:
+        """Process the common replies with which *data* begins; return where they end."""
+        end = 0
+        while self._waiting and not self.broken and (found := COMMON.match(data, end)):
+            request, on_reply = self._waiting[0]
+            reply = common_reply(request, found)
+            if reply is None:
+                break
+            end = found.end()
+            self._waiting.popleft()
+            on_reply(reply)
+        return end
+
+    def _take(self, raw: Any) -> None:
+        request, on_reply = self._waiting[0]
+        whole = self._assembly.add(request, raw, self.unserved)
+        if whole is INCOMPLETE:
+            return
+        self._waiting.popleft()
+        if whole is None:
+            self._taught.discard(type(request))
+            self._again(request, on_reply)
+        else:
+            on_reply(whole)
+
+    def _again(self, request: Request, on_reply: Callable[[Reply | None], bool]) -> None:
+        """Send a request whose script the server does not know again, in full, if the caller still wants it."""
+        if on_reply(None) and not self.broken and not self._transport.is_closing():
+            self._put(request, {}, on_reply, in_full=True)
+        else:
+            on_reply(failed(Failure.NOSCRIPT))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._end(LinkError(Failure.CLOSED))
+
+    def _end(self, error: LinkError) -> None:
+        """Drop the connection, and answer every pending request with the error, because no reply will come."""
+        if self.broken:
+            return
+        self._flush()  # so that what was written before, such as a release, is still sent
+        self.broken = True
+        with suppress(RuntimeError):  # the loop is closed already, and its transports and tasks with it
+            self._transport.abort()
+            self._keeper.cancel()
+        while self._waiting:
+            self._waiting.popleft()[1](error.reply(Kind.UNKNOWN))
 
 
 class RedisNotificationLink:
@@ -154,28 +343,31 @@ class RedisNotificationLink:
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
-        return fileno(self._connection)
+        return descriptor(self._sock)
 
     def read(self) -> list[str]:
-        """Return the waiters that were notified, without blocking."""
-        notifications = []
+        """Return the waiters that were notified; a poll does not show the bytes that TLS holds back, so read on."""
+        notified: list[str] = []
         try:
-            self._feed()
-            while (message := self._messages.next()) is not PARTIAL:
-                notifications.append(parse_notification(message))
+            for _ in range(AT_ONCE):
+                data = self._receive()
+                self._messages.feed(data)
+                while (message := self._messages.next()) is not PARTIAL:
+                    notified.append(parse_notification(message))
+                if not data:
+                    break
         except BROKEN as error:
             raise link_error(error) from None
-        return notifications
+        return notified
 
-    def _feed(self) -> None:
-        """Read until nothing is left, because a poll does not show the bytes that TLS holds back."""
-        while self._sock is not None:
-            try:
-                data = self._sock.recv(READ_SIZE)
-            except BLOCKED:
-                return
-            self._messages.feed(some(data))
-        raise LinkError(Failure.CLOSED)
+    def _receive(self) -> bytes:
+        """Return what has arrived; nothing if it would have to wait."""
+        if self._sock is None:
+            raise LinkError(Failure.CLOSED)
+        try:
+            return some(self._sock.recv(READ_SIZE))
+        except BLOCKED:
+            return b""
 
     def close(self) -> None:
         """Close the connection."""
@@ -183,9 +375,229 @@ class RedisNotificationLink:
         self._connection.disconnect()
 
 
-def fileno(connection: AbstractConnection) -> int:
-    """Return the file descriptor of a connection."""
-    sock = connection._sock
+class AsyncRedisNotificationLink:
+    """A :class:`RedisNotificationLink` for an event loop."""
+
+    def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
+        self._connection = connection
+        self._messages = messages
+
+    async def read(self) -> list[str]:
+        """Wait for notifications; return the waiters that they name."""
+        try:
+            while (message := self._messages.next()) is PARTIAL:
+                if self._connection._reader is None:
+                    raise LinkError(Failure.CLOSED)
+                self._messages.feed(some(await self._connection._reader.read(READ_SIZE)))
+        except BROKEN as error:
+            raise link_error(error) from None
+        return [parse_notification(message)]
+
+    def close(self) -> None:
+        """Close the connection."""
+        AsyncDialer.close(self._connection)
+
+
+def check_subscription(raw: Any) -> None:
+    """Raise LinkError if the reply does not confirm the subscription to a channel; an ACL may forbid it."""
+    if not isinstance(unchanged(raw), list):
+        raise link_error(raw) if isinstance(raw, RedisError) else LinkError(Failure.MALFORMED)
+
+
+def parse_notification(message: Any) -> str:
+    """Return the waiter that a message on a channel names, or an empty text for any other message."""
+    if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
+        return ""
+    return str(message[2], "utf-8", "replace")
+
+
+def descriptor(sock: socket.socket | None) -> int:
+    """Return the file descriptor of a connection; raise LinkError if it is closed."""
     if sock is None:
         raise LinkError(Failure.CLOSED)
-    return int(sock.fileno())
+    return sock.fileno()
+
+
+def some(data: bytes) -> bytes:
+    """Return *data*; raise LinkError if there is none, because the other side has ended the connection."""
+    if not data:
+        raise LinkError(Failure.CLOSED)
+    return data
+
+
+Parse = Callable[[Any], Any]
+"""Reads one reply to the first commands of a connection; raises LinkError if the server cannot be used."""
+
+SomeConnection = TypeVar("SomeConnection")
+SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
+SomeNotificationLink = TypeVar("SomeNotificationLink", RedisNotificationLink, AsyncRedisNotificationLink)
+
+
+class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
+    """
+    How to wait while a connection is opened, which is the same work for threads and for event loops.
+
+    redis-py's own parsers read a reply of any length to its end. Here the length is bounded where it is read, so a
+    hostile or broken server cannot fill the memory of its clients.
+
+    Args:
+        timeout: Seconds to open a connection.
+
+    Attributes:
+        link: The class of links over a connection.
+        notification_link: The class of links for notifications.
+    """
+
+    link: type[SomeLink]
+    notification_link: type[SomeNotificationLink]
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+
+    async def open(
+        self, connector: Connector, data: bytes, *parsers: Parse, **where: Any
+    ) -> tuple[SomeConnection, list[Any], Replies]:
+        """
+        Open a connection and send the first commands.
+
+        Args:
+            connector: Makes the connection.
+            data: The commands.
+            parsers: One for each reply, called as soon as the reply is there: a server of another kind may never send
+                the next one.
+            where: Another server than the connector's, by ``host`` and ``port``.
+
+        Returns:
+            The connection, what the parsers returned, and the reader with the data that came after the replies.
+
+        Raises:
+            LinkError: The server cannot be reached, the data is no reply or too long, or a parser raised it.
+        """
+        connection: SomeConnection = self.new(connector, where)
+        try:
+            found, replies = await self.begin(connection, data, parsers)
+            return connection, found, replies
+        except BaseException as error:
+            self.close(connection)
+            if isinstance(error, (LinkError, *BROKEN)):
+                raise link_error(error) from None
+            raise
+
+    @abstractmethod
+    def new(self, connector: Connector, where: Mapping[str, Any]) -> SomeConnection:
+        """Return a connection that is not open yet."""
+
+    @abstractmethod
+    async def begin(
+        self, connection: SomeConnection, data: bytes, parsers: Sequence[Parse]
+    ) -> tuple[list[Any], Replies]:
+        """Connect, and send the first commands."""
+
+    @staticmethod
+    @abstractmethod
+    def close(connection: SomeConnection) -> None:
+        """Close a connection."""
+
+
+class BlockingDialer(Dialer[AbstractConnection, RedisLink, RedisNotificationLink]):
+    """Open connections for threads; its coroutines never wait for an event loop."""
+
+    link = RedisLink
+    notification_link = RedisNotificationLink
+
+    def new(self, connector: Connector, where: Mapping[str, Any]) -> AbstractConnection:
+        """Return a connection that is not open yet."""
+        return connector.new(self.timeout, **where)
+
+    async def begin(
+        self, connection: AbstractConnection, data: bytes, parsers: Sequence[Parse]
+    ) -> tuple[list[Any], Replies]:
+        """Connect, and send the first commands."""
+        connection.connect()
+        return exchange(connection, data, *parsers)
+
+    @staticmethod
+    def close(connection: AbstractConnection) -> None:
+        """Close a connection."""
+        connection.disconnect()
+
+
+def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
+    """Send commands over a blocking connection, and read their replies within its timeout; see :meth:`Dialer.open`."""
+    replies, timeout, sock = Exchange(connection, parsers), connection.socket_timeout, connection._sock
+    if sock is None:
+        raise LinkError(Failure.CLOSED)
+    try:
+        sock.settimeout(timeout)
+        sock.sendall(data)
+        patience = timeout and Patience(timeout)
+        asked = timeout and timeout / SLICES
+        while not replies.complete():
+            began = steady()
+            sock.settimeout(asked)  # 0.0 at the end of the time, which reads what has arrived
+            try:
+                replies.feed(some(sock.recv(READ_SIZE)))
+            except (TimeoutError, *BLOCKED):
+                if not asked:
+                    raise LinkError(Failure.LATE if patience and patience.late else Failure.TIMEOUT) from None
+            if patience and asked:  # for the whole exchange, even if a server sends byte by byte
+                asked = patience.count(asked, steady() - began)
+    except BROKEN as error:
+        raise link_error(error) from None
+    return replies.found, replies
+
+
+class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, AsyncRedisNotificationLink]):
+    """Open connections for the running event loop."""
+
+    link = AsyncRedisLink
+    notification_link = AsyncRedisNotificationLink
+
+    def new(self, connector: Connector, where: Mapping[str, Any]) -> aioconnection.AbstractConnection:
+        """Return a connection that is not open yet."""
+        return connector.new_async(self.timeout, **where)
+
+    async def begin(
+        self, connection: aioconnection.AbstractConnection, data: bytes, parsers: Sequence[Parse]
+    ) -> tuple[list[Any], Replies]:
+        """Connect, and send the first commands."""
+        async with asyncio.timeout(self.timeout):
+            await connection.connect()
+            replies, reader, writer = Exchange(connection, parsers), connection._reader, connection._writer
+            if reader is None or writer is None:
+                raise LinkError(Failure.CLOSED)
+            writer.write(data)
+            await writer.drain()
+            while not replies.complete():
+                replies.feed(some(await reader.read(READ_SIZE)))
+            return replies.found, replies
+
+    @staticmethod
+    def close(connection: aioconnection.AbstractConnection) -> None:
+        """Close a connection as its ``disconnect()`` does, but without an await."""
+        writer = connection._writer
+        connection._reader = connection._writer = None  # redis-py warns about a connection that still has them
+        if writer is not None:
+            with suppress(RuntimeError):  # the loop is closed already, and its transports with it
+                writer.transport.abort()
+
+
+class Exchange(Replies):
+    """
+    The replies to the first commands on a connection, whoever reads the bytes.
+
+    Args:
+        connection: The connection, with no reply in flight.
+        parsers: One for each reply.
+    """
+
+    def __init__(self, connection: Any, parsers: Sequence[Parse]) -> None:
+        super().__init__(connection._parser.parse_error, LONGEST_GREETING)
+        self.found: list[Any] = []
+        self._parsers = parsers
+
+    def complete(self) -> bool:
+        """Take the replies that have arrived; return whether these are all."""
+        while len(self.found) < len(self._parsers) and (reply := self.next()) is not PARTIAL:
+            self.found.append(self._parsers[len(self.found)](reply))
+        return len(self.found) == len(self._parsers)

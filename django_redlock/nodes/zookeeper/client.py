@@ -35,6 +35,7 @@ from ...core.protocol import Failure
 from ..base import LinkError, known_cause
 from ..clock import steady
 from ..records.replicated import Place, address
+from ..records.table import AnswerError
 from ..threads import new_event
 
 SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive
@@ -45,19 +46,6 @@ SILENT = logging.Logger("kazoo", logging.CRITICAL + 1)  # at level DEBUG, kazoo 
 OVERTAKEN = (BadVersionError, NodeExistsError, NoNodeError)
 CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
 BROKEN = (ConnectionLoss, SessionExpiredError)
-
-
-class AnswerError(Exception):
-    """
-    A member sent a reply that cannot be used.
-
-    Args:
-        failure: The meaning of the reply.
-    """
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure)
-        self.failure = failure
 
 
 class Stored(NamedTuple):
@@ -163,7 +151,7 @@ class Client:
         self._changed = new_event()
         self._refused = False
         self._handler = Handler(place, host, timeout, self._changed.set)
-        self.acl = CREATOR_ALL_ACL if options.get("password") or options.get("sasl_mechanism") else OPEN_ACL_UNSAFE
+        self.acl = CREATOR_ALL_ACL if logs_in(place) else OPEN_ACL_UNSAFE
         self._kazoo = KazooClient(
             address(host, port),
             timeout=SESSION,
@@ -313,6 +301,11 @@ def numbers(stat: Any) -> tuple[int, int, int, int]:
     return stat.version, stat.mzxid, stat.mtime, stat.numChildren
 
 
+def logs_in(place: Place) -> bool:
+    """Return whether there is a password or a ticket."""
+    return bool(place.options.get("password") or place.options.get("sasl_mechanism"))
+
+
 def digest_login(options: Any) -> list[tuple[str, str]]:
     """Return the user and the password, unless they are for SASL."""
     if options.get("sasl_mechanism") or not options.get("password"):
@@ -328,8 +321,8 @@ def sasl_login(options: Any) -> dict[str, str] | None:
     return named | {name: options[name] for name in ("username", "password") if options.get(name)}
 
 
-def link_error(error: Exception, *, known: bool) -> LinkError:
-    """Return what to report about a failure, without anything it quotes; *known* is whether there is a login."""
+def link_error(error: Exception, place: Place) -> LinkError:
+    """Return what to report about a failure, without anything it quotes."""
     match error:
         case LinkError():
             return error
@@ -338,7 +331,7 @@ def link_error(error: Exception, *, known: bool) -> LinkError:
         case AuthFailedError():
             return LinkError(Failure.WRONGPASS)
         case NoAuthError():
-            return LinkError(Failure.NOPERM if known else Failure.NOAUTH)
+            return LinkError(Failure.NOPERM if logs_in(place) else Failure.NOAUTH)
         case TimeoutError():
             return LinkError(Failure.TIMEOUT)
         case ConnectionLoss() | SessionExpiredError():

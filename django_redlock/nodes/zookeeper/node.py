@@ -1,17 +1,324 @@
-"""A ZooKeeper ensemble as a node (internal)."""
+"""
+A ZooKeeper ensemble as a node: its records, the clock of its leader, its notifications (internal).
 
+A request is one batch of reads and one transaction. The reads begin with a ``sync``, so that the member catches up with
+its leader. The transaction compares the version of each record that it writes, and that of the record of the present
+era (:mod:`~django_redlock.nodes.records.clock`). It also writes ``clock``: its reply then has the time of the write on
+the leader's wall clock, and the write's number, whose upper half says which leader it was. That half is the era.
+
+A deposed leader answers reads for a while. So even a request that changes nothing, such as a refused attempt, ends with
+a transaction. If that was carried out in the same era, the reads were current.
+
+If a record is deleted and created again, its version counts from 0 again. So a transaction that deletes records also
+rewrites the era's record, and every write based on an earlier read fails.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from importlib.util import find_spec
+from queue import SimpleQueue
+from typing import Any
+from urllib.parse import quote
 
-from ...core.protocol import Failure
+from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
+from kazoo.protocol.states import EventType
+
+from ...core.protocol import HIGHEST, PART, Failure
 from ..base import LinkError, NodeSpec
-from ..records.replicated import ReplicatedNode, Store, also, oldest, shortest
-from .client import connected, link_error
+from ..records.clock import Era, Moment
+from ..records.record import Decision, digest, parsed
+from ..records.record import Stored as Record
+from ..records.replicated import (
+    LOOK_EVERY,
+    MemberTable,
+    Place,
+    ReplicatedNode,
+    Store,
+    also,
+    oldest,
+    shortest,
+)
+from ..records.table import AnswerError, TooLargeError
+from ..records.watch import Watch
+from .client import Change, Client, Stored, connected, link_error, logs_in
+
+LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
+
+AT_ONCE = 400  # records in one transaction
+
+FOLDERS = 16  # folders of each kind, because a member lists everything in a folder at once
+
+FOLDERS_AT_ONCE = 4
+
+NAMES = "h"
+
+KINDS = (NAMES, "x")  # and secrets that were released
+
+PAGE = 200  # records that are read at once for a survey or to clean up
+
+KEPT = 20  # notifications to a process that are kept for it
+
+LATEST = HIGHEST // 1000  # milliseconds
+
+ID = "redlock-id"
+
+LONGEST = 10_000  # bytes of a member's report about itself
+
+
+class ZookeeperTable(MemberTable[Client]):
+    """
+    The records of an alias in one ensemble.
+
+    Args:
+        place: The ensemble.
+        prefix: The beginning of the keys of the alias.
+        patience: Seconds that a request may take.
+    """
+
+    part = PART
+    most = AT_ONCE
+    errors = (AnswerError, KazooException, OSError)
+
+    def __init__(self, place: Place, prefix: str, patience: float) -> None:
+        super().__init__(place, patience)
+        self.root = root_of(place, prefix)
+        self._id = f"{place.path}/{ID}"
+        self._era: Era | None = None  # the era that was read last
+        self._version = 0  # the version of the era's record
+        self._epoch = -1  # the epoch of the leader that wrote last
+
+    # Connections
+
+    def dial(self, number: int, timeout: float) -> Client:
+        """Return a connection to a member, not yet open."""
+        return Client(self.place, number, timeout)
+
+    def greet(self, client: Client) -> str:
+        """Return the id of the ensemble; create missing folders if the user has the right."""
+        try:
+            if client.exists([self._id, self.root]).count(None):
+                self._prepare(client)
+            written = client.write([Change(f"{self.root}/clock", b"", -1)])
+            (known,) = client.get([self._id])
+        except NoAuthError as error:
+            lacks = self.explain(error).failure
+            raise LinkError(lacks, f"{lacks.value} for {self.place.path or '/'}") from None
+        if known is None or written is None:
+            raise AnswerError(Failure.CONTENDED)
+        return identity_of(known)
+
+    def _prepare(self, client: Client) -> None:
+        """Create what is missing; another process may do the same at the same time."""
+        parts = self.place.path.split("/")
+        parents = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
+        for parent, known in zip(parents, client.exists(parents), strict=True):
+            if known is None:
+                client.write([Change(parent, b"", None)])
+        client.write([Change(self._id, secrets.token_hex(16).encode(), None)])
+        folders = ["clock", "w", *(f"{kind}{number:02}" for kind in KINDS for number in range(FOLDERS))]
+        client.write([Change(each, b"", None) for each in (self.root, *(f"{self.root}/{name}" for name in folders))])
+
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report about a failure, without anything that the error quotes."""
+        return link_error(error, self.place)
+
+    def failed(self, error: Exception, *, unclear: bool) -> Failure:
+        """Return the meaning of an error; a broken connection is replaced by one to the next member."""
+        failure = self.explain(error).failure
+        if isinstance(error, NoAuthError):
+            return failure
+        self.close()
+        if not isinstance(error, AuthFailedError):
+            self.turn()
+        if unclear:
+            raise LinkError(failure)
+        return failure
+
+    # Requests
+
+    def key(self, kind: str, name: str) -> str:
+        """Return the path of a record."""
+        if kind == "w":
+            return f"{self.root}/w/{name}"
+        short = digest(name)
+        return f"{self.root}/{kind}{int(short[:2], 16) % FOLDERS:02}/{short}"
+
+    def fetch(self, keys: Sequence[str]) -> tuple[str, Record | None, dict[str, Record]]:
+        """Return the id of the ensemble, the record of the era, and the records that exist under some keys."""
+        known, era, *found = self.connection.get([self._id, f"{self.root}/era", *keys], sync=self.root)
+        records = {key: record(one) for key, one in zip(keys, found, strict=True) if one}
+        return identity_of(known), record(era) if era else None, records
+
+    def moment(self, stored: Record | None) -> Moment | None:
+        """Return the present moment; None if the record of the era had to change or the clock was not read."""
+        era = self._era = Era.load(stored.record) if stored else None
+        self._version = stored.version if stored else 0
+        if self._is_due(era):
+            self._observe(self.connection.write([Change(f"{self.root}/clock", b"", -1)]), self.looked)
+        if correction := self.clock.correction(era, str(self._epoch)):
+            content = json.dumps(correction.dump()).encode()
+            self.connection.write([Change(f"{self.root}/era", content, stored.version if stored else None)])
+            return None
+        assert era is not None
+        return self.clock.moment(era)
+
+    def _is_due(self, era: Era | None) -> bool:
+        """Return whether the clock must be read, and note when its reading was requested."""
+        due = era is None or era.name != str(self._epoch) or not self.clock.knows(era)
+        now = self.now()
+        if due or now - self.looked > LOOK_EVERY:
+            self.looked = now
+            return True
+        return False
+
+    def _observe(self, written: Stored | None, sent: float) -> None:
+        """Use the reading of the leader's clock that comes with a write."""
+        if written is None or not 0 < written.time <= LATEST:
+            raise AnswerError(Failure.MALFORMED)
+        self._epoch, self.looked = written.zxid >> 32, sent
+        if self._era and self._era.name == str(self._epoch):
+            self.clock.observe(self._era, written.time / 1e3, (written.time + 1) / 1e3, sent)
+
+    def write(self, decision: Decision) -> bool | None:
+        """Write the changes of a decision, and the names of the waiters to the znodes that their processes watch."""
+        changes = [Change(one.key, dump(one.record), one.version) for one in decision.changes]
+        return self._commit([*changes, *self._notify(decision.notified)])
+
+    def confirm(self, decision: Decision) -> bool:
+        """Return whether the records read for a decision without changes were those of the leader of its era."""
+        return not decision.moment.era or self._commit([]) is True  # a survey makes no decision
+
+    def _commit(self, changes: Sequence[Change]) -> bool | None:
+        """Write in the present era; see :meth:`write`."""
+        if sum(len(one.path) + len(one.data or b"") + 100 for one in changes) > LARGEST_WRITE:
+            raise TooLargeError
+        sent, era = self.now(), self._era
+        written = self.connection.write(
+            [Change(f"{self.root}/clock", b"", -1), Change(f"{self.root}/era", None, self._version), *changes]
+        )
+        if written is None:
+            return False
+        self._observe(written, sent)
+        counts = era and era.name == str(self._epoch) and not self.clock.jumped(era.tag)
+        return True if counts else None
+
+    def _notify(self, waiters: Iterable[str]) -> list[Change]:
+        """Return the changes that notify waiters. A process that does not watch is left out; its waiters ask again."""
+        by_path: dict[str, list[str]] = {}
+        for waiter in waiters:
+            by_path.setdefault(self.key("w", waiter.partition("|")[0]), []).append(waiter)
+        changes = []
+        for (path, names), known in zip(by_path.items(), self.connection.get(by_path) if by_path else [], strict=True):
+            if known:
+                earlier = record(known).record.get("to", [])
+                notified = [
+                    *(earlier if isinstance(earlier, list) else []),
+                    *([secrets.token_hex(4), one] for one in names),
+                ]
+                changes.append(Change(path, dump({"to": notified[-max(KEPT, len(names)) :]}), -1))
+        return changes
+
+    # Listings
+
+    def folders(self, *kinds: str) -> list[str]:
+        """Return the paths of the folders of some kinds of records, in their order."""
+        return [f"{self.root}/{kind}{number:02}" for kind in kinds for number in range(FOLDERS)]
+
+    def page(self, after: str) -> tuple[dict[str, Record], str, int]:
+        """Return the records of some names, in the order of the digests of the names."""
+        folders = self.folders(NAMES)
+        total = sum(folder.children for folder in self.connection.exists(folders) if folder)
+        return *self._page(folders, after), total
+
+    def page_of_any(self, after: str) -> tuple[dict[str, Record], str]:
+        """Return some records of any kind whose paths follow *after*."""
+        return self._page(self.folders(*KINDS), after)
+
+    def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Record], str]:
+        """Return some records whose paths follow *after*, and the last path of them; empty if there are no more."""
+        later = [folder for folder in folders if folder >= after.rpartition("/")[0]]
+        some = later[:FOLDERS_AT_ONCE]
+        listed = zip(some, self.connection.children(some), strict=True)
+        paths = sorted(path for folder, names in listed for name in names if (path := f"{folder}/{name}") > after)
+        found = dict(zip(paths[:PAGE], self.connection.get(paths[:PAGE]), strict=True))
+        end = paths[PAGE - 1] if len(paths) > PAGE else f"{some[-1]}/~" if len(later) > len(some) else ""
+        return {path: record(one) for path, one in found.items() if one}, end
+
+    def delete(self, versions: Mapping[str, int]) -> None:
+        """Delete records, and rewrite the record of the era, which changes its version: see above."""
+        if self._era:
+            useless = [Change(path, None, version, delete=True) for path, version in versions.items()]
+            self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
+
+
+def identity_of(known: Stored | None) -> str:
+    """Return the id of an ensemble, from the znode that has it."""
+    return f"zookeeper {known.data.decode('ascii', 'replace')[:40] if known else ''}"
+
+
+def root_of(place: Place, prefix: str) -> str:
+    """Return the folder of an alias."""
+    return f"{place.path}/{quote(prefix, safe=':')}"
+
+
+def dump(content: Mapping[str, Any]) -> bytes:
+    """Return a record in the form in which it is stored."""
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def record(stored: Stored) -> Record:
+    """Return the record in a znode."""
+    return Record(stored.version, parsed(stored.data))
+
+
+class ZookeeperWatch(Watch):
+    """A thread that reads the notifications of an ensemble to a process."""
+
+    kind = "zookeeper"
+    client: Client | None
+
+    def begin(self, number: int) -> None:
+        """Begin to watch at a member."""
+        self._events: SimpleQueue[Any] = SimpleQueue()
+        self._notified: list[Any] = []
+        self.client = Client(self.place, number, self.timeout)
+        self.client.open()
+        if self.client.get([self.key])[0]:  # left from an earlier session of this process
+            self.client.write([Change(self.key, None, -1, delete=True)])
+        self.client.write([Change(self.key, b"", None)], fleeting=True)
+        self.client.when_lost(lambda: self._events.put(None))
+        self._look()
+
+    def _look(self) -> list[Any]:
+        """Return the present notifications, and watch for the next one."""
+        assert self.client is not None
+        (found,) = self.client.get([self.key], watch=self._events.put)
+        if found is None:
+            raise LinkError(Failure.CLOSED)
+        notified = json.loads(found.data or b"{}").get("to", [])
+        return notified if isinstance(notified, list) else []
+
+    def read(self) -> list[str]:
+        """Wait for a notification, and return the waiters that it names."""
+        event = self._events.get()
+        if event is None or event.type == EventType.DELETED:  # the connection is gone, or a later one has taken over
+            raise LinkError(Failure.CLOSED)
+        notified = self._look()
+        new, self._notified = [one for one in notified if one not in self._notified], notified
+        return [str(name) for _, name in new]
+
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report about an exception."""
+        return link_error(error, self.place)
+
+
+SASL = ("sasl_mechanism", "sasl_service", "sasl_principal")
+
+MECHANISMS = ("DIGEST-MD5", "GSSAPI")
 
 EXAMPLE = "zookeeper://zoo-1:2181,zoo-2:2181,zoo-3:2181/redlock"
-SASL = ("sasl_mechanism", "sasl_service", "sasl_principal")
-MECHANISMS = ("DIGEST-MD5", "GSSAPI")
-LONGEST = 10_000  # bytes of a member's report about itself
 
 
 def check_path(path: str) -> None:
@@ -60,7 +367,7 @@ class ZookeeperNode(ReplicatedNode):
     @property
     def authenticated(self) -> bool:
         """Whether a password, a ticket or a certificate of the client is sent."""
-        return super().authenticated or bool(self.place.options.get("sasl_mechanism"))
+        return super().authenticated or logs_in(self.place)
 
     def table(self, patience: float) -> ZookeeperTable:
         """Return the records, not yet connected."""
@@ -76,7 +383,7 @@ class ZookeeperNode(ReplicatedNode):
         try:
             trip = shortest(lambda: outputs.append(self._command(number, timeout)))
         except OSError as error:
-            raise link_error(error, known=False) from None
+            raise link_error(error, self.place) from None
         values = dict(line.partition(": ")[::2] for line in outputs[-1].splitlines())
         if "Mode" not in values and "srvr" not in outputs[-1]:  # otherwise the member does not accept this command
             raise LinkError(Failure.NO_LEADER)

@@ -7,7 +7,7 @@ from tests.simulation.assumptions import ASSUMPTIONS, Assumption, need
 
 @pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption.broken.replace(" ", "-"))
 def test_assumption_is_needed(assumption: Assumption):
-    """P6, P7, P9, P16, P21: each assumption of a guarantee is needed, which the oracles find."""
+    """Each assumption of a guarantee is needed, which the oracles find."""
     found = need(assumption)
 
     assert found.what is not None, assumption.broken

@@ -27,7 +27,7 @@ def seed() -> int:
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name.replace(" ", "-"))
 def test_oracles_hold_in_every_schedule(profile: Profile, runs: Runs, seed: int, capsys: pytest.CaptureFixture[str]):
-    """P1, P2, P3, P4, P9, P10, P11, P16, P17, P18, P19, P20, P24, P26, P29, P39: the oracles hold in every profile."""
+    """The oracles hold in every profile."""
     number = round(EACH * profile.share)
     figures, failures = runs.run(profile, range(seed, seed + number))
 
@@ -48,7 +48,7 @@ def test_one_seed_is_one_schedule():
 
 
 def test_calm_acquisitions_take_one_round():
-    """P26: with clocks that agree, every acquisition takes one round trip, also under contention."""
+    """With clocks that agree, every acquisition takes one round trip, also under contention."""
     figures = [run(PROFILES["calm"], seed).figures for seed in range(10)]
 
     assert sum(each.acquisitions for each in figures) > 100

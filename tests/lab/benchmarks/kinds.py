@@ -6,8 +6,6 @@ name.
 """
 
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -17,13 +15,12 @@ from pathlib import Path
 from django.core.management import call_command
 
 from django_redlock import LockManager
-from django_redlock.nodes import KINDS
 from django_redlock.testing import ServerNotFoundError
 from tests.services import Database, MariaDB, PostgreSQL, ServiceMissingError, SQLite, django_database
 
 from .bench import Bench, ours
-from .measure import Contender, interleave
-from .report import Figure, Section
+from .measure import Contender, interleave, threads_per_second
+from .report import Section
 
 THREADS = 8
 NODE_TIMEOUT = 5.0  # seconds: a busy machine must not change the number of nodes that are measured
@@ -44,15 +41,12 @@ def run(bench: Bench) -> Iterator[Section]:
                 latency.left_out.append(f"{name}: {error}")
             else:
                 managers[name] = ours(f"kinds-{len(managers)}", urls, node_timeout=NODE_TIMEOUT)
-        contenders = [Contender(name, partial(once, manager)) for name, manager in managers.items()]
-        times = interleave(contenders, bench.rounds(60, 6))
-        latency.figures = [
-            Figure(name, each.median * 1e3, "ms", {"p95": each.percentile(95) * 1e3, "CPU": each.cpu * 1e3})
-            for name, each in times.items()
-        ]
+        contenders = [Contender(name, partial(_once, manager)) for name, manager in managers.items()]
+        latency.add_times(interleave(contenders, bench.rounds(60, 6)), "ms")
         yield latency
         for name, manager in managers.items():
-            throughput.figures.append(Figure(name, per_second(manager, bench.rounds(100, 10)), "/s"))
+            per_second = threads_per_second(partial(_once, manager), THREADS, bench.rounds(100, 10))
+            throughput.add(name, per_second, "/s")
         yield throughput
         for manager in managers.values():
             manager.close()
@@ -69,8 +63,7 @@ def kinds() -> Iterator[tuple[str, Start]]:
     yield "MariaDB", partial(database, MariaDB)
     yield "etcd, three members", etcd
     yield "etcd and two Redis", etcd_and_redis
-    if "zookeeper" in KINDS:
-        yield "ZooKeeper, three members", zookeeper
+    yield "ZooKeeper, three members", zookeeper
 
 
 @contextmanager
@@ -136,26 +129,5 @@ def zookeeper(bench: Bench) -> Iterator[list[str]]:
         yield [ensemble.url]
 
 
-def once(manager: LockManager, name: str = "kinds") -> None:
-    """Take a free lock and release it."""
+def _once(manager: LockManager, name: str = "kinds") -> None:
     manager.lock(name, wait=60.0).acquire().release()
-
-
-def per_second(manager: LockManager, times: int) -> float:
-    """Return how many locks the threads take and release in a second together."""
-    ready = threading.Barrier(THREADS + 1)
-
-    def work(number: int) -> None:
-        once(manager, f"kinds:{number}")
-        ready.wait()
-        for _ in range(times):
-            once(manager, f"kinds:{number}")
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    start = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return THREADS * times / (time.perf_counter() - start)

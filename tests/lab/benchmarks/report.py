@@ -1,17 +1,24 @@
 """
-What was measured and what the target is, as a table and as JSON.
+What was measured, and what is asked of it: printed as tables, and put into the pages of the documentation.
+
+The text of the pages is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the table of the section
+with that key. A section that a run has not measured stays as it is.
 """
 
-import json
 import platform
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-OURS = "django_redlock"
+from .measure import Times
 
+OURS, THEIRS = "django_redlock, with lock(name)", "redis-py, with client.lock(name)"
+SCALES = {"s": 1, "ms": 1e3, "µs": 1e6}
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = (DOCS / "trust" / "benchmarks.md", DOCS / "reference" / "benchmark-tables.md")
+MARKED = re.compile(r"(<!-- figures: (?P<key>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PACKAGES = (
     *("Django", "redis", "hiredis", "celery", "django-redis", "pottery", "redlock-py", "python-redis-lock"),
     *("aioredlock", "celery-once", "celery-singleton", "uvloop"),
@@ -26,51 +33,32 @@ class Figure:
     Args:
         name: The contender, or the case.
         value: The number; the median, if it is a time.
-        unit: ``µs``, ``ms``, ``s``, ``/s``, ``%`` or the things counted.
-        more: Further figures in the same unit, such as ``{"p95": 1.2, "cpu": 0.3}``.
+        unit: ``µs``, ``ms``, ``s``, ``/s``, ``%``, ``×`` or the things counted.
+        more: Further figures in the same unit, such as ``{"p95": 1.2, "CPU": 0.3}``.
+        limit: What is asked of it.
+        least: Whether the limit is a lower limit.
     """
 
     name: str
     value: float
-    unit: str
+    unit: str = ""
     more: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """
-    One row of the table of targets, and its result.
-
-    Args:
-        case: What is compared, in words.
-        measured: The result.
-        limit: The target.
-        unit: The unit of both; ``×`` for a ratio.
-        least: Whether the limit is a lower limit.
-        floor: What raw sockets reach with the same requests, packed in advance; None where that was not measured.
-    """
-
-    case: str
-    measured: float
-    limit: float
-    unit: str = "×"
+    limit: float | None = None
     least: bool = False
-    floor: float | None = None
 
     @property
-    def kept(self) -> bool:
-        """Whether the target was met."""
-        return self.measured >= self.limit if self.least else self.measured <= self.limit
-
-    @property
-    def verdict(self) -> str:
-        """``ok`` or ``short``."""
-        return "ok" if self.kept else "short"
+    def kept(self) -> bool | None:
+        """Whether it is as asked; None if nothing is asked."""
+        if self.limit is None:
+            return None
+        return self.value >= self.limit if self.least else self.value <= self.limit
 
     @property
     def asked(self) -> str:
-        """The limit in words."""
-        return f"{'≥' if self.least else '≤'} {number(self.limit)} {self.unit}"
+        """The limit and the verdict in words."""
+        if self.limit is None:
+            return ""
+        return f"{'≥' if self.least else '≤'} {number(self.limit)}: {'ok' if self.kept else 'short'}"
 
 
 @dataclass(slots=True)
@@ -79,55 +67,38 @@ class Section:
     One question and its answer.
 
     Args:
-        key: Its name on the command line, in the JSON and in the name of its plot.
+        key: Its name in the pages.
         question: What is measured.
-        figures: The results; the first unit is that of the plot.
-        targets: Its rows in the table of targets.
+        figures: The results; the ones in the first one's unit are compared with it.
         left_out: What could not be measured, and why.
     """
 
     key: str
     question: str
     figures: list[Figure] = field(default_factory=list)
-    targets: list[Target] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def value(self, name: str) -> float | None:
-        """Return the value of the figure with this name, if it was measured."""
-        return next((figure.value for figure in self.figures if figure.name == name), None)
+    def add(self, name: str, value: float, unit: str = "", limit: float | None = None, least: bool = False) -> None:
+        """Add one figure."""
+        self.figures.append(Figure(name, value, unit, limit=limit, least=least))
 
-    def compare(
-        self, case: str, other: str, limit: float, *, ours: str = OURS, faster: bool = False, floor: str = ""
-    ) -> None:
-        """
-        Add a target that is a ratio of two figures, unless one of them is missing.
+    def add_times(self, times: Mapping[str, Times], unit: str = "µs") -> None:
+        """Add the median, the 95th percentile and the processor time of each contender."""
+        scale = SCALES[unit]
+        for name, each in times.items():
+            more = {"p95": each.percentile(95) * scale} | ({"CPU": each.cpu * scale} if each.cpus else {})
+            self.figures.append(Figure(name, each.median * scale, unit, more))
 
-        Args:
-            case: What is compared, in words.
-            other: The figure to compare with.
-            limit: The target ratio.
-            ours: Our figure.
-            faster: Whether *limit* is how many times faster ours must be, rather than how much it may take.
-            floor: The figure of raw sockets that do the same as ours.
-        """
-        mine, theirs = self.value(ours), self.value(other)
+    def compare(self, other: str, limit: float, *, ours: str = OURS, cpu: bool = False) -> None:
+        """Add the ratio of our figure to *other*'s, unless one of them is missing."""
+        mine, theirs = self._figure(ours), self._figure(other)
         if mine and theirs:
-            ratio, lowest = mine / theirs, (self.value(floor) or 0.0) / theirs
-            if faster:
-                ratio, lowest = 1 / ratio, lowest and 1 / lowest
-            unit = "× faster" if faster else "×"
-            self.targets.append(Target(case, ratio, limit, unit, least=faster, floor=lowest or None))
+            ratio = mine.more["CPU"] / theirs.more["CPU"] if cpu else mine.value / theirs.value
+            name = f"{ours}, against {other}" + (", CPU" if cpu else "")
+            self.add(name, ratio, "×", limit, least=mine.unit == "/s")
 
-
-def environment() -> dict[str, str]:
-    """Return the versions with which the figures were measured."""
-    found = {"Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    def _figure(self, name: str) -> Figure | None:
+        return next((figure for figure in self.figures if figure.name == name), None)
 
 
 def number(value: float) -> str:
@@ -137,36 +108,55 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
+def _ratio(figure: Figure, section: Section) -> str:
+    first = section.figures[0]
+    return number(figure.value / first.value) if first.value and figure.unit == first.unit else ""
+
+
 def lines(section: Section) -> Iterable[str]:
     """Yield the lines of a section as they are printed."""
     yield f"\n{section.key}: {section.question}"
-    fastest = section.figures[0].value if section.figures else 0.0
     for figure in section.figures:
-        ratio = figure.value / fastest if fastest and figure.unit == section.figures[0].unit else 0.0
         more = "  ".join(f"{name} {number(value)}" for name, value in figure.more.items())
-        shown = f"{ratio:7.2f} ×" if ratio else " " * 9
-        yield f"  {figure.name:<44} {number(figure.value):>9} {figure.unit:<9} {shown}  {more}".rstrip()
-    for target in section.targets:
-        measured = f"{number(target.measured)} {target.unit}"
-        floor = "" if target.floor is None else f", floor {number(target.floor)}"
-        yield f"  {target.verdict:<5} {target.case:<60} {measured:>18}  asked {target.asked}{floor}"
+        ratio = f"{_ratio(figure, section):>7} {more}  {figure.asked}"
+        yield f"  {figure.name:<64} {number(figure.value):>9} {figure.unit:<5} {ratio}".rstrip()
     for each in section.left_out:
         yield f"  left out: {each}"
 
 
-def dump(sections: Sequence[Section], command: str, path: Path) -> None:
-    """Write a run as JSON."""
-    run = {"command": command, "environment": environment(), "sections": [asdict(section) for section in sections]}
-    path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def render(page: str, sections: Iterable[Section]) -> str:
+    """Return the page with the figures of a run in it."""
+    known = {section.key: section for section in sections}
+
+    def fill(match: re.Match[str]) -> str:
+        if match["key"] == "environment":
+            return match[1] + ", ".join(_environment()) + "\n" + match[3]
+        return (
+            match[1] + "\n".join(_table(known[match["key"]])) + "\n" + match[3] if match["key"] in known else match[0]
+        )
+
+    return MARKED.sub(fill, page)
 
 
-def load(path: Path) -> tuple[list[Section], dict[str, Any]]:
-    """Return the sections of a run, and its other data."""
-    run = json.loads(path.read_text(encoding="utf-8"))
-    return [_section(each) for each in run.pop("sections")], run
+def _table(section: Section) -> Iterator[str]:
+    extra = list(dict.fromkeys(name for figure in section.figures for name in figure.more))
+    asked = any(figure.asked for figure in section.figures)
+    heads = ["", "", "×", *extra, *(["asked"] if asked else [])]
+    yield "| " + " | ".join(heads) + " |"
+    yield "| --- |" + " ---: |" * (len(heads) - 1)
+    for figure in section.figures:
+        more = [number(figure.more[name]) if name in figure.more else "" for name in extra]
+        cells = [figure.name, f"{number(figure.value)} {figure.unit}", _ratio(figure, section), *more]
+        yield "| " + " | ".join(cells + ([figure.asked] if asked else [])) + " |"
+    for each in section.left_out:
+        yield f"\nLeft out: {each}"
 
 
-def _section(stored: dict[str, Any]) -> Section:
-    figures = [Figure(**figure) for figure in stored.pop("figures")]
-    targets = [Target(**target) for target in stored.pop("targets")]
-    return Section(**stored, figures=figures, targets=targets)
+def _environment() -> Iterator[str]:
+    yield f"Python {platform.python_version()}"
+    yield f"system {platform.system()} {platform.machine()}"
+    for name in PACKAGES:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield f"{name} not installed"

@@ -13,7 +13,6 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 from subprocess import PIPE, Popen
 from typing import Any, Self
 
-from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from django_redlock.testing.servers import spawn
 from tests import clusters
@@ -50,7 +49,7 @@ class WorkerProcess:
         """End the worker; its holds end now at the latest."""
         os.kill(self.process.pid, SIGKILL)
         self.process.wait()
-        self.killed = steady()
+        self.killed = time.monotonic()
 
 
 @dataclass
@@ -105,16 +104,7 @@ HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
 
 
 class Arena:
-    """
-    Servers, proxies and workers; in a ``with`` block.
-
-    Args:
-        folder: An empty folder for diaries, clocks and other files.
-        profile: What may go wrong.
-        database: The entry for ``DATABASES``.
-        nodes: The number of servers.
-        workers: The number of processes.
-    """
+    """Servers, proxies and workers; in a ``with`` block."""
 
     def __init__(
         self, folder: Path, profile: Profile, database: dict[str, Any], nodes: int = 3, workers: int = 4

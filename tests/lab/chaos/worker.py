@@ -11,30 +11,24 @@ from contextlib import suppress
 from typing import Any
 
 import django
+from django.conf import settings
 from django.db import DatabaseError
 
-from django_redlock import LockLostError, RedlockError, StaleTokenError
-from django_redlock.core.rules import Rules
-from django_redlock.engine.lease import Lease
-from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.clock import steady
+from django_redlock import Lease, LockLostError, RedlockError, StaleTokenError, locks, signals
 
 NAME = "counter"
 THINK = 0.05  # seconds between reading and writing, at most
 
 
 class Worker:
-    """
-    Works until it is killed, or asked to stop by the end of its standard input.
-
-    Args:
-        order: The settings from ``__main__.py``.
-    """
+    """Works until it is killed, or asked to stop by the end of its standard input."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        nodes = [open_node(NodeSpec(url, f"node {place}"), "t:") for place, url in enumerate(order["urls"])]
-        self.manager = LockManager(nodes, Rules(len(nodes), **order["rules"]), notify=self.notify)
+        nodes = [{"URL": url, "NAME": f"node {place}"} for place, url in enumerate(order["urls"])]
+        settings.REDLOCK = {"default": {"NODES": nodes, "KEY_PREFIX": "t", "OPTIONS": order["rules"]}}
+        self.manager = locks["default"]
+        self.ttl = order["rules"]["ttl"]
+        signals.lock_extended.connect(self.extended)
         self.slow = order["slow"]
         # Written at once, without any buffer, because the records must survive the worker's death.
         self.diary = os.open(order["diary"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -42,24 +36,23 @@ class Worker:
     def note(self, *event: Any) -> None:
         os.write(self.diary, (json.dumps(event) + "\n").encode())
 
-    def notify(self, event: str, lease: Lease | None = None, **about: Any) -> None:
-        if event == "lock_extended" and lease is not None:
-            self.note("longer", steady() + lease.remaining())
+    def extended(self, lease: Lease, **about: Any) -> None:
+        self.note("longer", time.monotonic() + lease.remaining())
 
     def work(self) -> None:
         """Take the lock once."""
-        began = steady()
+        began = time.monotonic()
         try:
             lease = self.manager.lock(NAME, wait=5.0, renew=random.random() < 0.7).acquire()
         except RedlockError:
             self.note("failed")
             return
-        since = steady()
+        since = time.monotonic()
         self.note("held", lease.fencing_token, began, since, since + lease.remaining())
         try:
             self.section(lease)
         finally:
-            self.note("ends", steady())
+            self.note("ends", time.monotonic())
             lease.release(wait=random.random() < 0.5)
 
     def section(self, lease: Lease) -> None:
@@ -67,7 +60,7 @@ class Worker:
 
         for _ in range(random.randrange(1, 4)):
             for kind in KINDS:
-                pause = 2 * lease.hold.ttl if random.random() < self.slow else THINK
+                pause = 2 * self.ttl if random.random() < self.slow else THINK
                 try:
                     lease.ensure()
                     increment(kind, lease, pause)

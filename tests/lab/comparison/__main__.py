@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from django_redlock.testing import Server, start_servers
-from django_redlock.testing.servers import spawn
+from tests.lab import processes
 
 OURS = "django-redlock"
 PATIENCE = 45.0  # seconds within which a slot must be free again
@@ -33,13 +33,8 @@ class Stage:
         self.workers = [self._worker(visibility)]
 
     def _worker(self, visibility: str) -> subprocess.Popen[bytes]:
-        options = ["--pool=prefork", "--concurrency=2", "--without-gossip", "--without-mingle", "--loglevel=ERROR"]
-        command = [sys.executable, "-m", "celery", "-A", "tests.lab.comparison.project", "worker", *options]
-        environment = os.environ | {
-            "COMPARE_VISIBILITY": visibility,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
-        worker = spawn(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        options = ["--pool=prefork", "--concurrency=2", "--loglevel=ERROR"]
+        worker = processes.worker("tests.lab.comparison.project", *options, COMPARE_VISIBILITY=visibility)
         self.until(lambda: self.project.app.control.ping(timeout=0.5), 60)
         return worker
 
@@ -47,9 +42,7 @@ class Stage:
         self.workers.append(self._worker(visibility))
 
     def end(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-            worker.wait()
+        processes.end(self.workers)
 
     def heard(self, what: str) -> list[tuple[str, int, float]]:
         """Return the reports of the bodies with one key."""
@@ -65,11 +58,7 @@ class Stage:
         return next(pid for name, pid, _ in self.heard(what) if name == event)
 
     def until(self, condition: Callable[[], Any], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            time.sleep(0.05)
+        processes.until(condition, seconds)
 
     def call(self, task: Any, *args: Any, **options: Any) -> Any:
         """Call a task; returns None if the package refuses it."""
@@ -81,12 +70,7 @@ class Stage:
             raise
 
     def runs_again(self, task: Any, what: str, seconds: float = 0.0, since: float | None = None) -> str:
-        """
-        Call a task with the same arguments until its body runs once more; return how long that took.
-
-        Args:
-            since: When the time begins, in seconds on the steady clock; None is now.
-        """
+        """Call a task with the same arguments until its body runs once more; return how long that took."""
         before, start = self.count(what, "began"), time.monotonic() if since is None else since
         while time.monotonic() < start + PATIENCE:
             self.call(task, what, seconds)
@@ -280,13 +264,13 @@ def main() -> int:
 def compare(package: str, only: str) -> dict[str, tuple[bool, str]]:
     """Return the outcomes of one package, by scenario."""
     with Server() as broker, start_servers(3) as nodes:
-        environment = os.environ | {
-            "COMPARE": package,
-            "COMPARE_URL": broker.url,
-            "COMPARE_NODES": ",".join(nodes.urls),
-            "DJANGO_SETTINGS_MODULE": "tests.lab.comparison.settings",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
+        environment = processes.surroundings(
+            COMPARE=package,
+            COMPARE_URL=broker.url,
+            DJANGO_SETTINGS_MODULE="tests.lab.settings",
+            LAB_NODES=",".join(nodes.urls),
+            LAB_OPTIONS='{"restart_guard": false, "node_timeout": 1.0}',
+        )
         command = [sys.executable, "-m", "tests.lab.comparison", f"--scenario={only}"]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     cells = {}

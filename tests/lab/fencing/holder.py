@@ -26,13 +26,7 @@ FAILED = "failed with "
 
 
 class Process:
-    """
-    A holder in a process of its own, as the test sees it.
-
-    Args:
-        databases: For ``DATABASES``.
-        nodes: For ``REDLOCK``.
-    """
+    """A holder in a process of its own, as the test sees it."""
 
     def __init__(self, databases: dict[str, Any], nodes: list[str]) -> None:
         settings = json.dumps({"databases": databases, "nodes": nodes}, default=str)
@@ -129,13 +123,6 @@ class Holder:
         from django_redlock import fenced
 
         self._stack.enter_context(fenced(self._lease, using=databases or "default"))
-        return "inside"
-
-    def begin_plainly(self) -> str:
-        """Open a transaction without a fence."""
-        from django.db import transaction
-
-        self._stack.enter_context(transaction.atomic())
         return "inside"
 
     def read(self, database: str = "default") -> str:

@@ -2,29 +2,22 @@
 
 import itertools
 
-from django_redlock.core.rules import Rules
-from django_redlock.engine.lease import Lease
-from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django.conf import settings
+
+from django_redlock import Lease, locks
 
 _numbers = itertools.count()
-_managers: list[LockManager] = []
+_aliases: list[str] = []
 
 
 def lease_of(name: str | list[str], fencing_token: int = 0, **options) -> Lease:
-    """
-    Return a lease that nobody else respects, because nobody else uses its node: no lock at all.
-
-    Args:
-        name: Name of the lock.
-        fencing_token: Its fencing token, whatever the node granted; 0 keeps the granted one.
-        options: For the lock.
-    """
-    node = open_node(NodeSpec(f"memory://nobody-else-{next(_numbers)}"), "redlock:")
+    """Return a lease that nobody else respects, because nobody else uses its node: no lock at all."""
     given = {"ttl": 60.0, "renew": False, "wait": 30} | options
-    manager = LockManager([node], Rules(nodes=1, restart_guard=False, node_timeout=min(5.0, given["ttl"] / 6)))
-    _managers.append(manager)
-    lease = manager.lock(name, **given).acquire()
+    alias = f"nobody-else-{next(_numbers)}"
+    rules = {"restart_guard": False, "node_timeout": min(5.0, given["ttl"] / 6)}
+    settings.REDLOCK[alias] = {"NODES": f"memory://{alias}", "OPTIONS": rules}
+    _aliases.append(alias)
+    lease = locks[alias].lock(name, **given).acquire()
     if fencing_token:
         lease.hold.fencing_token = fencing_token
     return lease
@@ -32,5 +25,6 @@ def lease_of(name: str | list[str], fencing_token: int = 0, **options) -> Lease:
 
 def forget() -> None:
     """Close the connections of all managers made so far."""
-    while _managers:
-        _managers.pop().close()
+    while _aliases:
+        locks[_aliases[-1]].close()
+        settings.REDLOCK.pop(_aliases.pop(), None)

@@ -10,9 +10,8 @@ from typing import Any
 import redis
 
 from django_redlock import LockManager
-from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Server
-from tests.managers import rules
+from tests.lab.benchmarks.bench import ours
 
 Figures = dict[str, int]
 NAME_SIZE = 20  # bytes of a name, as in "orders:0000000000042"
@@ -35,7 +34,9 @@ def one_server(**options: Any) -> Iterator[tuple[LockManager, Any]]:
     with ExitStack() as stack:
         server = stack.enter_context(Server())
         client = stack.enter_context(server.client())
-        manager = LockManager([open_node(NodeSpec(server.url), "t:")], rules(1, **{"ttl": 60.0, **options}))
+        manager = ours(
+            f"sizing-{server.port}", [server.url], prefix="t", **{"ttl": 60.0, "node_timeout": 2.0, **options}
+        )
         stack.callback(manager.close)
         yield manager, client
 

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -13,8 +12,9 @@ from pathlib import Path
 
 from django_redlock.testing import Servers
 from django_redlock.testing.proxy import FaultProxy
-from django_redlock.testing.servers import spawn
+from tests.lab.processes import celery, end, worker
 
+APP = "tests.lab.soak.project"
 NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
 BACKEND_AWAY = (2.0, 12.0)  # seconds
 DOWN, FROZEN = 3.0, (0.3, 3.0)  # seconds for which a node is away
@@ -25,25 +25,20 @@ class Fleet:
     """The workers and beat, which are started again after they were killed."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._log = folder / "log"
         self._numbers = iter(range(1_000_000))
         self.killed: set[int] = set()  # process ids of children that were killed, with their worker or alone
-        self.beat = self._celery("beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING")
+        self.beat = celery(APP, "beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING", log=self._log)
         self.workers = [self._worker(), self._worker()]
 
-    def _celery(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "celery", "-A", "tests.lab.soak.project", *arguments]
-        with (self._folder / "log").open("ab") as log:
-            return spawn(
-                command,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdout=log,
-                stderr=log,
-            )
-
     def _worker(self) -> subprocess.Popen[bytes]:
-        options = ["--pool=prefork", "--concurrency=3", "--loglevel=INFO", "--without-gossip", "--without-mingle"]
-        return self._celery("worker", *options, f"--hostname=soak{next(self._numbers)}@localhost")
+        options = [
+            "--pool=prefork",
+            "--concurrency=3",
+            "--loglevel=INFO",
+            f"--hostname=soak{next(self._numbers)}@localhost",
+        ]
+        return worker(APP, *options, log=self._log)
 
     def kill_worker(self) -> None:
         """Kill a worker, whose children die with it, and start another."""
@@ -66,8 +61,8 @@ class Fleet:
 
     def revive(self) -> None:
         """Restart processes that have ended by themselves."""
-        for place, worker in enumerate(self.workers):
-            if worker.poll() is not None:
+        for place, running in enumerate(self.workers):
+            if running.poll() is not None:
                 self.workers[place] = self._worker()
 
     def end_beat(self) -> None:
@@ -77,9 +72,7 @@ class Fleet:
 
     def end(self) -> None:
         """End all processes."""
-        for process in (self.beat, *self.workers):
-            process.kill()
-            process.wait()
+        end([self.beat, *self.workers])
 
 
 def children(pid: int) -> list[int]:
@@ -91,11 +84,6 @@ class Nemesis:
     """
     Kills children, workers and one node at a time, which comes back empty; from time to time a node only stops for a
     while, or the result backend is away.
-
-    Args:
-        fleet: The workers.
-        nodes: The lock nodes.
-        backend: The way to the result backend.
     """
 
     def __init__(self, fleet: Fleet, nodes: Servers, backend: FaultProxy) -> None:

@@ -48,7 +48,7 @@ def at_level(engine, level, prepared: Prepared, django_db_blocker) -> Iterator[s
 @pytest.mark.parametrize(("engine", "level"), LEVELS, indirect=["engine"])
 def test_no_increment_is_lost_behind_the_fence(at_level, engine, level):
     """
-    P9, P10, P11, P13: with no lock and tokens from a broken source, every committed increment is in the counter, and
+    With no lock and tokens from a broken source, every committed increment is in the counter, and
     those of one holder follow each other, on every database and isolation level.
     """
     experiment = Experiment(at_level, f"counter {level}")
@@ -68,9 +68,7 @@ def test_no_increment_is_lost_behind_the_fence(at_level, engine, level):
 
 @pytest.mark.parametrize(("engine", "level"), [("postgresql", "read committed")], indirect=["engine"])
 def test_increments_are_lost_without_the_fence(at_level, engine, level):
-    """
-    The experiment can fail: without the fence, increments are lost. test_scenarios.py shows it on every database.
-    """
+    """The experiment can fail: without the fence, increments are lost. test_scenarios.py shows it on every database."""
     assert increments_lost(at_level).lost > 0
 
 
@@ -85,9 +83,7 @@ def test_increments_are_lost_without_the_fence(at_level, engine, level):
     indirect=["engine"],
 )
 def test_conflicts_are_retried_when_asked(at_level, engine, level):
-    """
-    P13: run() repeats a section after a conflict, so that only overtaken holders give up.
-    """
+    """run() repeats a section after a conflict, so that only overtaken holders give up."""
     experiment = Experiment(at_level, f"retried {level}", retries=1000)
 
     experiment.run()

@@ -22,9 +22,7 @@ class Statements(list):
 
 
 def test_holder_reads_writes_and_commits(counting):
-    """
-    A holder's transaction commits, again and again, and leaves its pair in the fence.
-    """
+    """A holder's transaction commits, again and again, and leaves its pair in the fence."""
     counter, lease = CounterTable(counting), lease_of("counter", fencing_token=33)
 
     for _ in range(3):
@@ -38,9 +36,7 @@ def test_holder_reads_writes_and_commits(counting):
 
 
 def test_overtaken_holder_is_refused_and_told(counting):
-    """
-    P14: after a later holder committed, the earlier one is refused before it reads, and its lease is lost.
-    """
+    """After a later holder committed, the earlier one is refused before it reads, and its lease is lost."""
     counter, earlier, later = (
         CounterTable(counting),
         lease_of("counter", fencing_token=33),
@@ -64,9 +60,7 @@ def test_overtaken_holder_is_refused_and_told(counting):
 
 
 def test_equal_token_of_another_owner_is_refused(counting):
-    """
-    P11: of two holders with one token, the first to commit continues and the other is refused.
-    """
+    """Of two holders with one token, the first to commit continues and the other is refused."""
     one, other = lease_of("counter", fencing_token=33), lease_of("counter", fencing_token=33)
 
     with fenced(one, using=counting):
@@ -79,9 +73,7 @@ def test_equal_token_of_another_owner_is_refused(counting):
 
 
 def test_claim_is_the_first_statement_of_the_transaction(counting):
-    """
-    P12: between BEGIN and the claim no statement is sent, and with an existing fence only the claim is added.
-    """
+    """Between BEGIN and the claim no statement is sent, and with an existing fence only the claim is added."""
     lease, seen = lease_of("counter"), Statements()
     with fenced(lease, using=counting):
         pass
@@ -94,9 +86,7 @@ def test_claim_is_the_first_statement_of_the_transaction(counting):
 
 
 def test_open_transaction_is_refused(counting):
-    """
-    P12: inside another transaction, fenced() raises before it touches the database.
-    """
+    """Inside another transaction, fenced() raises before it touches the database."""
     lease, seen = lease_of("counter"), Statements()
 
     with transaction.atomic(using=counting), connections[counting].execute_wrapper(seen):
@@ -108,9 +98,7 @@ def test_open_transaction_is_refused(counting):
 
 
 def test_connection_without_autocommit_is_refused(counting):
-    """
-    P12: with autocommit off, a transaction may be open that Django does not know, so fenced() raises.
-    """
+    """With autocommit off, a transaction may be open that Django does not know, so fenced() raises."""
     connections[counting].set_autocommit(False)
     try:
         with pytest.raises(RuntimeError, match="autocommit is off for database 'counting_"):
@@ -121,9 +109,7 @@ def test_connection_without_autocommit_is_refused(counting):
 
 
 def test_body_that_raises_commits_nothing(counting):
-    """
-    The body's exception comes out unchanged, and neither its writes nor its claim are committed.
-    """
+    """The body's exception comes out unchanged, and neither its writes nor its claim are committed."""
     counter, lease = CounterTable(counting), lease_of("counter", fencing_token=33)
 
     def fail() -> None:
@@ -138,9 +124,7 @@ def test_body_that_raises_commits_nothing(counting):
 
 
 def test_lease_that_ends_in_the_body_rolls_back(counting):
-    """
-    L53: a lease that ended before the commit commits nothing.
-    """
+    """A lease that ended before the commit commits nothing."""
     counter, lease = CounterTable(counting), lease_of("counter")
 
     def write_and_release() -> None:
@@ -154,9 +138,7 @@ def test_lease_that_ends_in_the_body_rolls_back(counting):
 
 
 def test_too_little_time_at_the_commit_rolls_back(counting):
-    """
-    L53: with less than the margin left at the commit, nothing is committed, though the lock is still held.
-    """
+    """With less than the margin left at the commit, nothing is committed, though the lock is still held."""
     counter, lease = CounterTable(counting), lease_of("counter", ttl=30)
 
     def write_for_fifteen_seconds() -> None:
@@ -172,9 +154,7 @@ def test_too_little_time_at_the_commit_rolls_back(counting):
 
 
 def test_too_little_time_at_the_start_begins_nothing(counting):
-    """
-    L53: with less than the margin left, no transaction is begun; the default margin is a twentieth of the ttl.
-    """
+    """With less than the margin left, no transaction is begun; the default margin is a twentieth of the ttl."""
     lease = lease_of("counter", ttl=30)
     lease.hold.deadline -= 28.7
 
@@ -183,9 +163,7 @@ def test_too_little_time_at_the_start_begins_nothing(counting):
 
 
 def test_names_that_look_alike_have_different_fences(counting):
-    """
-    P15: names that differ only in case, a trailing space, an accent or normalisation do not overtake each other.
-    """
+    """Names that differ only in case, a trailing space, an accent or normalisation do not overtake each other."""
     names = ["Job", "job", "job ", "jób", "jo\u0301b", "job\0", " job"]
     leases = [lease_of(name, fencing_token=50 - number) for number, name in enumerate(names)]
 
@@ -197,9 +175,7 @@ def test_names_that_look_alike_have_different_fences(counting):
 
 
 def test_lock_over_several_names_claims_all(counting):
-    """
-    A lease over a thousand names claims the fence of each name in one transaction; one overtaken name refuses it.
-    """
+    """A lease over a thousand names claims the fence of each name in one transaction; one overtaken name refuses it."""
     many = lease_of([f"row:{number}" for number in range(1001)], fencing_token=33)
     with fenced(many, using=counting):
         pass
@@ -213,9 +189,7 @@ def test_lock_over_several_names_claims_all(counting):
 
 
 def test_places_of_a_lock_have_fences_of_their_own(counting):
-    """
-    With limit=3, three holders do not overtake each other, and none overtakes a lock that is named like a permit.
-    """
+    """With limit=3, three holders do not overtake each other, and none overtakes a lock that is named like a permit."""
     manager = lease_of("pool", limit=3).hold.keeper
     leases = [manager.lock("pool", limit=3, wait=0, renew=False).acquire() for _ in range(2)]
     leases.append(lease_of("pool #2", fencing_token=1))
@@ -228,9 +202,7 @@ def test_places_of_a_lock_have_fences_of_their_own(counting):
 
 
 def test_several_leases_are_claimed_in_one_transaction(counting):
-    """
-    Several leases, such as those of rows that were locked one by one, protect one transaction together.
-    """
+    """Several leases, such as those of rows that were locked one by one, protect one transaction together."""
     leases = [lease_of(f"row:{number}", fencing_token=33) for number in range(3)]
     with fenced(lease_of("row:1", fencing_token=34), using=counting):
         pass
@@ -243,9 +215,7 @@ def test_several_leases_are_claimed_in_one_transaction(counting):
 
 
 def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
-    """
-    P7: a holder whose nodes lost their records is refused once; its process then proposes a greater token.
-    """
+    """A holder whose nodes lost their records is refused once; its process then proposes a greater token."""
     ahead = 4_000_000_000_000_000
     with fenced(lease_of("counter", fencing_token=ahead), using=counting):
         pass
@@ -262,25 +232,19 @@ def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
 
 
 def test_shared_lease_is_refused(counting):
-    """
-    A shared lease does not determine who may write.
-    """
+    """A shared lease does not determine who may write."""
     with pytest.raises(ValueError, match="Take it exclusively to write"):
         fenced(lease_of("counter", shared=True), using=counting)
 
 
 def test_something_else_than_a_lease_is_refused():
-    """
-    The error names an object that is not a lease.
-    """
+    """The error names an object that is not a lease."""
     with pytest.raises(TypeError, match=r"needs a lease.*not str"):
         fenced(["report:7"])  # type: ignore[list-item]
 
 
 def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker):
-    """
-    Each database has its own fence; all are claimed before the body, and an overtaken fence refuses all of them.
-    """
+    """Each database has its own fence; all are claimed before the body, and an overtaken fence refuses all of them."""
     with django_db_blocker.unblock(), engine.database() as one, engine.database() as other:
         with django_database("b", engine.settings(one)), django_database("a", engine.settings(other)):
             prepare("a")
@@ -300,9 +264,7 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
 
 
 def test_missing_table_says_what_to_type(engine, django_db_blocker):
-    """
-    The error names a database without the table of fences, and the command that creates it.
-    """
+    """The error names a database without the table of fences, and the command that creates it."""
     with django_db_blocker.unblock(), engine.database() as name, django_database("bare", engine.settings(name)):
         with pytest.raises(ImproperlyConfigured, match=r"manage\.py migrate redlock --database bare"):
             with fenced(lease_of("counter"), using="bare"):
@@ -310,9 +272,7 @@ def test_missing_table_says_what_to_type(engine, django_db_blocker):
 
 
 def test_holder_inside_its_transaction_keeps_its_successor_waiting(counting):
-    """
-    P14: while a holder is inside its transaction, its successor waits at the claim, and then reads what it wrote.
-    """
+    """While a holder is inside its transaction, its successor waits at the claim, and then reads what it wrote."""
     counter, earlier, later = (
         CounterTable(counting),
         lease_of("counter", fencing_token=33),

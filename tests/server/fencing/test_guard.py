@@ -78,9 +78,7 @@ def test_protected_table_takes_fenced_writes_only(shop, lock):
 
 @postgresql_only
 def test_protected_table_wants_the_fence_of_its_lock(shop):
-    """
-    With a lock's name, the claim of another lock is not enough; and a claim ends with its transaction.
-    """
+    """With a lock's name, the claim of another lock is not enough; and a claim ends with its transaction."""
     migrate(shop, RequireFence("Order", "orders"))
 
     with fenced(lease_of("orders"), using=shop):
@@ -95,9 +93,7 @@ def test_protected_table_wants_the_fence_of_its_lock(shop):
 @postgresql_only
 @pytest.mark.parametrize(("model", "lock"), [(Order, "model:shop.order:{id}"), (Parcel, "parcel:{code}:{{x}}")])
 def test_protected_row_wants_the_fence_of_its_own_lock(shop, model, lock):
-    """
-    With a column in the lock's name, each row needs its own fence, for the old values and for the new ones.
-    """
+    """With a column in the lock's name, each row needs its own fence, for the old values and for the new ones."""
     migrate(shop, RequireFence(model.__name__, lock))
     rows, ours, theirs = (
         model.objects.using(shop),
@@ -123,9 +119,7 @@ def test_protected_row_wants_the_fence_of_its_own_lock(shop, model, lock):
 
 @postgresql_only
 def test_row_of_a_uuid_is_protected_by_the_lock_of_its_row(shop):
-    """
-    A UUID in a lock's name is written as Python writes it.
-    """
+    """A UUID in a lock's name is written as Python writes it."""
     migrate(shop, RequireFence("Voucher", "model:shop.voucher:{id}"))
     voucher = Voucher()
 
@@ -137,9 +131,7 @@ def test_row_of_a_uuid_is_protected_by_the_lock_of_its_row(shop):
 
 @postgresql_only
 def test_claim_of_a_rolled_back_savepoint_does_not_count(shop):
-    """
-    After the rollback of a nested claim the table is closed again.
-    """
+    """After the rollback of a nested claim the table is closed again."""
     migrate(shop, RequireFence("Order"))
     lease = lease_of("orders")
     with fenced(lease, using=shop):
@@ -158,9 +150,7 @@ def test_claim_of_a_rolled_back_savepoint_does_not_count(shop):
 
 @postgresql_only
 def test_protection_is_removed_backwards(shop):
-    """
-    The operation can be applied again, and reversed.
-    """
+    """The operation can be applied again, and reversed."""
     operation = RequireFence("Order", "order:{id}")
     migrate(shop, operation)
     migrate(shop, operation)
@@ -175,9 +165,7 @@ def test_protection_is_removed_backwards(shop):
 
 @others_only
 def test_other_databases_are_left_as_they_are(shop):
-    """
-    On databases other than PostgreSQL the operation does nothing.
-    """
+    """On databases other than PostgreSQL the operation does nothing."""
     migrate(shop, RequireFence("Order"))
     Order.objects.using(shop).create()
     migrate(shop, RequireFence("Order"), forwards=False)
@@ -186,9 +174,7 @@ def test_other_databases_are_left_as_they_are(shop):
 
 
 def test_rows_know_their_latest_writer(shop):
-    """
-    P11: a bulk update touches no row of a later holder, or of another one with the same token: all or nothing.
-    """
+    """A bulk update touches no row of a later holder, or of another one with the same token: all or nothing."""
     pallets = Pallet.objects.using(shop)
     for _ in range(3):
         pallets.create()
@@ -207,9 +193,7 @@ def test_rows_know_their_latest_writer(shop):
 
 
 def test_rows_take_no_update_without_an_exclusive_lease(shop):
-    """
-    A bulk update needs a valid exclusive lease.
-    """
+    """A bulk update needs a valid exclusive lease."""
     lease = lease_of("pallets")
     lease.release()
 
@@ -220,9 +204,7 @@ def test_rows_take_no_update_without_an_exclusive_lease(shop):
 
 
 async def test_rows_are_updated_from_a_coroutine(shop):
-    """
-    afenced_update() does the same from a coroutine.
-    """
+    """afenced_update() does the same from a coroutine."""
     assert await Pallet.objects.using(shop).afenced_update(lease_of("pallets"), weight=1) == 0
     from asgiref.sync import sync_to_async
 
@@ -254,9 +236,7 @@ def test_old_fences_are_pruned(counting):
 
 @pytest.mark.parametrize("options", [("--older-than=1000000",), ("--database=nope",)])
 def test_pruning_what_cannot_be(options):
-    """
-    An impossible age and an unknown database are reported in one line.
-    """
+    """An impossible age and an unknown database are reported in one line."""
     with pytest.raises(CommandError, match=r"at most 36500 days|DATABASES has no 'nope'"):
         call_command("redlock_prune_fences", *options, skip_checks=True)
 
@@ -270,17 +250,13 @@ def prune(alias: str, *options: str) -> str:
 
 @pytest.mark.parametrize("options", [{"client_flag": 0}, {"client_flag": 4 | 8}])
 def test_database_that_does_not_count_matches_is_an_error(options):
-    """
-    redlock.E031: without FOUND_ROWS, a claim cannot tell what it matched.
-    """
+    """redlock.E031: without FOUND_ROWS, a claim cannot tell what it matched."""
     assert checked("mysql", options) == ["redlock.E031"]
     assert checked("mysql", {"client_flag": 2 | 4}) == []
 
 
 def test_isolation_level_that_conflicts_is_a_warning():
-    """
-    redlock.W031: at levels other than READ COMMITTED, transactions conflict.
-    """
+    """redlock.W031: at levels other than READ COMMITTED, transactions conflict."""
     import psycopg
 
     assert checked("mysql", {"isolation_level": "repeatable read"}) == ["redlock.W031"]
@@ -301,9 +277,7 @@ def checked(engine: str, options: dict) -> list[str]:
 
 @pytest.mark.parametrize("engine", ["mariadb"], indirect=True)
 def test_table_without_transactions_is_an_error(engine, django_db_blocker):
-    """
-    redlock.E032: a storage engine that cannot roll back makes the fence worthless.
-    """
+    """redlock.E032: a storage engine that cannot roll back makes the fence worthless."""
     with django_db_blocker.unblock(), engine.database() as name, django_database("myisam", engine.settings(name)):
         assert check_fence_tables(databases=["myisam"]) == []
         call_command("migrate", "redlock", database="myisam", verbosity=0)

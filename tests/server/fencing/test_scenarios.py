@@ -1,4 +1,4 @@
-"""The stories of docs/howto/fencing-evidence.md, on every database, and holders that are stopped in a transaction."""
+"""The stories of ``python -m tests.lab.fencing``, on every database, and holders that are stopped in a transaction."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,16 +31,14 @@ def each(*usual: str) -> pytest.MarkDecorator:
 
 @each("sqlite")  # there is no fence
 def test_paused_holder_overwrites_without_a_fence(stage):
-    """
-    The figure without a fence: a holder stopped past its lease overwrites what its successor wrote.
-    """
+    """The figure without a fence: a holder stopped past its lease overwrites what its successor wrote."""
     assert scenarios.paused_without_a_fence(stage) == 1
 
 
 @each("sqlite")  # test_fenced.py shows that each database refuses
 def test_paused_holder_is_refused_with_a_fence(stage):
     """
-    P14: a holder is stopped (SIGSTOP) between its check of the clock and its claim for longer than its lease. When it
+    A holder is stopped (SIGSTOP) between its check of the clock and its claim for longer than its lease. When it
     wakes, the database refuses it, and its lease is lost. Its successor's increment stays.
     """
     refusal, reason, counter = scenarios.paused_before_its_claim(stage)
@@ -51,17 +49,13 @@ def test_paused_holder_is_refused_with_a_fence(stage):
 
 
 def test_fence_is_one_statement_more(stage):
-    """
-    Doubt 1, is it realistic to change the resource: once the row exists, the fence costs one more statement.
-    """
+    """Doubt 1, is it realistic to change the resource: once the row exists, the fence costs one more statement."""
     assert scenarios.is_it_realistic(stage) == 1
 
 
 @each("sqlite")  # the databases are the experiment's
 def test_lock_spares_the_work_that_the_fence_would_throw_away(stage):
-    """
-    Doubt 2, is the lock pointless: without the lock, the fence cuts sections short; with it, none.
-    """
+    """Doubt 2, is the lock pointless: without the lock, the fence cuts sections short; with it, none."""
     without, with_lock = scenarios.is_the_lock_pointless(stage)
 
     assert without > 0
@@ -69,9 +63,7 @@ def test_lock_spares_the_work_that_the_fence_would_throw_away(stage):
 
 
 def test_holder_overtaken_in_one_database_writes_to_none(stage):
-    """
-    Doubt 3, several databases: the claims of all come before the body.
-    """
+    """Doubt 3, several databases: the claims of all come before the body."""
     assert scenarios.is_the_resource_distributed(stage) == (1, 1)
 
 
@@ -86,9 +78,7 @@ def test_two_delayed_writers_in_order(stage):
 
 @each("sqlite")  # the databases are those of the experiment
 def test_nothing_is_lost_behind_the_fence(stage):
-    """
-    Doubt 5, P9: without a fence increments are lost, with it none, whatever the lock does.
-    """
+    """Without a fence increments are lost, with it none, whatever the lock does."""
     naked, behind = scenarios.is_it_correct(stage)
 
     assert naked > 0
@@ -97,9 +87,7 @@ def test_nothing_is_lost_behind_the_fence(stage):
 
 @each("sqlite")  # here a lease ends
 def test_wrong_ttl_costs_work_and_no_data(stage):
-    """
-    L53: sections that last longer than their lease are rolled back, and nothing else happens.
-    """
+    """Sections that last longer than their lease are rolled back, and nothing else happens."""
     assert scenarios.wrong_ttl(stage) == (3, 0)
 
 
@@ -113,7 +101,7 @@ IMPATIENT: dict[str, dict[str, Any]] = {
 @each("sqlite", "postgresql")  # MariaDB waits and gives up as PostgreSQL does
 def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stage):
     """
-    P14: a holder stopped (SIGSTOP) inside its transaction keeps the fence. Its successor's claim times out as
+    A holder stopped (SIGSTOP) inside its transaction keeps the fence. Its successor's claim times out as
     configured in the database. When the holder wakes, it may not commit, because its lease has ended, and the successor
     continues.
     """
@@ -143,9 +131,7 @@ def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stage):
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_database_ends_a_transaction_that_stands_still(stage):
-    """
-    P14: with idle_in_transaction_session_timeout, PostgreSQL ends a stopped holder; its successor continues at once.
-    """
+    """With idle_in_transaction_session_timeout, PostgreSQL ends a stopped holder; its successor continues at once."""
     with stage.holder() as one, stage.holder() as two:
         one.ask("acquire", "idle", scenarios.TTL, 0)
         one.ask("begin")

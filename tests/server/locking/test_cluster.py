@@ -1,7 +1,6 @@
 """A Redis or Valkey Cluster as one node: failovers, slots that move, and what is refused."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -51,45 +50,9 @@ async def held(flavour: Flavour, manager: LockManager, name: object = "a", **opt
     return await flavour.acquire(manager.lock(name, **{"wait": 30, **options}))
 
 
-async def test_every_request_works_in_a_cluster(three: Cluster, flavour: Flavour):
-    """
-    L65: all keys are in one slot, so several names, shared locks, permits, queues and surveys work as elsewhere.
-    """
-    manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
-
-    several = await held(flavour, manager, ["a", "b", "c"], wait=0)
-    assert await flavour.extend(several)
-    with pytest.raises(LockTakenError):
-        await held(flavour, other, "b", wait=0)
-    readers = [await held(flavour, each, "r", wait=0, shared=True) for each in (manager, other)]
-    permits = [await held(flavour, each, "p", wait=0, limit=2) for each in (manager, other)]
-    with pytest.raises(LockTakenError):
-        await held(flavour, manager, "p", wait=0, limit=2)
-    listed = manager.survey(count=100)[0]
-    assert {row.slug for row in listed.rows} >= {"{a}", "{b}", "{c}", "{r}"}
-
-    served: list[str] = []
-
-    def wait() -> None:
-        with other.lock("a", wait=60):
-            served.append("other")
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    await eventually(lambda: any(row.waiting for row in manager.survey(slugs=("{a}",), waiters=1)[0].rows))
-    assert await flavour.release(several) == "released"
-    waiter.join(60)
-    assert served == ["other"]
-    for lease in (*readers, *permits):
-        assert await flavour.release(lease) == "released"
-    for each in (manager, other):
-        await flavour.close(each)
-        each.close()
-
-
 async def test_cluster_is_one_vote_of_a_majority(three: Cluster, nodes, flavour: Flavour):
     """
-    P22, L65: a cluster votes with Redis servers; one that is listed twice has one vote.
+    A cluster votes with Redis servers; one that is listed twice has one vote.
     """
     manager = real_manager([three.url, *nodes.urls[:2]], ttl=60.0, node_timeout=10.0)
     lease = await held(flavour, manager, wait=0)
@@ -109,7 +72,7 @@ async def test_cluster_is_one_vote_of_a_majority(three: Cluster, nodes, flavour:
 
 async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flavour):
     """
-    L65, P23: while the slot of an alias moves to another shard, the node gives no vote, and no caller gets
+    While the slot of an alias moves to another shard, the node gives no vote, and no caller gets
     the lock; afterwards the lock is held there.
     """
     manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
@@ -137,7 +100,7 @@ async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
     three: Cluster, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    P23, P24, L65: the shard that granted the lock answers the request to raise its token with MOVED. That attempt does
+    The shard that granted the lock answers the request to raise its token with MOVED. That attempt does
     not have the lock, and what it was granted does not block the next attempt at the new shard.
     """
     manager = real_manager([three.url], ttl=60.0, node_timeout=10.0)
@@ -170,7 +133,7 @@ async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
 
 
 async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
-    """L65, P23, P27: the queue moves with the slot, so a waiter gets the lock that is released at the new shard."""
+    """The queue moves with the slot, so a waiter gets the lock that is released at the new shard."""
     manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
     lease = await held(flavour, manager)
     waiter = asyncio.create_task(asyncio.to_thread(other.lock("a", wait=60).acquire))
@@ -191,7 +154,7 @@ async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
 
 
 def test_failover_keeps_a_lock_that_was_replicated():
-    """P16, L65: the promoted replica has the lock, so the holder goes on and no other caller gets it."""
+    """The promoted replica has the lock, so the holder goes on and no other caller gets it."""
     with cluster(3, replicas=True) as running, closing(real_manager([running.url], ttl=60.0)) as manager:
         lease = manager.lock("a", wait=30).acquire()
         place = running.owner(KEY)
@@ -206,7 +169,7 @@ def test_failover_keeps_a_lock_that_was_replicated():
 
 async def test_failover_after_replication_was_cut_makes_newcomers_wait():
     """
-    P20, P22, L63: a replica that missed a lock takes the place of its master. With the restart guard, also a process
+    A replica that missed a lock takes the place of its master. With the restart guard, also a process
     that never saw the old master waits until every lock that may be missing has expired.
     """
     with cluster(3, replicas=True) as running:
@@ -242,18 +205,18 @@ def urls(request: pytest.FixtureRequest, three: Cluster, nodes: Servers) -> list
 
 
 def test_child_has_connections_of_its_own(urls: list[str]):
-    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    """After a fork both processes continue; the child neither uses nor ends anything of its parent."""
     with closing(patient_manager(urls)) as one:
         fork_and_lock(one)
 
 
 def test_greenlets_wait_and_are_renewed(urls: list[str]):
-    """P33, L45: under gevent, waiters are notified by the shard, and the watchdog renews."""
+    """Under gevent, waiters are notified by the shard, and the watchdog renews."""
     run_greenlets(urls)
 
 
 async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavour):
-    """P25, L65: another member that the URL names says where the slot is."""
+    """Another member that the URL names says where the slot is."""
     url = f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:{three.servers[0].port}"
     manager = real_manager([url], ttl=60.0, node_timeout=10.0)
 
@@ -264,7 +227,7 @@ async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavo
 
 def test_doctor_examines_the_shard_that_decides(three: Cluster):
     """
-    L65: the inspection asks the master of the slot, and names the members that do not answer.
+    The inspection asks the master of the slot, and names the members that do not answer.
     """
     node = open_node(NodeSpec(f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:{three.servers[0].port}"), "t:")
 
@@ -278,7 +241,7 @@ def test_doctor_examines_the_shard_that_decides(three: Cluster):
 
 async def test_server_without_cluster_mode_is_a_configuration_error(nodes, flavour: Flavour):
     """
-    P23: the scheme and the server's mode must agree.
+    The scheme and the server's mode must agree.
     """
     manager = real_manager([nodes.urls[0].replace("redis:", "redis+cluster:")])
 
@@ -292,7 +255,7 @@ async def test_server_without_cluster_mode_is_a_configuration_error(nodes, flavo
 
 async def test_user_needs_one_more_right_than_elsewhere(three: Cluster, flavour: Flavour):
     """
-    P36: the rights that docs/operate/security.md lists, for keys with braces, and the right to ask for the slots.
+    The rights that docs/operate/security.md lists, for keys with braces, and the right to ask for the slots.
     """
     rights = [right for right in RIGHTS if right.startswith("+")] + ["~{t}:*", "&{t}:w:*"]
     ports = ",".join(f"127.0.0.1:{server.port}" for server in three.servers)

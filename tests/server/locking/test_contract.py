@@ -21,7 +21,7 @@ LONGEST = 12.0
 
 
 async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, flavour: Flavour):
-    """L21, L80, P17, P39: validity is the ttl, counted from before the first byte, minus the allowance for drift."""
+    """Validity is the ttl, counted from before the first byte, minus the allowance for drift."""
     manager = make(ttl=60.0)
 
     lease = await flavour.acquire(manager.lock("order:1"))
@@ -34,7 +34,7 @@ async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, fl
 
 
 async def test_held_lock_is_refused_with_its_holder(make: Manager, flavour: Flavour):
-    """L3, L81: a held lock is *taken*, and the error has the lock, attempts, time, nodes, holder and time left."""
+    """A held lock is *taken*, and the error has the lock, attempts, time, nodes, holder and time left."""
     manager = make()
     lease = await flavour.acquire(manager.lock("order:1", label="invoice run"))
 
@@ -53,7 +53,7 @@ async def test_held_lock_is_refused_with_its_holder(make: Manager, flavour: Flav
 
 
 async def test_failed_attempt_leaves_nothing_behind(make: Manager, flavour: Flavour):
-    """L8, L79: an attempt without a quorum releases its nodes, and the holder's nodes are unchanged."""
+    """An attempt without a quorum releases its nodes, and the holder's nodes are unchanged."""
     manager = make()
     lease = await flavour.acquire(manager.lock("order:1"))
 
@@ -67,7 +67,7 @@ async def test_failed_attempt_leaves_nothing_behind(make: Manager, flavour: Flav
 
 
 async def test_fencing_tokens_increase_from_hold_to_hold(make: Manager, flavour: Flavour):
-    """P1, P2: every later holder has a greater token, also from another manager and for several names."""
+    """Every later holder has a greater token, also from another manager and for several names."""
     first, second = make(), make()
     tokens = []
 
@@ -81,7 +81,7 @@ async def test_fencing_tokens_increase_from_hold_to_hold(make: Manager, flavour:
 
 async def test_clock_that_was_set_back_still_gives_a_greater_token(make: Manager, flavour: Flavour, monkeypatch: Any):
     """
-    P2, L6: the wall clock only makes the first proposal likely to succeed; a client an hour behind needs a second
+    The wall clock only makes the first proposal likely to succeed; a client an hour behind needs a second
     round.
     """
     ahead, behind = make(), make()
@@ -97,7 +97,7 @@ async def test_clock_that_was_set_back_still_gives_a_greater_token(make: Manager
 
 
 async def test_release_returns_its_outcome(make: Manager, flavour: Flavour):
-    """L35, L37: the first call returns released, the second expired, and does no harm to a later holder."""
+    """The first call returns released, the second expired, and does no harm to a later holder."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -111,7 +111,7 @@ async def test_release_returns_its_outcome(make: Manager, flavour: Flavour):
 
 
 async def test_lock_that_an_operator_freed_is_reported_when_the_block_ends(make: Manager, flavour: Flavour):
-    """L36: leaving the block raises the loss, because the work may not have been exclusive."""
+    """Leaving the block raises the loss, because the work may not have been exclusive."""
     manager = make()
 
     with pytest.raises(LockLostError, match="'a' was lost after"):
@@ -120,7 +120,7 @@ async def test_lock_that_an_operator_freed_is_reported_when_the_block_ends(make:
 
 
 async def test_error_of_the_body_is_not_masked_by_a_loss(make: Manager, flavour: Flavour):
-    """L36: the exception of the body is raised, even if the lock was lost."""
+    """The exception of the body is raised, even if the lock was lost."""
     manager = make()
 
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
@@ -130,7 +130,7 @@ async def test_error_of_the_body_is_not_masked_by_a_loss(make: Manager, flavour:
 
 
 async def test_extension_gives_a_whole_ttl_from_now(make: Manager, flavour: Flavour):
-    """P18: a lease that is extended in time has a whole ttl again."""
+    """A lease that is extended in time has a whole ttl again."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", ttl=60.0, renew=False))
     lease.hold.deadline -= 30
@@ -143,7 +143,7 @@ async def test_extension_gives_a_whole_ttl_from_now(make: Manager, flavour: Flav
 
 
 async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
-    """P18, L26, L34: once its time has run out, a lease is lost, even if all its keys still exist."""
+    """Once its time has run out, a lease is lost, even if all its keys still exist."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", renew=False))
     lease.hold.deadline = 0.0
@@ -160,7 +160,7 @@ async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
 
 
 async def test_superseded_holder_learns_of_it_at_its_next_extension(make: Manager, flavour: Flavour):
-    """P19, L24: a majority that knows a newer holder ends the lease at once."""
+    """A majority that knows a newer holder ends the lease at once."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", renew=False))
     manager.release("a", lease.secret)
@@ -174,7 +174,7 @@ async def test_superseded_holder_learns_of_it_at_its_next_extension(make: Manage
 
 
 async def test_renewal_keeps_a_lock_longer_than_its_lease(virtual: Virtual, flavour: Flavour):
-    """L22: a lease is extended every third of its ttl while it is held."""
+    """A lease is extended every third of its ttl while it is held."""
     manager = virtual(ttl=30.0)
 
     async with flavour.entered(manager.lock("a")) as lease:
@@ -184,7 +184,7 @@ async def test_renewal_keeps_a_lock_longer_than_its_lease(virtual: Virtual, flav
 
 
 async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
-    """L22: the watchdog's thread and the timer of an event loop extend leases while the holder works."""
+    """The watchdog's thread and the timer of an event loop extend leases while the holder works."""
     extended = threading.Event()
     manager = real(ttl=60.0, notify=lambda event, **about: event == "lock_extended" and extended.set())
 
@@ -198,7 +198,7 @@ async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
 
 @pytest.mark.parametrize("renew", [True, False])
 async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavour: Flavour, renew: bool):
-    """L23, L24: event and callback report the loss, at the latest when the lease ends by the local clock."""
+    """Event and callback report the loss, at the latest when the lease ends by the local clock."""
     manager = virtual(ttl=30.0)
     told: list[Lease] = []
     lease = await flavour.acquire(manager.lock("a", renew=renew))
@@ -224,7 +224,7 @@ async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavou
     ],
 )
 async def test_renewal_stops_at_its_bounds(virtual: Virtual, flavour: Flavour, options: Any, reason: str, ends: float):
-    """P34, L27: a holder that never ends loses the lock, and the loss has the reason."""
+    """A holder that never ends loses the lock, and the loss has the reason."""
     manager = virtual(ttl=30.0, **options)
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -237,7 +237,7 @@ async def test_renewal_stops_at_its_bounds(virtual: Virtual, flavour: Flavour, o
 
 
 async def test_one_lock_may_have_a_bound_of_its_own(virtual: Virtual, flavour: Flavour):
-    """P34, L27: ``max_hold`` of a lock takes precedence over the setting, and must be a time."""
+    """The ``max_hold`` of a lock takes precedence over the setting, and must be a time."""
     manager = virtual(ttl=30.0)
     lease = await flavour.acquire(manager.lock("a", max_hold=5.0))
 
@@ -251,7 +251,7 @@ async def test_one_lock_may_have_a_bound_of_its_own(virtual: Virtual, flavour: F
 
 async def test_loss_is_reported_whatever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
     """
-    L23, L26: a lease that ends between two readings of the clock, in the middle of an extension, is reported like any
+    A lease that ends between two readings of the clock, in the middle of an extension, is reported like any
     other.
     """
     manager = make()
@@ -269,7 +269,7 @@ async def test_loss_is_reported_whatever_notices_it(make: Manager, flavour: Flav
 
 
 async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flavour):
-    """L23: thread and timer read the local clock when a lease ends, without a network call."""
+    """Thread and timer read the local clock when a lease ends, without a network call."""
     manager = real(node_timeout=0.1)
     lease = await flavour.acquire(manager.lock("a", wait=30, ttl=0.5, renew=False))
 
@@ -280,7 +280,7 @@ async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flav
 
 
 async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour: Flavour):
-    """P24, L58: a dead holder blocks nobody once its lease has ended."""
+    """A dead holder blocks nobody once its lease has ended."""
     manager = make()
     await flavour.acquire(manager.claim("a", ttl=0.5, renew=False, detached=True))
 
@@ -292,7 +292,7 @@ async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour:
 
 async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flavour):
     """
-    L56: all names have one lease and one token; a caller that wants one of them is refused, and the other names stay
+    All names have one lease and one token; a caller that wants one of them is refused, and the other names stay
     free.
     """
     manager = make()
@@ -367,7 +367,7 @@ async def test_waiter_gets_the_lock_when_it_is_free(virtual: Virtual, flavour: F
 
 
 async def test_contended_lock_lets_one_in_at_a_time(make: Manager, flavour: Flavour):
-    """P16, L16: many contenders all get their turn, one at a time, in the order of their tokens."""
+    """Many contenders all get their turn, one at a time, in the order of their tokens."""
     manager = make(retry_delay=0.002)
     inside: list[int] = []
     tokens: list[int] = []
@@ -387,7 +387,7 @@ async def test_contended_lock_lets_one_in_at_a_time(make: Manager, flavour: Flav
 
 
 async def test_one_lock_object_is_not_entered_twice(make: Manager, flavour: Flavour):
-    """L43: entering a lock object again raises instead of waiting for itself or losing the first lease."""
+    """Entering a lock object again raises instead of waiting for itself or losing the first lease."""
     manager = make()
     lock = manager.lock("a")
 
@@ -399,7 +399,7 @@ async def test_one_lock_object_is_not_entered_twice(make: Manager, flavour: Flav
 
 
 async def test_body_may_release_early(make: Manager, flavour: Flavour):
-    """L37: a release inside the block is not a loss, and leaving the block releases no other hold."""
+    """A release inside the block is not a loss, and leaving the block releases no other hold."""
     manager = make()
 
     async with flavour.entered(manager.lock("a")) as lease:
@@ -412,7 +412,7 @@ async def test_body_may_release_early(make: Manager, flavour: Flavour):
 
 
 async def test_decorated_function_does_not_wait_for_itself(make: Manager, flavour: Flavour):
-    """L43: a recursive call inside the lock raises, because it would wait for ever."""
+    """A recursive call inside the lock raises, because it would wait for ever."""
     manager = make()
 
     @manager.lock("a")
@@ -425,7 +425,7 @@ async def test_decorated_function_does_not_wait_for_itself(make: Manager, flavou
 
 
 async def test_shared_lock_object_gives_each_its_own_lease(make: Manager, flavour: Flavour):
-    """L42: threads or tasks that share one lock object cannot release each other's hold."""
+    """Threads or tasks that share one lock object cannot release each other's hold."""
     manager = make(retry_delay=0.002)
     lock = manager.lock("a")
     seen: list[str] = []
@@ -462,7 +462,7 @@ async def test_decorated_function_runs_under_the_lock(make: Manager, flavour: Fl
 
 
 async def test_no_key_is_without_expiry(make: Manager, flavour: Flavour):
-    """L15, P29: holder and index expire, whatever process dies."""
+    """Holder and index expire, whatever process dies."""
     manager = make(fence_keep=60.0)
     await flavour.acquire(manager.lock(["a", "b"]))
 
@@ -489,7 +489,7 @@ HOSTILE = [
 
 
 async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Flavour):
-    """P37, L19, L20: names with braces, newlines, globs and any script are separate locks, and can be listed."""
+    """Names with braces, newlines, globs and any script are separate locks, and can be listed."""
     manager = make()
 
     leases = [await flavour.acquire(manager.lock(name, wait=0)) for name in HOSTILE]
@@ -502,7 +502,7 @@ async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Fl
 
 
 async def test_long_names_with_one_beginning_are_different_locks(make: Manager, flavour: Flavour):
-    """P37: a name longer than 200 bytes is cut to a readable beginning and a digest."""
+    """A name longer than 200 bytes is cut to a readable beginning and a digest."""
     manager = make()
 
     one = await flavour.acquire(manager.lock("x" * 300 + "1", wait=0))
@@ -513,7 +513,7 @@ async def test_long_names_with_one_beginning_are_different_locks(make: Manager, 
 
 
 async def test_secrets_are_not_shown(make: Manager, flavour: Flavour, caplog: pytest.LogCaptureFixture):
-    """P36: no repr, log or error contains the secret."""
+    """No repr, log or error contains the secret."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -527,7 +527,7 @@ async def test_secrets_are_not_shown(make: Manager, flavour: Flavour, caplog: py
 
 
 async def test_lease_is_not_copied(make: Manager, flavour: Flavour):
-    """L44: a copied or pickled lease would have two holders, so it is refused."""
+    """A copied or pickled lease would have two holders, so it is refused."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -539,7 +539,7 @@ async def test_lease_is_not_copied(make: Manager, flavour: Flavour):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 async def test_any_number_of_nodes_makes_a_lock(make: Manager, flavour: Flavour, count: int):
-    """L12: the quorum is the majority, also for even numbers."""
+    """The quorum is the majority, also for even numbers."""
     manager = make(count)
 
     lease = await flavour.acquire(manager.lock("a"))
@@ -551,7 +551,7 @@ async def test_any_number_of_nodes_makes_a_lock(make: Manager, flavour: Flavour,
 
 
 async def test_waiting_ends_at_its_time(virtual: Virtual, flavour: Flavour):
-    """L47, L49: a waiter gives up after ``wait``, reports how long it waited, and leaves nothing behind."""
+    """A waiter gives up after ``wait``, reports how long it waited, and leaves nothing behind."""
     manager = virtual()
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -566,7 +566,7 @@ async def test_waiting_ends_at_its_time(virtual: Virtual, flavour: Flavour):
 
 
 async def test_silence_is_not_taken_for_a_held_lock(make: Manager, flavour: Flavour):
-    """L3: nodes that do not vote make the lock unavailable, which is a different error from taken."""
+    """Nodes that do not vote make the lock unavailable, which is a different error from taken."""
     manager: LockManager = make(restart_guard=True, allow_evicting=())
     for node in range(3):
         manager.driver.admission._quarantined[node] = (math.inf, "restarted", "restart_guard")

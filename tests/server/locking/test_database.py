@@ -1,6 +1,5 @@
 """A database as a node: the decisions of its server, and the rows that are cleaned up."""
 
-import io
 import json
 import subprocess
 import sys
@@ -12,16 +11,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_redlock import inventory, lock, locks
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import Acquire, Kind, Release, Request, Survey
 from django_redlock.nodes.database.table import TABLE, LockTable
-from tests.managers import Tables, connect
+from tests.managers import Tables
 
 from .test_differential import BASE, comparable, requests
 from .test_waiting import in_queue
@@ -61,7 +57,7 @@ SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[Healt
 @SEQUENCES
 def test_database_answers_as_the_node_in_memory(table: LockTable, sequence: list[Request], together: bool):
     """
-    P5, P8, P28, P39: whatever requests come in whatever order, at once or one by one, replies and queues are the same.
+    Whatever requests come in whatever order, at once or one by one, replies and queues are the same.
     """
     agree(table, sequence, together)
 
@@ -70,7 +66,7 @@ def test_database_answers_as_the_node_in_memory(table: LockTable, sequence: list
 @settings(SETTINGS, max_examples=300)
 @SEQUENCES
 def test_database_answers_as_the_node_in_memory_for_long(table: LockTable, sequence: list[Request], together: bool):
-    """P5, P8, P28, P39: the same with more sequences."""
+    """The same with more sequences."""
     agree(table, sequence, together)
 
 
@@ -97,7 +93,7 @@ def forget_total(answer: Any) -> Any:
 
 
 def test_survey_lists_page_by_page_what_is_held(table: LockTable):
-    """L70: the list is in the order of the ends, without locks that have ended."""
+    """The list is in the order of the ends, without locks that have ended."""
     table.execute([acquire(f"n{number}", f"{number:032}", ttl=60.0 + number) for number in range(5)])
     table.execute([acquire("over", ttl=0.001)])
     time.sleep(0.05)
@@ -110,26 +106,6 @@ def test_survey_lists_page_by_page_what_is_held(table: LockTable):
     assert first.total == second.total == 5
     assert (bool(first.cursor), second.cursor) == (True, "")
     assert 59 < (first.rows[0].left or 0) <= 60
-
-
-def test_operators_see_and_end_what_a_database_holds(tables: Tables):
-    """L70, L74: the inventory and the commands treat it like any node."""
-    output = io.StringIO()
-    entry = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"restart_guard": False, "node_timeout": 1.4}}
-    with override_settings(REDLOCK={"default": entry}):
-        connect(locks["default"])
-        lease = lock("order:7", label="invoice run").acquire()
-        (held,) = inventory.held_locks().locks
-        call_command("redlock_list", stdout=output)
-        call_command("redlock_clear", "--noinput", stdout=output)
-        assert inventory.force_release(held.name, held.fingerprint) == "released"
-
-        assert not lease.extend()
-        locks.reset()
-
-    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
-    assert "order:7" in output.getvalue()
-    assert "Nothing is stale." in output.getvalue()
 
 
 # Compare and set
@@ -159,7 +135,7 @@ def overtaken(other: LockTable, between: Callable[[Callable[[], object]], None])
 @pytest.mark.parametrize("known", [False, True])
 def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bool):
     """
-    P1, P16: another client's write between our read and our write is not overwritten, whether the row is new or not.
+    Another client's write between our read and our write is not overwritten, whether the row is new or not.
     """
     if known:
         table.execute([acquire()])
@@ -211,7 +187,7 @@ for line in sys.stdin:
 @pytest.mark.parametrize("how", ["seeded", "forked"])
 def test_processes_with_equal_seeds_write_different_versions(tables: Tables, table: LockTable, between: Any, how: str):
     """
-    P1: a write is refused if the row has changed twice since it was read, though all processes seeded ``random``
+    A write is refused if the row has changed twice since it was read, though all processes seeded ``random``
     alike, or were forked from one parent.
     """
     entries = json.dumps({"default": {}, "held": tables.entry()})
@@ -235,7 +211,7 @@ def test_processes_with_equal_seeds_write_different_versions(tables: Tables, tab
 
 @pytest.mark.parametrize("known", [False, True])
 def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, known: bool):
-    """L56: if one of the rows has changed, the others are not written."""
+    """If one of the rows has changed, the others are not written."""
     slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: table.key("h", slug)))
     if known:
         table.execute([acquire(slugs=slugs)])
@@ -251,7 +227,7 @@ def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, kn
 
 def test_request_is_not_granted_after_its_own_release(table: LockTable, other: LockTable, overtaken: Any):
     """
-    L9, P24: a request behind its own release is refused, even if it was decided before the release and is written after
+    A request behind its own release is refused, even if it was decided before the release and is written after
     it.
     """
     overtaken(Release(("{x}",), SECRET, 30.0))
@@ -263,7 +239,7 @@ def test_request_is_not_granted_after_its_own_release(table: LockTable, other: L
 
 
 def test_two_writers_of_overlapping_names_never_deadlock(table: LockTable, other: LockTable):
-    """L56: rows are written in one order, whatever the order of the names; every request gets a reply."""
+    """Rows are written in one order, whatever the order of the names; every request gets a reply."""
     kinds: list[Kind] = []
 
     def contend(mine: LockTable, slugs: tuple[str, ...], secret: str) -> None:

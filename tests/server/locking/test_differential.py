@@ -119,7 +119,7 @@ SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[Heal
 @SETTINGS
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
-    """P5, P8, P28, P39: whatever requests come in whatever order, replies, queues and notifications are the same."""
+    """Whatever requests come in whatever order, replies, queues and notifications are the same."""
     agree(real_node, sequence)
 
 
@@ -127,7 +127,7 @@ def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Requ
 @settings(SETTINGS, max_examples=2000)
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_memory_node_answers_as_the_real_one_for_long(real_node: Any, sequence: list[Request]):
-    """P5, P8, P28, P39: the same with more sequences."""
+    """The same with more sequences."""
     agree(real_node, sequence)
 
 
@@ -164,7 +164,7 @@ def take(names: str, secret: str = "a", waiter: str = "", stamp: int = BASE, **o
 
 
 def test_list_of_shared_holders_means_nothing_without_the_key(real_node: Any):
-    """P39: a node that lost the key accepts it again, for the time requested now and not for the earlier one."""
+    """A node that lost the key accepts it again, for the time requested now and not for the earlier one."""
     term = Term(("{y}",), "c" * 32, "c" * 32, 90.0, BASE, shared=True)
     by_force = Release(("{y}",), SHARED)
 
@@ -173,7 +173,7 @@ def test_list_of_shared_holders_means_nothing_without_the_key(real_node: Any):
 
 @pytest.mark.parametrize("revoke", [False, True])
 def test_all_shared_holders_are_asked_to_stop(real_node: Any, revoke: bool):
-    """P39: ending all holds at once gives each holder the same reply as ending one."""
+    """Ending all holds at once gives each holder the same reply as ending one."""
     by_force = Release(("{x}",), SHARED, 60.0, shared=True, revoke=revoke)
     term = Term(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, shared=True)
 
@@ -183,7 +183,7 @@ def test_all_shared_holders_are_asked_to_stop(real_node: Any, revoke: bool):
 @pytest.mark.parametrize("shared", [False, True])
 def test_waiter_is_queued_up_to_the_first_name_that_is_taken(real_node: Any, shared: bool):
     """
-    P27, P39, L56: a claim to a later name would keep it from a caller that holds the first name and wants the later
+    A claim to a later name would keep it from a caller that holds the first name and wants the later
     one, too.
     """
     held = [take("y"), take("xyz", "b", "p|1", shared=shared)]
@@ -195,7 +195,7 @@ def test_waiter_is_queued_up_to_the_first_name_that_is_taken(real_node: Any, sha
 
 
 def test_waiter_leaves_the_queues_behind_a_name_that_is_taken_again(real_node: Any):
-    """P27, P28, P39: the next waiter there is notified, if this one was first."""
+    """The next waiter there is notified, if this one was first."""
     behind = [
         take("z"),
         take("yz", "b", "p|1", BASE),
@@ -217,7 +217,7 @@ def next_notification(notifications: Any) -> str:
 
 
 def test_index_forgets_locks_that_expired(real_node: Any):
-    """L47: names whose holder died leave the index with later acquisitions; a key without expiry stays listed."""
+    """Names whose holder died leave the index with later acquisitions; a key without expiry stays listed."""
     manager, server, prefix = real_node
     with server.client() as client:
         client.zadd(f"{prefix}index", {"{dead}": 1, "{forever}": 2})
@@ -230,7 +230,7 @@ def test_index_forgets_locks_that_expired(real_node: Any):
 
 
 def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
-    """L77: something else wrote the key, and it would block the name for ever, so a refusal adds it to the index."""
+    """Something else wrote the key, and it would block the name for ever, so a refusal adds it to the index."""
     manager, server, prefix = real_node
     store = NodeState(time.time)
     store.put("{x}", "foreign", None)
@@ -248,7 +248,7 @@ def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
 
 def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
     """
-    P8: a number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote.
+    A number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote.
     """
     manager, *_ = real_node
     for number, kind, fence in ((2**52 + 1, Kind.ACCEPTED, 2**52 + 1), (2**53 - 1, Kind.EXCLUDED, 0)):

@@ -61,7 +61,7 @@ async def test_requests_of_one_turn_are_all_answered_in_order(nodes: Servers):
 
 
 async def test_script_that_is_unknown_is_sent_again_for_each_of_many(nodes: Servers):
-    """L64: a server that forgot its scripts reports it for every request in flight."""
+    """A server that forgot its scripts reports it for every request in flight."""
     link = await link_to(nodes)
     first = Told(link)
     await eventually(lambda: first.all)
@@ -78,7 +78,7 @@ async def test_script_that_is_unknown_is_sent_again_for_each_of_many(nodes: Serv
 
 async def test_link_that_is_dropped_has_sent_what_was_given_to_it(nodes: Servers):
     """
-    L11, L39: a release that a cancelled task has handed to the link reaches the node, although nobody waits for the
+    A release that a cancelled task has handed to the link reaches the node, although nobody waits for the
     reply.
     """
     link = await link_to(nodes)
@@ -149,7 +149,7 @@ def answer(link: Link, request: Acquire) -> Reply | None:
 
 
 def test_unknown_script_is_sent_with_the_next_request(nodes: Servers):
-    """L64: a node that forgot its scripts and replies too late to be asked again learns them from the next request."""
+    """A node that forgot its scripts and replies too late to be asked again learns them from the next request."""
     link = open_node(NodeSpec(nodes[0].url), "t:").connect(1.0)
     before = answer(link, acquire(0))
     with nodes[0].client() as client:
@@ -163,7 +163,7 @@ def test_unknown_script_is_sent_with_the_next_request(nodes: Servers):
 
 
 async def test_unknown_script_is_sent_with_the_next_request_of_an_event_loop(nodes: Servers):
-    """L64: the same if no task waits for the reply any more."""
+    """The same if no task waits for the reply any more."""
     link = await link_to(nodes)
     replies: list[Reply | None] = []
 

@@ -29,7 +29,7 @@ def one(tables: Tables) -> Iterator[LockManager]:
 
 
 def test_lock_inside_a_transaction_of_its_own_file_fails_at_once(one: LockManager, tables: Tables):
-    """L52: the lock would wait for the transaction, and the transaction for the lock; the error lists the ways out."""
+    """The lock would wait for the transaction, and the transaction for the lock; the error lists the ways out."""
     with transaction.atomic(using=tables.aliases[0]):
         with pytest.raises(QuorumUnavailableError) as caught:
             one.lock("a").acquire()
@@ -43,7 +43,7 @@ def test_lock_inside_a_transaction_of_its_own_file_fails_at_once(one: LockManage
 
 
 def test_release_inside_a_transaction_of_its_own_file_is_redelivered(tables: Tables):
-    """L28: the node gets the release when the transaction has ended."""
+    """The node gets the release when the transaction has ended."""
     with closing(real_manager(tables.urls[:1], ttl=60.0, node_timeout=0.2)) as one:
         connect(one)
         lease = one.lock("a").acquire()
@@ -55,7 +55,7 @@ def test_release_inside_a_transaction_of_its_own_file_is_redelivered(tables: Tab
 
 
 def test_other_nodes_decide_when_one_file_is_locked(tables: Tables):
-    """L9: a transaction costs only its own file the vote."""
+    """A transaction costs only its own file the vote."""
     with closing(patient_manager(tables.urls[:3])) as manager:
         connect(manager)
         with transaction.atomic(using=tables.aliases[0]):
@@ -66,7 +66,7 @@ def test_other_nodes_decide_when_one_file_is_locked(tables: Tables):
 
 
 def test_fence_in_the_only_nodes_file_is_refused(one: LockManager, tables: Tables):
-    """L53: the transaction would keep the lease from being renewed, so that a body longer than the ttl loses it."""
+    """The transaction would keep the lease from being renewed, so that a body longer than the ttl loses it."""
     with one.lock("a") as lease:
         with pytest.raises(RuntimeError, match=r"database file of their own"), fenced(lease, using=tables.aliases[0]):
             pytest.fail("entered")
@@ -75,7 +75,7 @@ def test_fence_in_the_only_nodes_file_is_refused(one: LockManager, tables: Table
 
 
 def test_row_in_the_only_nodes_file_is_refused(tables: Tables):
-    """L53: the transaction of lock_for_update() would keep its lock from being renewed, too."""
+    """The transaction of lock_for_update() would keep its lock from being renewed, too."""
     alias = tables.aliases[0]
     row = Order(pk=7)
     row._state.db, row._state.adding = alias, False
@@ -89,7 +89,7 @@ def test_row_in_the_only_nodes_file_is_refused(tables: Tables):
 
 
 def test_file_of_requests_in_transactions_is_reported_as_a_node(tables: Tables):
-    """L67: with ATOMIC_REQUESTS, no view could take a lock from a node in the same file."""
+    """With ATOMIC_REQUESTS, no view could take a lock from a node in the same file."""
     entry = connections.settings[tables.aliases[0]]
     with override_settings(REDLOCK={"default": {"NODES": tables.urls[:1]}}):
         assert "redlock.W011" not in found()
@@ -105,7 +105,7 @@ def found() -> list[str | None]:
 
 
 def test_file_that_another_process_writes_to_is_reported_as_locked(tables: Tables):
-    """L81: the node answers within the node timeout, so that the error has the reason."""
+    """The node answers within the node timeout, so that the error has the reason."""
     with closing(real_manager(tables.urls[:1], ttl=60.0, node_timeout=2.0)) as one:
         connect(one)
         with closing(sqlite3.connect(tables.entry()["NAME"], isolation_level=None)) as other:

@@ -250,7 +250,7 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
     nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
 ):
     """
-    P23, L65, L3: an error is no vote and no hold, and is reported by its code; other nodes work, and so does the node
+    An error is no vote and no hold, and is reported by its code; other nodes work, and so does the node
     once it is healthy.
     """
     with ExitStack() as stack:
@@ -282,7 +282,7 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
 
 
 async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
-    """P23, P24: a script that lacks a right may have run half-way, so the release leaves a tombstone."""
+    """A script that lacks a right may have run half-way, so the release leaves a tombstone."""
     with no_right(patient, "-zadd"):
         manager = real_manager([patient.url])
 
@@ -294,7 +294,7 @@ async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
 
 
 async def test_full_node_still_executes_releases(patient: Patient, flavour: Flavour):
-    """L65: a holder can release its lock although the node has become full."""
+    """A holder can release its lock although the node has become full."""
     manager = real_manager([patient.url])
     lease = await flavour.acquire(manager.lock("a"))
     with full(patient):
@@ -305,7 +305,7 @@ async def test_full_node_still_executes_releases(patient: Patient, flavour: Flav
 
 
 async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Servers, flavour: Flavour):
-    """L64, P26: SCRIPT FLUSH between the grant and the raise of the token costs a message, not the lock."""
+    """SCRIPT FLUSH between the grant and the raise of the token costs a message, not the lock."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("a")))
     for node in nodes:
@@ -337,7 +337,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
 
 
 async def test_cluster_is_a_configuration_error(flavour: Flavour):
-    """P22, P23, L65: the keys of a lock are in several slots, and a cluster forgets; no caller waits for a cluster."""
+    """The keys of a lock are in several slots, and a cluster forgets; no caller waits for a cluster."""
     with cluster_nodes(1) as (server,), server.client() as client:
         mute = silenced(client, server)
         for url, words in ((server.url, {"runs in cluster mode"}), (mute, {"CLUSTERDOWN", "CROSSSLOT"})):
@@ -357,7 +357,7 @@ def silenced(client: redis.Redis, server: Server) -> str:
 
 
 async def test_slot_that_another_node_serves_is_a_configuration_error():
-    """P23, L65: CROSSSLOT where the slots are served, MOVED where another server has the only key of a request."""
+    """CROSSSLOT where the slots are served, MOVED where another server has the only key of a request."""
     with cluster_nodes(2) as servers:
         empty, owner = servers
         with owner.client() as client:
@@ -428,7 +428,7 @@ BROKEN = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$x\r\n", b":x\r\n", b"*x\r\n", 
 
 @pytest.mark.parametrize("reply", [*WELL_FORMED, *BROKEN])
 async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, reply: bytes):
-    """P23: a malformed reply is no grant and no holder; whatever the node did is released, with a tombstone."""
+    """A malformed reply is no grant and no holder; whatever the node did is released, with a tombstone."""
     with nodes[0].client(decode_responses=False) as client:
         text = b"run_id:%s\r\nuptime_in_seconds:1000\r\nrole:master\r\n" % client.info("server")["run_id"].encode()
     with babbler(b"$%d\r\n%s\r\n$-1\r\n" % (len(text), text), reply) as server:
@@ -450,7 +450,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
     "greeting", [b"+OK\r\n", b":1\r\n", b"$3\r\nhey\r\n", b"$x\r\n", b"HTTP/1.1 400 Bad Request\r\n"]
 )
 async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: bytes):
-    """P23: a server that does not introduce itself as a node gets no request."""
+    """A server that does not introduce itself as a node gets no request."""
     with babbler(greeting, b"+OK\r\n") as server:
         manager = real_manager([f"redis://127.0.0.1:{server.port}"])
 
@@ -462,7 +462,7 @@ async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: b
 
 
 async def test_node_that_refuses_info_has_no_vote_while_restarts_are_guarded(patient: Patient, flavour: Flavour):
-    """P20, P22, P23: without INFO nobody knows when a node started; a right is missing, and waiting does not help."""
+    """Without INFO nobody knows when a node started; a right is missing, and waiting does not help."""
     with no_right(patient, "-info"):
         guarded, careless = (real_manager([patient.url], restart_guard=guard) for guard in (True, False))
 
@@ -476,7 +476,7 @@ async def test_node_that_refuses_info_has_no_vote_while_restarts_are_guarded(pat
 
 
 def test_reply_that_is_known_gets_no_tombstone(patient: Patient):
-    """P23: an error that certainly changed nothing is released without a tombstone, because nothing can arrive late."""
+    """An error that certainly changed nothing is released without a tombstone, because nothing can arrive late."""
     with full(patient):
         manager = real_manager([patient.url])
         acquisition = manager.acquirer.acquisition(manager.lock("a").description().wanted)

@@ -103,7 +103,7 @@ async def test_promoted_replica_gives_no_vote_to_a_process_that_did_not_know_the
     moving: Moving, flavour: Flavour, copied: bool
 ):
     """
-    P20: one node misses the lock, and another one's endpoint moves to a replica that lost it; no second caller gets it.
+    One node misses the lock, and another one's endpoint moves to a replica that lost it; no second caller gets it.
     Nor is it told that the lock is taken, because only one node reports a holder.
     """
     urls = [endpoint.url for endpoint in moving.endpoints]
@@ -131,7 +131,7 @@ async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_ev
     server: Server, client: redis.Redis, flavour: Flavour
 ):
     """
-    P20, L62: a server that has been running for long may have been emptied; the time counts from the first connection.
+    A server that has been running for long may have been emptied; the time counts from the first connection.
     """
     first, second = guarded([server.url]), guarded([server.url])
     with pytest.raises(QuorumUnavailableError, match="restarted or is new to these locks, votes again in"):
@@ -150,7 +150,7 @@ async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_ev
 
 
 def test_key_names_the_server_and_never_expires(server: Server, client: redis.Redis):
-    """L62: the key holds the run id, the replication id and the time of the first connection, and does not change."""
+    """The key holds the run id, the replication id and the time of the first connection, and does not change."""
     greeting(server)
     written = client.get("t:served")
     ids, since = written.split(" ")
@@ -166,14 +166,14 @@ def test_key_names_the_server_and_never_expires(server: Server, client: redis.Re
 
 
 def test_age_is_that_of_the_service(server: Server, client: redis.Redis):
-    """L62: the age is in seconds, by the clock of the node."""
+    """The age is in seconds, by the clock of the node."""
     served(client)
 
     assert greeting(server).age == pytest.approx(WEEK, abs=30.0)
 
 
 def test_one_script_per_connection(server: Server, client: redis.Redis):
-    """P26: a new connection costs one script, sent together with INFO."""
+    """A new connection costs one script, sent together with INFO."""
     client.config_resetstat()
     greeting(server)
 
@@ -214,7 +214,7 @@ LOSSES = [flushed, restarted_with_data, restarted_without_data, replica_meanwhil
 def test_age_begins_anew_when_locks_may_be_lost(
     server: Server, client: redis.Redis, lose: Callable[[Server, redis.Redis], None]
 ):
-    """P20, L62, L63: whatever happened, the first connection to notice it starts the time for all."""
+    """Whatever happened, the first connection to notice it starts the time for all."""
     served(client)
     assert greeting(server).age > WEEK - 1
 
@@ -224,7 +224,7 @@ def test_age_begins_anew_when_locks_may_be_lost(
 
 
 def test_master_that_lost_its_replicas_keeps_its_age(server: Server, client: redis.Redis):
-    """L63: a master without replicas gets another replication id after a while, and has lost nothing."""
+    """A master without replicas gets another replication id after a while, and has lost nothing."""
     client.config_set("repl-backlog-ttl", "1")
     with Server(args=REPLICATES_AT_ONCE) as replica:
         replicate(replica, server.url)
@@ -261,7 +261,7 @@ def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
 
 
 def test_clock_that_was_set_back_starts_the_age_anew(server: Server, client: redis.Redis):
-    """L6: a time in the future would keep the node from voting until then."""
+    """A time in the future would keep the node from voting until then."""
     seconds, _ = client.time()
     served(client, since=(seconds + 86_400) * 10**6)
 
@@ -288,7 +288,7 @@ def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Red
 
 
 def test_node_that_cannot_write_reports_no_age_unless_it_need_not_write(server: Server, client: redis.Redis):
-    """L65: a full node has kept its data."""
+    """A full node has kept its data."""
     client.config_set("maxmemory", "1")
     assert greeting(server).age is None
 
@@ -300,7 +300,7 @@ def test_node_that_cannot_write_reports_no_age_unless_it_need_not_write(server: 
 
 
 def test_server_without_an_age_votes_when_it_has_been_known_for_the_guard_time():
-    """P20: each connection finds the same server; if the time began anew with each, the server would never vote."""
+    """Each connection finds the same server; if the time began anew with each, the server would never vote."""
     now = [1000.0]
     watch = Admission(Rules(3), ("a", "b", "c"), lambda: now[0], lambda: 1e9)
     for _ in range(3):
@@ -365,14 +365,14 @@ def test_age_is_bounded_where_it_is_read(said: bytes, age: float | None):
 
 
 def test_script_that_another_server_carried_out_is_noticed():
-    """P22: an endpoint that sends the commands of one connection to several servers is not a node."""
+    """An endpoint that sends the commands of one connection to several servers is not a node."""
     with babbling(bulk(INFO), bulk(b"SERVED def 5000000")) as url:
         with pytest.raises(LinkError, match="answers as two servers"):
             open_node(NodeSpec(url), "t:").connect(5.0)
 
 
 async def test_durable_node_votes_without_a_key(server: Server, flavour: Flavour):
-    """P20: the operator has declared that it loses nothing."""
+    """The operator has declared that it loses nothing."""
     name = server.url.removeprefix("redis://").removesuffix("/0")
     manager = guarded([server.url], durable=(name,))
 
@@ -390,7 +390,7 @@ def findings(server: Server) -> list[Finding]:
 
 
 def test_doctor_reports_the_age_of_the_service(server: Server, client: redis.Redis):
-    """P20: a server that is new to the locks, one that has served them for a long time, and one that cannot tell."""
+    """A server that is new to the locks, one that has served them for a long time, and one that cannot tell."""
     (new,) = [finding for finding in findings(server) if finding.id == "restarted"]
     served(client)
     known = {finding.id for finding in findings(server)}

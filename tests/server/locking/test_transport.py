@@ -52,18 +52,18 @@ async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int 
 
 
 async def test_tls_with_an_authority_of_ones_own(secure: Server, certificates: Certificates, flavour: Flavour):
-    """L69: the certificate is verified against the authority that the node's OPTIONS name."""
+    """The certificate is verified against the authority that the node's OPTIONS name."""
     for scheme, host in (("rediss", "localhost"), ("rediss", "127.0.0.1"), ("valkeys", "localhost")):
         await works(flavour, f"{scheme}://{host}:{secure.port}/0", ssl_ca_certs=certificates["ca.crt"])
 
 
 async def test_tls_settings_can_be_in_the_url(secure: Server, certificates: Certificates, flavour: Flavour):
-    """L69: one environment variable can hold everything, as with redis-py."""
+    """One environment variable can hold everything, as with redis-py."""
     await works(flavour, f"rediss://localhost:{secure.port}/0?ssl_ca_certs={certificates['ca.crt']}")
 
 
 async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavour: Flavour):
-    """L69: some managed servers need unverified TLS; it is possible, but never the default."""
+    """Some managed servers need unverified TLS; it is possible, but never the default."""
     with tls_server(tls, "elsewhere") as server:
         url = f"rediss://localhost:{server.port}/0"
         for off in ("none", None, ssl.CERT_NONE):
@@ -72,7 +72,7 @@ async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavo
 
 
 async def test_tls_carries_much_in_both_directions(secure: Server, certificates: Certificates, flavour: Flavour):
-    """L69: requests that are too large for a socket's buffer, and replies of more than one record of TLS."""
+    """Requests that are too large for a socket's buffer, and replies of more than one record of TLS."""
     names = [f"{number}".rjust(400, "x") for number in range(3000)]
     manager = manager_of(f"rediss://localhost:{secure.port}/0", ssl_ca_certs=certificates["ca.crt"])
     lease = await flavour.acquire(manager.lock(names, wait=0))
@@ -87,7 +87,7 @@ async def test_tls_carries_much_in_both_directions(secure: Server, certificates:
 
 
 async def test_client_certificate(tls: Certificates, flavour: Flavour):
-    """L65, L69: a server may require client certificates; the error says so to a client without one."""
+    """A server may require client certificates; the error says so to a client without one."""
     with tls_server(tls, clients="yes") as server:
         url = f"rediss://localhost:{server.port}/0"
         own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
@@ -101,7 +101,7 @@ async def test_client_certificate(tls: Certificates, flavour: Flavour):
 
 async def test_certificate_that_is_not_good_enough_is_refused(secure: Server, tls: Certificates, flavour: Flavour):
     """
-    L65, P36: an unknown authority, another host and an expired certificate have different errors, and give no vote.
+    An unknown authority, another host and an expired certificate have different errors, and give no vote.
     """
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     with tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
@@ -119,13 +119,13 @@ async def test_certificate_that_is_not_good_enough_is_refused(secure: Server, tl
 
 
 async def test_file_of_the_authority_that_is_missing_is_named(secure: Server, flavour: Flavour):
-    """L65: a typing error in a path is not reported as an unreachable node."""
+    """A typing error in a path is not reported as an unreachable node."""
     url = f"rediss://localhost:{secure.port}/0"
     assert await complaint(flavour, url, ssl_ca_certs="/no/such/file", at_once=False) == "no such file"
 
 
 async def test_tls_on_one_side_only(secure: Server, certificates: Certificates, nodes: Servers, flavour: Flavour):
-    """L65: TLS to a plain server, and the reverse, are reported as a wrong connection."""
+    """TLS to a plain server, and the reverse, are reported as a wrong connection."""
     plain = f"rediss://127.0.0.1:{nodes[0].port}/0"
     # Redis waits for the end of a line that does not come.
     authority = {"ssl_ca_certs": certificates["ca.crt"]}
@@ -139,7 +139,7 @@ async def test_tls_on_one_side_only(secure: Server, certificates: Certificates, 
 
 async def test_user_and_password(flavour: Flavour):
     """
-    L65, L68, P36: an ACL user works, with any characters in the password; wrong credentials are reported and not shown.
+    An ACL user works, with any characters in the password; wrong credentials are reported and not shown.
     """
     with start_servers(1) as servers, servers[0].client() as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">s3same@:x", "~*", "&*", "+@all")
@@ -157,7 +157,7 @@ async def test_user_and_password(flavour: Flavour):
 
 
 async def test_unix_socket(flavour: Flavour, tmp_path: Path):
-    """L69: a server on the same machine can be reached without a port; its path is its name."""
+    """A server on the same machine can be reached without a port; its path is its name."""
     path = tmp_path / "lock.sock"
     with Server(args=("--unixsocket", str(path))) as server:
         await works(flavour, f"unix://{path}", db=3)
@@ -168,7 +168,7 @@ async def test_unix_socket(flavour: Flavour, tmp_path: Path):
 
 
 async def test_ipv6(flavour: Flavour):
-    """L69: an address in brackets, in the URL and in the node's name."""
+    """An address in brackets, in the URL and in the node's name."""
     with Server(args=("--bind", "127.0.0.1", "::1")) as server:
         url = f"redis://[::1]:{server.port}/0"
         await works(flavour, url)
@@ -176,7 +176,7 @@ async def test_ipv6(flavour: Flavour):
 
 
 async def test_database_number(flavour: Flavour):
-    """L69: locks are in the database of the URL; a number that the server does not have is a configuration error."""
+    """Locks are in the database of the URL; a number that the server does not have is a configuration error."""
     with Server() as server:
         url = server.url.removesuffix("/0")
         await works(flavour, f"{url}/5")
@@ -196,12 +196,12 @@ async def test_database_number(flavour: Flavour):
     ],
 )
 async def test_node_that_is_not_there(flavour: Flavour, url: str, said: str):
-    """P25: refused connections and unknown hosts have different errors."""
+    """Refused connections and unknown hosts have different errors."""
     assert await complaint(flavour, url, at_once=False) == said
 
 
 def test_names_and_errors_of_nodes_show_no_password():
-    """L68, P36: no name, address or repr contains the password of a URL or of OPTIONS."""
+    """No name, address or repr contains the password of a URL or of OPTIONS."""
     secret = {"password": "s3same", "username": "app"}
     nodes = [
         open_node(NodeSpec(f"redis://{LOGIN}lock-1"), "t:"),

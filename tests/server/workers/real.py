@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock.celery.slots import peek
+from django_redlock.inventory import held_locks
 from tests.managers import wait_until
 
 from . import project
@@ -76,4 +76,4 @@ def take_back(*task_ids: str) -> None:
 
 def watching(task_id: str) -> bool:
     """Return whether a copy of this task's message watches another."""
-    return bool(peek("default", f"watch:{task_id}").value)
+    return any(lock.name == f"watch:{task_id}" for lock in held_locks().locks)

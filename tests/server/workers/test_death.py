@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
@@ -16,7 +15,7 @@ from django_redlock.inventory import held_locks
 from tests.managers import wait_until
 
 from . import project
-from .real import LEASE, ON_BOTH, ON_REDIS, answer, consume, free, gone, take_back, task
+from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,51 +42,17 @@ def long(worker, stages, broker):
     return calls, results, {name: stages(what).hear("started") for name, what in calls.items()}, time.monotonic()
 
 
-def test_killed_child_frees_the_slot(worker, stage, what):
-    """
-    SIGKILL of the child frees the slot long before its lease ends, and before the result says so. C61
-    """
-    result = task("hold_long").delay(what)
-    os.kill(stage.hear("started"), signal.SIGKILL)
-
-    with pytest.raises(WorkerLostError):
-        answer(result)
-
-    again = task("hold_long").delay(what)
-    assert not again.duplicate
-    stage.allow()
-    assert answer(again) == f"{what} done"
-
-
 @ON_BOTH
 def test_child_that_exits_frees_the_slot(worker):
-    """
-    ``os._exit`` is like SIGKILL. C63
-    """
+    """``os._exit`` is like SIGKILL."""
     with pytest.raises(WorkerLostError):
         answer(task("die").delay(3))
 
     assert free("die", 3)()
 
 
-def test_duplicate_joins_the_result(worker, stage, what):
-    """
-    A duplicate waits for the result of the task that was there first, and gets it.
-    """
-    first = task("hold").delay(what)
-    stage.hear("started")
-    second = task("hold").delay(what)
-    stage.allow()
-
-    assert (second.duplicate, answer(second)) == (True, f"{what} done")
-    assert first.id == second.id
-    assert stage.heard() == ["ended"]
-
-
 def test_retry_keeps_the_slot(worker, stage, what):
-    """
-    A duplicate during the countdown of a retry joins the same task, whose second attempt then runs. C51
-    """
+    """A duplicate during the countdown of a retry joins the same task, whose second attempt then runs."""
     first = task("once_more").delay(what)
     wait_until(lambda: first.state == "RETRY")
 
@@ -100,9 +65,7 @@ def test_retry_keeps_the_slot(worker, stage, what):
 
 
 def test_retry_at_once(worker, stages):
-    """
-    A retry that another process begins before the attempt before has cleaned up runs, every time. C38 C52
-    """
+    """A retry that another process begins before the attempt before has cleaned up runs, every time."""
     for number in range(20):
         task("at_once").delay(number)
 
@@ -112,9 +75,7 @@ def test_retry_at_once(worker, stages):
 
 
 def test_retries_are_used_up(worker):
-    """
-    ``autoretry_for`` until there are no retries left ends with the error and a free slot. C53
-    """
+    """``autoretry_for`` until there are no retries left ends with the error and a free slot."""
     with pytest.raises(OSError, match="7"):
         answer(task("failing").delay(7))
 
@@ -123,7 +84,7 @@ def test_retries_are_used_up(worker):
 
 def test_equals_in_a_group(worker, stage, what):
     """
-    A group with two equal members ends, and with ``on_overlap="follow"`` both have the value of the one run. C92 C94
+    A group with two equal members ends, and with ``on_overlap="follow"`` both have the value of the one run.
     """
     result = group(task("hold_joined").si(what) for _ in range(2)).delay()
     wait_until(lambda: sorted(stage.heard()) == ["overlapped", "started"])
@@ -134,9 +95,7 @@ def test_equals_in_a_group(worker, stage, what):
 
 
 def test_result_then_call(worker):
-    """
-    A call right after ``get()`` is accepted every time. C39
-    """
+    """A call right after ``get()`` is accepted every time."""
     results = []
     for _ in range(30):
         results.append(task("double").delay(21))
@@ -147,9 +106,7 @@ def test_result_then_call(worker):
 
 @ON_BOTH
 def test_revoked_before_it_started(worker):
-    """
-    A waiting message that is revoked frees its slot when the worker drops it. C68
-    """
+    """A waiting message that is revoked frees its slot when the worker drops it."""
     result = task("double").apply_async((1,), queue="revoked")
     result.revoke()
 
@@ -159,27 +116,8 @@ def test_revoked_before_it_started(worker):
     wait_until(lambda: result.state == "REVOKED")  # which is said afterwards
 
 
-@ON_REDIS  # RabbitMQ would drop the message
-def test_older_message_of_a_pending_call_expires(worker, stage, what):
-    """
-    A message expires whose call has a newer one. The call is not revoked, and the newer message runs. C29 C96
-    """
-    due = datetime.now(UTC) + timedelta(seconds=2)
-    early = task("newest").apply_async((what, "early"), queue="expired", expires=due)
-    late = task("newest").apply_async((what, "late"), queue="expired")
-    wait_until(lambda: datetime.now(UTC) > due)
-
-    consume("expired")
-
-    assert answer(late) == "late"
-    assert early.id == late.id
-    assert stage.heard() == ["late"]
-
-
 def test_terminated_body_that_carries_on(worker, stage, what):
-    """
-    A body that ignores the signal of ``revoke(terminate=True)`` keeps its slot until it ends. C66
-    """
+    """A body that ignores the signal of ``revoke(terminate=True)`` keeps its slot until it ends."""
     result = task("stubborn").delay(what)
     child = stage.hear("started")
 
@@ -196,7 +134,7 @@ def test_terminated_body_that_carries_on(worker, stage, what):
 
 def test_terminated_with_kill(worker, stage, what):
     """
-    ``revoke(terminate=True, signal="KILL")`` frees the slot once the process is gone. C67
+    ``revoke(terminate=True, signal="KILL")`` frees the slot once the process is gone.
     """
     result = task("hold_long").delay(what)
     stage.hear("started")
@@ -208,28 +146,10 @@ def test_terminated_with_kill(worker, stage, what):
         answer(result)
 
 
-@ON_BOTH
-def test_rejected_when_the_child_died(worker, stage, what):
-    """
-    With ``reject_on_worker_lost`` the job of a killed child comes back, and runs once more, alone. C64
-    """
-    result = task("hold_on").delay(what)
-    os.kill(stage.hear("started"), signal.SIGKILL)
-
-    stage.hear("started")
-    assert task("hold_on").delay(what).id == result.id
-    stage.allow()
-
-    assert answer(result) == f"{what} done"
-    assert stage.heard() == ["ended"]
-
-
 if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there is nothing to leave out
 
     def test_retried_when_the_child_died(worker, stage, what):
-        """
-        With ``retry_on_worker_lost`` the parent sends the retry, which has the slot while it waits. C59
-        """
+        """With ``retry_on_worker_lost`` the parent sends the retry, which has the slot while it waits."""
         result = task("try_on").delay(what)
         os.kill(stage.hear("started"), signal.SIGKILL)
         wait_until(lambda: result.state == "RETRY")
@@ -243,9 +163,7 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there
 
 @ON_BOTH
 def test_unknown_task(worker, what):
-    """
-    A message whose task the worker does not know frees its slot when it is refused. C37
-    """
+    """A message whose task the worker does not know frees its slot when it is refused."""
 
     def unknown():
         pass
@@ -259,26 +177,8 @@ def test_unknown_task(worker, what):
     wait_until(lambda: not only_here.singleton.is_locked())
 
 
-def test_message_by_name(worker, stage, what):
-    """
-    A message sent by name does not run beside a running task. C36
-    """
-    task("hold").delay(what)
-    stage.hear("started")
-
-    by_name = project.app.send_task("tests.server.workers.project.hold", (what,))
-
-    with pytest.raises(TaskRevokedError, match="Skipped"):
-        answer(by_name)
-    stage.allow()
-    stage.hear("ended")
-    assert stage.heard() == []
-
-
 def test_workflows_with_a_duplicate_end(worker, stage, what):
-    """
-    A chain and a chord with a duplicate in them end with an error that says so, instead of never. C90 C91
-    """
+    """A chain and a chord with a duplicate in them end with an error that says so, instead of never."""
     task("hold").delay(what)
     stage.hear("started")
     hold, add = task("hold"), task("add")
@@ -293,9 +193,7 @@ def test_workflows_with_a_duplicate_end(worker, stage, what):
 
 
 def test_chain_of_equals(worker):
-    """
-    A chain whose next step has the same key is not a duplicate of itself. C40
-    """
+    """A chain whose next step has the same key is not a duplicate of itself."""
     double = task("double")
 
     assert answer(chain(double.si(4), double.si(4)).delay()) == 8
@@ -304,7 +202,7 @@ def test_chain_of_equals(worker):
 @pytest.mark.parametrize("option", ["--terminate-task", "--polite=1"])
 def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option):
     """
-    L74: an operator releases the slot of a running task and has the task revoked and ended in the same action; asked
+    An operator releases the slot of a running task and has the task revoked and ended in the same action; asked
     politely, a body that does not look at its lease loses its slot all the same at the end of that time.
     """
     monkeypatch.setattr(_state._tls, "current_app", project.app)
@@ -329,41 +227,10 @@ def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option
 
 
 @ON_BOTH
-def test_killed_worker_frees_the_slot(killed, stages):
-    """
-    SIGKILL of the whole worker frees the slot within one lease, and the next call runs. C62
-    """
-    calls, _, children = killed
-    name, what = calls["hold"]
-
-    wait_until(free(name, what))
-
-    assert all(gone(child)() for child in children)
-    stages(what).allow()
-    assert answer(task(name).delay(what)) == f"{what} done"
-
-
-@ON_BOTH
-def test_late_ack_after_a_killed_worker(killed, stages):
-    """
-    With late acknowledgement the job of a killed worker comes back, and runs once more, alone. C62 C77
-    """
-    calls, results, _ = killed
-    (name, what), result = calls["hold_late"], results["hold_late"]
-
-    stages(what).hear("started")
-    assert task(name).delay(what).id == result.id
-    stages(what).allow()
-
-    assert answer(result) == f"{what} done"
-    assert stages(what).heard() == ["ended"]
-
-
-@ON_BOTH
 def test_dropped_after_a_killed_worker(killed, stages):
     """
     With ``redelivery="drop"`` the job of a killed worker comes back within its lease. It does not run again, and its
-    caller learns of that when the lease has ended. C62 C79 C91
+    caller learns of that when the lease has ended.
     """
     calls, results, _ = killed
     name, what = calls["hold_never"]
@@ -379,7 +246,7 @@ def test_dropped_after_a_killed_worker(killed, stages):
 def test_hard_time_limit(long, name):
     """
     A body that a hard limit kills keeps its slot until it is dead. Then nobody waits for a long lease to end, though
-    the child can free nothing any more, nor does it give the slot to a message that never comes again. C65
+    the child can free nothing any more, nor does it give the slot to a message that never comes again.
     """
     calls, results, children, _ = long
 
@@ -391,9 +258,7 @@ def test_hard_time_limit(long, name):
 
 
 def test_body_longer_than_its_lease(long, stages):
-    """
-    A body of more than two leases keeps its slot to its end. C81
-    """
+    """A body of more than two leases keeps its slot to its end."""
     calls, results, _, since = long
     wait_until(lambda: time.monotonic() > since + 2.2 * LEASE)
 

@@ -69,9 +69,7 @@ def lost(worker, start, stages):
 
 
 def test_table_of_the_page_is_complete():
-    """
-    Each row of the table is one of the tests below.
-    """
+    """Each row of the table is one of the tests below."""
     child, worker, machine = "the child process that runs it", "the whole worker", "the machine"
 
     assert {row: answers[0].partition(":")[0] for row, answers in rows().items()} == {
@@ -105,9 +103,7 @@ def test_killed_child(worker, stage, what, name):
 
 
 def test_killed_child_whose_message_is_rejected(worker, stage, what):
-    """
-    With ``reject_on_worker_lost`` as well, the message runs again, and has the slot until then.
-    """
+    """With ``reject_on_worker_lost`` as well, the message runs again, and has the slot until then."""
     result = task("hold_on").delay(what)
     os.kill(stage.hear("started"), signal.SIGKILL)
     assert task("hold_on").delay(what).id == result.id
@@ -131,9 +127,7 @@ def test_chord_with_a_duplicate(worker):
 
 @pytest.mark.parametrize("queue", ["killed", "stopped"])
 def test_lost_worker_with_early_acknowledgement(lost, stages, queue):
-    """
-    The message does not run again, and its result stays ``PENDING``. The slot is free after a lease.
-    """
+    """The message does not run again, and its result stays ``PENDING``. The slot is free after a lease."""
     what = f"hold of a {queue} worker"
 
     wait_until(free("hold", what))
@@ -146,9 +140,7 @@ def test_lost_worker_with_early_acknowledgement(lost, stages, queue):
 
 @pytest.mark.parametrize("queue", ["killed", "stopped"])
 def test_lost_worker_with_late_acknowledgement(lost, stages, queue):
-    """
-    The slot is free after a lease, and the message runs again when the broker delivers it again.
-    """
+    """The slot is free after a lease, and the message runs again when the broker delivers it again."""
     what = f"hold_late of a {queue} worker"
     wait_until(free("hold_late", what))
 
@@ -162,9 +154,7 @@ def test_lost_worker_with_late_acknowledgement(lost, stages, queue):
 
 
 def test_lost_worker_with_late_acknowledgement_and_a_call_that_is_quicker(lost, stages):
-    """
-    A call that takes the slot before the message comes back runs first, and the message waits for it.
-    """
+    """A call that takes the slot before the message comes back runs first, and the message waits for it."""
     what = "overtaken of a killed worker"
     wait_until(free("hold_late", what))
     second = task("hold_late").delay(what)

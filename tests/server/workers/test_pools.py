@@ -62,16 +62,14 @@ def send(name, queue, *args, **options):
 
 
 def test_computing_body_is_renewed(pool, computed):
-    """
-    A body that computes, and lets no other greenlet run, keeps its slot: it is renewed meanwhile. C81 C82 C86
-    """
+    """A body that computes, and lets no other greenlet run, keeps its slot: it is renewed meanwhile."""
     assert answer(computed[pool]) is False
     assert free("compute", f"compute in {pool}")()
 
 
 def test_overlap(pool, stage, what):
     """
-    In every pool a message that was sent by name is skipped while its duplicate runs; in solo it comes afterwards. C36
+    In every pool a message that was sent by name is skipped while its duplicate runs; in solo it comes afterwards.
     """
     send("hold", pool, what)
     stage.hear("started")
@@ -90,9 +88,7 @@ def test_overlap(pool, stage, what):
 
 
 def test_retry_and_copies(pool, what, stage):
-    """
-    In every pool a retry keeps the slot, and a chain of calls after each other's results is accepted. C39 C51
-    """
+    """In every pool a retry keeps the slot, and a chain of calls after each other's results is accepted."""
     first = send("once_more", pool, what)
     wait_until(lambda: first.state == "RETRY")
     assert send("once_more", pool, what).id == first.id
@@ -108,7 +104,7 @@ def test_retry_and_copies(pool, what, stage):
 
 def test_interrupted_when_lost(started, prefork, stages, what):
     """
-    With ``on_lost="raise"`` a looping body is interrupted when somebody else has the slot, in every pool. C84 C85
+    With ``on_lost="raise"`` a looping body is interrupted when somebody else has the slot, in every pool.
     """
     queues = [prefork, *(pool for pool in started if pool != "solo")]  # solo does nothing else until its body ends
     calls = {queue: f"{what} {queue}" for queue in queues}
@@ -130,9 +126,7 @@ def test_interrupted_when_lost(started, prefork, stages, what):
 
 
 def test_body_that_exits(prefork, stage, what):
-    """
-    ``sys.exit()`` frees the slot and ends nothing else: the next task in the queue runs. C41 C86
-    """
+    """``sys.exit()`` frees the slot and ends nothing else: the next task in the queue runs."""
     send("leave", prefork, what, 1)
 
     stage.hear("left")
@@ -144,9 +138,7 @@ def test_body_that_exits(prefork, stage, what):
 @pytest.mark.parametrize("how", ["time limit", "terminate"])
 @pytest.mark.parametrize("name", ["slow_start", "slow_receiver"])
 def test_greenlet_ended_before_the_body_begins(started, stage, what, name, how):
-    """
-    Under gevent, a limit or ``revoke(terminate=True)`` before the body begins frees the slot.
-    """
+    """Under gevent, a limit or ``revoke(terminate=True)`` before the body begins frees the slot."""
     needs("gevent", "gevent" in started, "pip install gevent")
     limits = {"time_limit": 2} if how == "time limit" else {}
     result = task(name).apply_async((what,), queue="gevent", **limits)
@@ -160,9 +152,7 @@ def test_greenlet_ended_before_the_body_begins(started, stage, what, name, how):
 
 
 def test_threads_of_a_child(prefork, what):
-    """
-    A child has a heartbeat thread of its own while it runs a task, and nothing of its parent's. C86 C87
-    """
+    """A child has a heartbeat thread of its own while it runs a task, and nothing of its parent's."""
     pid, names = answer(send("report", prefork, what))
 
     assert pid != os.getpid()
@@ -171,9 +161,7 @@ def test_threads_of_a_child(prefork, what):
 
 
 def test_killed_by_memory_limit_signal(prefork, stage, what):
-    """
-    A child that a signal of the system ends, as a segfault or the memory's limit does, frees its slot. C63
-    """
+    """A child that a signal of the system ends, as a segfault or the memory's limit does, frees its slot."""
     result = send("hold_long", prefork, what)
     os.kill(stage.hear("started"), signal.SIGSEGV)
 
@@ -183,16 +171,12 @@ def test_killed_by_memory_limit_signal(prefork, stage, what):
 
 
 def test_body_that_stops_the_interpreter(stalled):
-    """
-    A body that keeps the interpreter for longer than its lease learns that it lost its slot. C83
-    """
+    """A body that keeps the interpreter for longer than its lease learns that it lost its slot."""
     assert answer(stalled) == [True, "expired"]
 
 
 def test_killed_worker_of_every_pool(started, stages, what):
-    """
-    SIGKILL of a worker that runs bodies in its own process frees their slots within a lease. C62
-    """
+    """SIGKILL of a worker that runs bodies in its own process frees their slots within a lease."""
     calls = {pool: f"{what} {pool}" for pool in started}
     for pool, call in calls.items():
         send("hold", pool, call)

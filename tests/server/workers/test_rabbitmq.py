@@ -13,9 +13,7 @@ pytestmark = ON_RABBITMQ
 
 
 def test_headers(worker, stage, what):
-    """
-    Headers of the caller, also nested ones, arrive beside ours, at the first attempt and at a retry. C24 C51
-    """
+    """Headers of the caller, also nested ones, arrive beside ours, at the first attempt and at a retry."""
     headers = {"flat": "red", "nested": {"list": [1, "2"], "more": {"deep": True}}}
 
     task("show_headers").apply_async((what,), headers=headers)
@@ -27,9 +25,7 @@ def test_headers(worker, stage, what):
 
 
 def test_expired_in_the_broker(broker, what):
-    """
-    A message that expires in the queue is dropped by RabbitMQ without a notice, and its slot has ended by then. C29
-    """
+    """A message that expires in the queue is dropped by RabbitMQ without a notice, and its slot has ended by then."""
     with project.app.connection_for_write() as connection:
         connection.default_channel.queue_declare("nobody", durable=True, auto_delete=False)
     start = time.monotonic()
@@ -45,9 +41,7 @@ def test_expired_in_the_broker(broker, what):
 
 
 def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, what):
-    """
-    When RabbitMQ crashes and comes back it delivers again what runs; the copy waits, and does not run. C75 C76
-    """
+    """When RabbitMQ crashes and comes back it delivers again what runs; the copy waits, and does not run."""
     start("crash")
     result = task("hold_watched").apply_async((what,), queue="crash")
     stage.hear("started")

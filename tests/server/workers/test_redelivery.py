@@ -29,7 +29,7 @@ def copied(worker, stages):
 def test_body_longer_than_the_visibility_timeout(copied, results, stages):
     """
     A body that outlasts the visibility timeout runs once, at once and afterwards; one copy watches it, and is
-    acknowledged when it has been dropped. C75 C76 C78 C79 L59
+    acknowledged when it has been dropped.
     """
     call, result = CALLS[0], copied[CALLS[0]]
     stages(call).allow()
@@ -42,9 +42,7 @@ def test_body_longer_than_the_visibility_timeout(copied, results, stages):
 
 
 def test_killed_after_its_copy_arrived(copied, stages):
-    """
-    When a run is killed after a copy of its message arrived, that copy finishes the job. C77
-    """
+    """When a run is killed after a copy of its message arrived, that copy finishes the job."""
     call, result = CALLS[1], copied[CALLS[1]]
 
     stages(call).hear("started")

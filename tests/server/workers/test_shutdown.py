@@ -37,7 +37,7 @@ def delayed(worker, broker):
 def test_shutdown(leaving, worker, stages, what, how):
     """
     A cold or soft shutdown gives the slot back to its message, which nothing overtakes, and which then runs; it leaves
-    no slot of a task that was acknowledged early, and is gone. C71 C72
+    no slot of a task that was acknowledged early, and is gone.
     """
     late, early = f"{what} late", f"{what} early"
     result = task("hold_on").apply_async((late,), queue=how)
@@ -63,9 +63,7 @@ def test_shutdown(leaving, worker, stages, what, how):
 
 
 def test_recycled_children_leave_no_slot(leaving, what):
-    """
-    A worker that replaces its children after each task leaves no slot behind. C73
-    """
+    """A worker that replaces its children after each task leaves no slot behind."""
     calls = [f"{what} {number}" for number in range(3)]
 
     pids = {answer(task("report").apply_async((call,), queue="warm"))[0] for call in calls}
@@ -75,9 +73,7 @@ def test_recycled_children_leave_no_slot(leaving, what):
 
 
 def test_warm_shutdown(leaving, stage, what):
-    """
-    A worker that is asked to stop lets the body finish, and its slot is renewed to the end. C70
-    """
+    """A worker that is asked to stop lets the body finish, and its slot is renewed to the end."""
     result = task("hold").apply_async((what,), queue="warm")
     stage.hear("started")
 
@@ -93,9 +89,7 @@ def test_warm_shutdown(leaving, stage, what):
 
 
 def test_rerun(worker, stage, what):
-    """
-    Five calls during a run cause one more, with the arguments of the last, right after it. C96 C97
-    """
+    """Five calls during a run cause one more, with the arguments of the last, right after it."""
     first = task("trailing").apply_async((what, 0))
     stage.hear("run 0")
 
@@ -111,9 +105,7 @@ def test_rerun(worker, stage, what):
 
 
 def test_rerun_after_an_older_call_has_expired(worker, stage, what):
-    """
-    One of the calls during a run has expired. The last one has the same id, and its arguments run. C96
-    """
+    """One of the calls during a run has expired. The last one has the same id, and its arguments run."""
     first = task("trailing").apply_async((what, 0))
     stage.hear("run 0")
 
@@ -127,9 +119,7 @@ def test_rerun_after_an_older_call_has_expired(worker, stage, what):
 
 
 def test_events(worker, stage, what):
-    """
-    A worker tells of an overlap in a Celery event, where the project has switched them on.
-    """
+    """A worker tells of an overlap in a Celery event, where the project has switched them on."""
     heard = []
     with project.app.connection_for_read() as connection:
         receiver = project.app.events.Receiver(connection, handlers={"singleton-overlap": heard.append})
@@ -154,9 +144,7 @@ def receive(connection, heard):
 
 
 def test_revoked_with_a_countdown(delayed, stages, what):
-    """
-    ``cancel()`` frees the slot of a task with a countdown at once; Celery's ``revoke()`` when it is due. C68 C69
-    """
+    """``cancel()`` frees the slot of a task with a countdown at once; Celery's ``revoke()`` when it is due."""
     cancelled = task("hold_long").apply_async((what,), countdown=3600)
     assert task("hold_long").singleton.cancel(what) == cancelled.id
     assert free("hold_long", what)()
@@ -168,9 +156,7 @@ def test_revoked_with_a_countdown(delayed, stages, what):
 
 
 def test_replaced_with_a_countdown(delayed, stages):
-    """
-    ``replace`` of a task that waits for its countdown moves the time: the earlier message never runs. C99
-    """
+    """``replace`` of a task that waits for its countdown moves the time: the earlier message never runs."""
     about, _, early, late, afterwards = delayed
 
     assert answer(late) == "late"

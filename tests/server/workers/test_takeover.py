@@ -38,9 +38,7 @@ def begin(stage, node, what, name, queue):
 
 
 def test_node_is_there_again_during_the_run(worker, node, stage, what):
-    """
-    The node learns of the run with its next renewal, and has nothing when it is over. C49 C81 L38
-    """
+    """The node learns of the run with its next renewal, and has nothing when it is over."""
     result, before = begin(stage, node, what, "hold", "during")
 
     node.thaw()
@@ -53,9 +51,7 @@ def test_node_is_there_again_during_the_run(worker, node, stage, what):
 
 @pytest.mark.parametrize("name", ["hold", "hold_long"])
 def test_node_is_there_again_after_the_run(worker, node, stage, what, name):
-    """
-    The node gives the slot up, though it was to wait for an hour, as soon as it can be reached. C49 L38
-    """
+    """The node gives the slot up, though it was to wait for an hour, as soon as it can be reached."""
     result, _ = begin(stage, node, what, name, f"after-{name}")
     stage.allow()
     assert answer(result) == f"{what} done"
@@ -67,9 +63,7 @@ def test_node_is_there_again_after_the_run(worker, node, stage, what, name):
 
 
 def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, what):
-    """
-    A node that misses the release of a revoked call's slot gets the release later. C68 L38
-    """
+    """A node that misses the release of a revoked call's slot gets the release later."""
     result = task("hold").apply_async((what,), queue="dropped")
     wait_until(lambda: on_node(node, "hold", what))
     node.freeze()
@@ -83,9 +77,7 @@ def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, wh
 
 
 def test_nodes_that_die_and_come_back_empty(worker, servers, stage, what):
-    """
-    While a majority knows the run, nodes that die and come back empty let nobody else in. C88 C89
-    """
+    """While a majority knows the run, nodes that die and come back empty let nobody else in."""
     wait_until(lambda: all(reply.time for reply in locks["default"].survey(count=1).values()))
     result = task("hold_long").apply_async((what,))
     stage.hear("started")

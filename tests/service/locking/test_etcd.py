@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from subprocess import run
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.test import override_settings
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.core.node_state import NodeState
-from django_redlock.core.protocol import ENDLESS, SHARED, Failure, Kind, Release, Request, Survey
+from django_redlock import QuorumUnavailableError, lock, locks
+from django_redlock.core.protocol import Failure, Kind, Release, Survey
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
@@ -23,18 +19,15 @@ from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.clock import steady
-from django_redlock.nodes.etcd import node as tables
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
 from django_redlock.nodes.etcd.node import EtcdNode, EtcdTable
+from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
-from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.etcd import Member
-from tests.managers import held_by, patient_manager
-from tests.server.locking.test_database import SECRET, acquire, requests
-
-from .test_replicated import comparable, readable
+from tests.managers import patient_manager
+from tests.server.locking.test_database import SECRET, acquire
 
 
 def node(url: str, **options: Any) -> EtcdNode:
@@ -59,99 +52,12 @@ def other(etcd: Member) -> Iterator[EtcdTable]:
         yield found
 
 
-@pytest.fixture
-def one(etcd: Member) -> Iterator[LockManager]:
-    """A manager whose only node is an etcd."""
-    with closing(patient_manager([etcd.url])) as manager:
-        yield manager
-
-
-# The same replies
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
-def test_etcd_answers_as_the_node_in_memory(etcd: Member, sequence: list[Request], together: bool):
-    """
-    P5, P8, P28, P39: whatever requests come in whatever order, at once or one by one, replies and queues are the same.
-    """
-    store = NodeState(time.time)
-    if together:
-        sequence = [request for request in sequence if not isinstance(request, Survey)]
-    with closing(EtcdTable(node(etcd.url).place, f"{uuid4()}:", 30.0)) as table:
-        table.open()
-        expected = [comparable(store.execute(request)) for request in sequence]
-        batches = [sequence] if together and sequence else [[request] for request in sequence]
-        answers = [comparable(reply) for batch in batches for reply in table.execute(batch)]
-
-        assert answers == expected
-        for slug in ("{x}", "{y}", "{z}", "{queue}"):
-            known = load(Names({slug}, set()), table.key, table.read)
-            assert known.store.waiters(slug) == store.waiters(slug)
-
-
-def test_many_names_and_holders_fit_into_transactions(table: EtcdTable):
-    """L56: etcd takes 128 operations at once, so very many names, and the end of very many holds, go in parts."""
-    slugs = tuple(f"{{n{number}}}" for number in range(250))
-    (taken,) = table.execute([acquire(slugs=slugs)])
-    (refused,) = table.execute([acquire("n249", "b" * 32)])
-    sharers = [acquire(secret=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
-    table.execute(sharers)
-    (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
-    (late,) = table.execute([sharers[0]])
-
-    assert [reply.kind for reply in (taken, refused)] == [Kind.ACCEPTED, Kind.BUSY]
-    assert [reply.kind for reply in (released, late)] == [Kind.RELEASED, Kind.CANCELLED]
-
-
-def test_attempt_refused_in_a_later_part_leaves_nothing(one: LockManager):
-    """L8: what earlier parts of a request were granted is released."""
-    holder = one.lock("n0140", wait=0).acquire()
-
-    with pytest.raises(LockTakenError):
-        one.lock([f"n{number:04}" for number in range(150)], wait=0).acquire()
-
-    assert held_by(one, "{n0000}")
-    assert holder.release() == "released"
-
-
-def test_survey_lists_page_by_page_what_is_held(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """L70: pages are in the order of the names; locks that have ended are left out, and nothing is without an end."""
-    monkeypatch.setattr(tables, "PAGE", 2)
-    table.execute([acquire(f"n{number}", f"{number:032}") for number in range(5)])
-    table.execute([acquire("n1x", ttl=-5.0)])
-
-    (first,) = table.execute([Survey(size=3)])
-    (second,) = table.execute([Survey(after=first.cursor, size=3)])
-    (last,) = table.execute([Survey(after=ENDLESS, size=3)])
-
-    assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
-    assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
-    assert (bool(first.cursor), second.cursor, last.rows) == (True, "", ())
-
-
-def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """P29: expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
-    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
-    monkeypatch.setattr(tables, "PAGE", 2)
-    table.execute(
-        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
-    )
-    table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), SECRET)])
-    assert list(table._page("w/", "", 100).records) == ["t:w/p"]
-    for _ in range(10):
-        table._clean_at = 0.0
-        table.clean()
-
-    assert sorted(table._page("", "", 100).records) == ["t:clock", "t:h/{ever}", "t:id"]
-
-
 @pytest.mark.parametrize(("prefix", "root"), [("t:staging:", "t:staging:"), ("t:x/y:", "t:x%2Fy:")])
 def test_records_of_another_alias_are_left_alone(
     etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch, prefix: str, root: str
 ):
-    """P16, P29: one KEY_PREFIX may begin with another one; each alias has a clock of its own."""
-    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that every record seems to be over
+    """One KEY_PREFIX may begin with another one; each alias has a clock of its own."""
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that every record seems to be over
     with closing(open_node(NodeSpec(etcd.url), prefix).table(30.0)) as staging:
         staging.open()
         staging.execute([acquire(ttl=60.0, keep=60.0)])
@@ -160,22 +66,8 @@ def test_records_of_another_alias_are_left_alone(
             table.clean()
 
         assert staging.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
-        assert sorted(staging._page("", "", 100).records) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
+        assert sorted(staging._page("", "", 100)[0]) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
         assert not table.execute([Survey(size=10)])[0].rows
-
-
-def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """P25, P29: the requests of the process wait while it cleans up, so that takes a handful of round trips."""
-    table.execute([acquire(f"n{number:03}", f"{number:032}", ttl=0.01, keep=0.01) for number in range(150)])
-    monkeypatch.setattr(tables, "CLEANING", -100.0)
-    call, calls = table.call, []
-    monkeypatch.setattr(table, "call", lambda path, body: calls.append(path) or call(path, body))
-    table._clean_at = 0.0
-    table.clean()
-
-    assert len(calls) <= 4
-    assert table._clean_at <= table.now() + 1.0  # the rest follows soon
-    assert len(table._page("h/", "", 500).records) == 150 - tables.LARGEST_WRITE
 
 
 def let_age(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +84,7 @@ def let_age(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_record_of_a_later_era_is_not_deleted(
     table: EtcdTable, other: EtcdTable, etcd: Member, monkeypatch: pytest.MonkeyPatch
 ):
-    """P1, P29: a process that cleans up may be paused while the era changes; the holds of the new era must stay."""
+    """A process that cleans up may be paused while the era changes; the holds of the new era must stay."""
     table.execute([acquire("other")])
     lease = load(Names(set(), set()), table.key, table.read).moment.era.split("/")[0].rpartition(".")[2]
     let_age(table, monkeypatch)
@@ -200,7 +92,7 @@ def test_record_of_a_later_era_is_not_deleted(
 
     def paused(kind: str, after: str, size: int) -> Any:
         etcd.ask("lease/revoke", {"ID": lease})
-        other._looked = -100.0
+        other.looked = -100.0
         assert other.execute([acquire()])[0].kind is Kind.ACCEPTED
         return page(kind, after, size)
 
@@ -212,7 +104,7 @@ def test_record_of_a_later_era_is_not_deleted(
 
 
 def test_record_of_a_release_is_kept_for_a_while(table: EtcdTable, other: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """P24, P29: a grant in flight finds that it was released, although nothing else is known of the name."""
+    """A grant in flight finds that it was released, although nothing else is known of the name."""
     let_age(other, monkeypatch)
     write = table.write
 
@@ -229,22 +121,11 @@ def test_record_of_a_release_is_kept_for_a_while(table: EtcdTable, other: EtcdTa
     assert not table.execute([Survey(("{x}",))])[0].rows[0].value
 
 
-def test_requests_that_are_too_large_together_are_carried_out_alone(table: EtcdTable):
-    """L56: etcd refuses a request with more than 1,500 kB."""
-    large = [acquire(f"n{number}", f"{number:032}", value=f"{number:032}" + "x" * 60_000) for number in range(40)]
-    table.patience = 1.0
-
-    assert {reply.kind for reply in table.execute(large)} == {Kind.ACCEPTED}
-    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 2_000_000)])
-    assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
-
-
-def test_doctor_examines_members_and_alarms(etcd: Member):
-    """P22: the trial of the doctor succeeds; a member that is gone, an alarm and a short ttl are findings."""
-    gone = reserve_port(etcd)
-    options = {"ttl": 5.0, "node_timeout": 1.0}
-    with override_settings(REDLOCK={"default": {"NODES": f"{etcd.url},127.0.0.1:{gone}", "OPTIONS": options}}):
-        fine = {finding.id for finding in diagnose(timeout=30.0).findings}
+def test_doctor_reports_an_alarm(etcd: Member):
+    """A cluster without space takes no locks, and the error says so."""
+    options = {"ttl": 30.0, "node_timeout": 1.0}
+    with override_settings(REDLOCK={"default": {"NODES": etcd.url, "OPTIONS": options}}):
+        lock("a", wait=30).acquire().release()
         etcd.ask("maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"})
         full = diagnose(timeout=30.0)
         with pytest.raises(QuorumUnavailableError, match="is out of space"):
@@ -253,13 +134,12 @@ def test_doctor_examines_members_and_alarms(etcd: Member):
         etcd.ask("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
         locks.reset()
 
-    assert fine == {"etcd-election", "etcd-member", "redlock.W001"}
     assert [finding.id for finding in full.findings if finding.level is Level.ERROR] == ["etcd-alarm"]
     assert full.nodes[0].facts["alarms"] == "NOSPACE"
 
 
 def test_doctor_notices_members_of_different_clusters(etcd: Member):
-    """P22: a URL that names members of two clusters gives each lock two holders."""
+    """A URL that names members of two clusters gives each lock two holders."""
     with Member() as stranger:
         strange = stranger.url.removeprefix("etcd://")
         options = {"ttl": 30.0, "node_timeout": 1.0}
@@ -275,11 +155,11 @@ def test_doctor_notices_members_of_different_clusters(etcd: Member):
 
 
 def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other: EtcdTable, etcd: Member):
-    """P24, P29: if the lease that serves as a clock is gone, a new era begins; a hold has its whole ttl once more."""
+    """If the lease that serves as a clock is gone, a new era begins; a hold has its whole ttl once more."""
     table.execute([acquire(ttl=2.0)])
     lease = load(Names({"{x}"}, set()), table.key, table.read).moment.era.split("/")[0].rpartition(".")[2]
     etcd.ask("lease/revoke", {"ID": lease})
-    table._looked = other._looked = -100.0
+    table.looked = other.looked = -100.0
 
     assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
     until = time.monotonic() + 60
@@ -290,19 +170,8 @@ def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other
     assert table.execute([Survey(("{x}",))])[0].rows[0].value.startswith("b" * 32)
 
 
-def test_restarted_etcd_keeps_locks(table: EtcdTable, etcd: Member):
-    """P20: it writes to disk before it replies; its new term begins a new era."""
-    table.execute([acquire(ttl=60.0)])
-    era = load(Names({"{x}"}, set()), table.key, table.read).moment.era
-    etcd.stop()
-    etcd.start()
-
-    assert table.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
-    assert load(Names({"{x}"}, set()), table.key, table.read).moment.era != era
-
-
 def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
-    """P20: it has the same addresses, and so the same id, but another random one: a lock may have been lost."""
+    """It has the same addresses, and so the same id, but another random one: a lock may have been lost."""
     with closing(
         LockManager([node(etcd.url)], Rules(1, ttl=5.0, max_ttl=5.0, node_timeout=1.0, restart_guard=True))
     ) as one:
@@ -316,7 +185,7 @@ def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
 
 
 def test_data_lost_behind_a_connection_that_a_member_ended_is_noticed(table: EtcdTable, etcd: Member):
-    """P20: a member that stops may announce the end of the connection in its last reply; the next one is greeted."""
+    """A member that stops may announce the end of the connection in its last reply; the next one is greeted."""
     table.execute([acquire(ttl=60.0)])
     table.connection._http.close()  # as http.client does after such a reply; it would connect again by itself
     etcd.wipe()
@@ -336,7 +205,7 @@ def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("left", ["9223372036", "5000000001"])
 def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch, left: str):
-    """P21: a deposed leader says that no lease ends; such a reading would free every lock, or none."""
+    """A deposed leader says that no lease ends; such a reading would free every lock, or none."""
     call = table.call
 
     def deposed(path: str, body: Any) -> Any:
@@ -351,7 +220,7 @@ def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch
 
 
 def test_leader_that_does_not_count_yet_is_asked_rarely(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """P38: for its election timeout, a new leader gives more than was granted, and all processes wait for it."""
+    """For its election timeout, a new leader gives more than was granted, and all processes wait for it."""
     call, readings = table.call, []
 
     def new(path: str, body: Any) -> Any:
@@ -372,7 +241,7 @@ def test_leader_that_does_not_count_yet_is_asked_rarely(table: EtcdTable, monkey
 def test_lease_is_revoked_unless_the_record_may_name_it(
     table: EtcdTable, etcd: Member, monkeypatch: pytest.MonkeyPatch
 ):
-    """P23: an attempt that is refused leaves no lease behind, which would never end."""
+    """An attempt that is refused leaves no lease behind, which would never end."""
 
     def leases() -> int:
         return len(etcd.ask("lease/leases", {}).get("leases", []))
@@ -391,7 +260,7 @@ def test_lease_is_revoked_unless_the_record_may_name_it(
 
 
 def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """P21: a reading counts only if the member has known the same term before and after it."""
+    """A reading counts only if the member has known the same term before and after it."""
     call = table.call
 
     def elected(path: str, body: Any) -> Any:
@@ -405,11 +274,8 @@ def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: 
     assert table.execute([acquire()])[0].failure is Failure.NO_LEADER
 
 
-# Notifications
-
-
 def test_vote_counts_only_in_the_term_in_which_it_was_decided(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """P4: a write that another leader has carried out gives no vote: the clock that decided was not its own."""
+    """A write that another leader has carried out gives no vote: the clock that decided was not its own."""
     table.execute([acquire("other")])
     write = table._txn
 
@@ -421,24 +287,6 @@ def test_vote_counts_only_in_the_term_in_which_it_was_decided(table: EtcdTable, 
     (reply,) = table.execute([acquire()])
 
     assert (reply.kind, reply.failure) == (Kind.UNKNOWN, Failure.LEADER_CHANGED)
-
-
-def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):
-    """P27: the name of the waiter arrives on the connection of its process, and the end of the watch is noticed."""
-    with (
-        closing(node(etcd.url).listen("p", 30.0, print)) as link,
-        closing(node(etcd.url).listen("q", 30.0, print)) as no,
-    ):
-        table.execute([acquire(), acquire(secret="b" * 32, waiter="p|7", stamp=1)])
-        table.execute([Release(("{x}",), SECRET)])
-        assert readable(link)
-        assert link.read() == ["p|7"]
-        assert no.read() == []
-        etcd.kill()
-        assert readable(link)
-        with pytest.raises(LinkError):
-            link.read()
-    etcd.start()
 
 
 # Users and certificates
@@ -467,7 +315,7 @@ def guarded(request: pytest.FixtureRequest, certificates: Certificates) -> Itera
 
 
 def test_user_with_rights_on_the_prefix_is_enough(guarded: Member):
-    """P36, L66: what is missing is named, and never a password; a token that was lost is asked for again."""
+    """What is missing is named, and never a password; a token that was lost is asked for again."""
     host = guarded.url.removeprefix("etcd://")
     with closing(patient_manager([f"etcd://app:p%40ss@{host}"])) as manager:
         lease = manager.lock("a", wait=0).acquire()
@@ -492,7 +340,7 @@ def test_user_with_rights_on_the_prefix_is_enough(guarded: Member):
 
 
 def test_user_stays_logged_in_when_users_change(guarded: Member):
-    """L66, P38: a signed token is valid until the next change of any user; then the node asks for another one."""
+    """A signed token is valid until the next change of any user; then the node asks for another one."""
     host = guarded.url.removeprefix("etcd://")
     with closing(patient_manager([f"etcd://app:p%40ss@{host}"])) as manager:
         lease = manager.lock("a", wait=0).acquire()
@@ -504,7 +352,7 @@ def test_user_stays_logged_in_when_users_change(guarded: Member):
 
 
 def test_password_that_etcd_does_not_want_is_reported(etcd: Member):
-    """L66: a cluster without users refuses to authenticate one."""
+    """A cluster without users refuses to authenticate one."""
     with pytest.raises(LinkError) as refused:
         node(etcd.url, username="app", password="x").connect(30.0)
 
@@ -512,7 +360,7 @@ def test_password_that_etcd_does_not_want_is_reported(etcd: Member):
 
 
 def test_client_certificate(certificates: Certificates):
-    """L66: etcds:// verifies the members and shows a certificate; without one, or with a wrong authority, it fails."""
+    """Etcds:// verifies the members and shows a certificate; without one, or with a wrong authority, it fails."""
     files = {"ssl_ca_certs": certificates["ca.crt"]}
     ours = {**files, "ssl_certfile": certificates["client.crt"], "ssl_keyfile": certificates["client.key"]}
     options = ("--client-cert-auth", "--trusted-ca-file", certificates["ca.crt"])
@@ -528,7 +376,7 @@ def test_client_certificate(certificates: Certificates):
 
 
 def test_encrypted_key_needs_its_password(certificates: Certificates):
-    """L66, L68: without it, the error says so, and no process waits until somebody enters it at the terminal."""
+    """Without it, the error says so, and no process waits until somebody enters it at the terminal."""
     files = {"ssl_certfile": certificates["client.crt"], "ssl_keyfile": certificates["locked.key"]}
     encrypted = ("-aes128", "-passout", "pass:right", "-out", files["ssl_keyfile"])
     run(["openssl", "ec", "-in", certificates["client.key"], *encrypted], check=True, capture_output=True)

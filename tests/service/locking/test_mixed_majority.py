@@ -79,7 +79,7 @@ def contending(folder: Path, urls: list[str], databases: dict[str, Any], **optio
 @pytest.mark.endurance
 def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql: PostgreSQL, tmp_path: Path):
     """
-    P16, P20, P25, L62: a counter that nothing else protects loses nothing, and continues with any one server dead.
+    A counter that nothing else protects loses nothing, and continues with any one server dead.
 
     Each Redis server is killed and comes back empty; PostgreSQL is stopped, killed and frozen; one after the other,
     while four processes increment.
@@ -116,7 +116,7 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
 )
 def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
     """
-    P1, P2, P16: four processes increment a counter, guarded only by the lock of a single database; tokens increase.
+    Four processes increment a counter, guarded only by the lock of a single database; tokens increase.
     """
     databases = {"default": {}, "counting": tables.entry()}
     options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
@@ -131,7 +131,7 @@ def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_pat
 
 @EACH_TABLE_ONCE
 async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tables: Tables, flavour: Flavour):
-    """P25, P39: one round asks both kinds, blocking and asyncio; each gives its vote and its token."""
+    """One round asks both kinds, blocking and asyncio; each gives its vote and its token."""
     manager = real_manager([*nodes.urls[:2], tables.urls[0]], quorum=3)
     connect(manager)
 
@@ -150,7 +150,7 @@ async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tab
 async def test_waiters_of_a_mixed_majority_are_notified_by_the_redis_servers(
     nodes: Servers, tables: Tables, flavour: Flavour
 ):
-    """P27, L45: two Redis servers are enough to notify the next waiter; the database sends no notifications."""
+    """Two Redis servers are enough to notify the next waiter; the database sends no notifications."""
     manager = real_manager([*nodes.urls[:2], tables.urls[0]])
     connect(manager)
     holder = await flavour.acquire(manager.lock("a"))

@@ -86,7 +86,7 @@ def manager_of(*sentinels: str, guard: bool = False, service: str = "mymaster") 
 
 
 async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_path: Path):
-    """P20, P22, L63: after a failover the new master may lack the last locks, however long it has been running."""
+    """After a failover the new master may lack the last locks, however long it has been running."""
     with watched(tmp_path) as sentinel:
         url = f"redis://127.0.0.1:{sentinel.port}"
         knew = [(flavour, manager_of(url, guard=True)) for flavour in (Blocking(), Asyncio())]
@@ -114,7 +114,7 @@ async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_pat
 
 
 async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: Flavour):
-    """L63, L65: a connection to a master that became a replica is closed, and the wait continues at the new master."""
+    """A connection to a master that became a replica is closed, and the wait continues at the new master."""
     with watched(tmp_path) as sentinel:
         nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
         manager = manager_of(nowhere, f"redis://127.0.0.1:{sentinel.port}")
@@ -143,7 +143,7 @@ async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: F
 
 async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path: Path, flavour: Flavour):
     """
-    L65: a missing sentinel, an unknown service and a server that is not a sentinel are reported; only settings end a
+    A missing sentinel, an unknown service and a server that is not a sentinel are reported; only settings end a
     wait.
     """
     with watched(tmp_path) as sentinel:
@@ -167,7 +167,7 @@ async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path:
 
 
 def test_a_sentinel_that_is_down_is_no_alarm(tmp_path: Path):
-    """P22: the doctor asks the sentinels one after the other, as taking a lock does."""
+    """The doctor asks the sentinels one after the other, as taking a lock does."""
     with watched(tmp_path) as sentinel:
         node = {
             "SENTINELS": ["redis://127.0.0.1:1", f"redis://127.0.0.1:{sentinel.port}"],

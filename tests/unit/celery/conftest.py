@@ -6,6 +6,7 @@ The effects of processes on tasks are tested in ``tests/server/workers/``, with 
 
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,14 @@ from celery.worker.request import Request
 from kombu.transport.memory import Channel
 
 from django_redlock import locks
-from django_redlock.celery import singleton_task
+from django_redlock.celery import dispatch, singleton_task
 from django_redlock.celery.request import mixed_request
 from django_redlock.celery.slots import RECEIVED_HEADER
+from django_redlock.engine.manager import LockManager
+from django_redlock.exceptions import QuorumUnavailableError
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
+from django_redlock.signals import lock_acquired
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +45,39 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     monkeypatch.setattr(_state, "default_app", None)
     monkeypatch.setattr(_state._tls, "current_app", None)
+    monkeypatch.setattr(dispatch, "_beat", 0)
+    monkeypatch.setattr(dispatch, "_unanswered", set())
     monkeypatch.setattr(Channel, "queues", {})
     cache._DUMMY_CLIENT_CACHE.clear()
     app = Celery("tests", broker="memory://", backend="cache+memory://")
     yield app
     app.close()
+
+
+@pytest.fixture
+def no_answers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have the lock nodes answer no questions in a block, once a run has its slot; they take and free locks."""
+
+    @contextmanager
+    def no_answers(name: str) -> Iterator[None]:
+        taken = []
+        ask = LockManager.survey
+
+        def survey(manager: LockManager, **options: Any) -> Any:
+            if taken:
+                raise QuorumUnavailableError(name)
+            return ask(manager, **options)
+
+        def note(lease: Any, **about: Any) -> None:
+            taken.extend([lease] if lease.name == name else [])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LockManager, "survey", survey)
+            lock_acquired.connect(note)
+            yield
+        lock_acquired.disconnect(note)
+
+    return no_answers
 
 
 class Worker:

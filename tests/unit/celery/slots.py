@@ -5,15 +5,20 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import WorkerLostError
 
-from django_redlock import locks
-from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock import LockTakenError, locks
+from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket
 
 NAME = "task:shop.sync:shop_id=7"
 
 
+def ticket_in(headers: Any) -> Ticket | None:
+    """Return the ticket of a message."""
+    return Ticket.unpack(headers.get(HEADER), headers["id"])
+
+
 def tickets(worker: Any) -> list[Ticket]:
     """Return the tickets of the messages that wait."""
-    found = [Ticket.unpack(headers[HEADER], headers["id"]) for headers in worker.headers]
+    found = [ticket_in(headers) for headers in worker.headers]
     assert all(found)
     return found
 
@@ -36,3 +41,25 @@ def die(request: Any) -> None:
         raise WorkerLostError("killed")
     except WorkerLostError:
         request.on_failure(ExceptionInfo())
+
+
+def begin(request: Any) -> None:
+    """Take the slot as the child does that runs the message."""
+    ticket = ticket_of(request)
+    assert ticket
+    ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", request.request_dict[RUN_HEADER])
+
+
+def set_down(nodes: Any, down: bool = True) -> None:
+    """Take nodes away, or bring them back."""
+    for node in nodes:
+        node.down = down
+
+
+def taken(name: str = NAME) -> bool:
+    """Return whether somebody has the lock."""
+    try:
+        locks["default"].lock(name, wait=0).acquire().release()
+    except LockTakenError:
+        return True
+    return False

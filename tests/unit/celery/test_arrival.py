@@ -1,18 +1,15 @@
 """Messages that come late, twice, without their header, or to a worker that cannot run them."""
 
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from celery.exceptions import Ignore, Reject, TaskRevokedError
+from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
 from django_redlock.celery import Return, singleton_task
-from django_redlock.celery import worker as redelivery
-from django_redlock.celery.dispatch import Call
-from django_redlock.celery.slots import HEADER, Ticket, take_note
+from django_redlock.signals import lock_taken
 from django_redlock.testing import Simulation
 
 from .slots import NAME, names
@@ -21,9 +18,7 @@ from .slots import NAME, names
 
 
 def test_first_copy_comes_to_its_turn_last(make, worker):
-    """
-    A message that waited in a worker until the broker gave a copy of it to another one is not run once more. C76 C79
-    """
+    """A message that waited in a worker until the broker gave a copy of it to another one is not run once more."""
     runs = []
     task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
     task.delay(7)
@@ -35,9 +30,7 @@ def test_first_copy_comes_to_its_turn_last(make, worker):
 
 
 def test_copy_of_an_attempt_that_was_retried(make, worker):
-    """
-    A late copy of a first attempt does not run beside or after the second one. C76 C79
-    """
+    """A late copy of a first attempt does not run beside or after the second one."""
     runs = []
 
     def body(self, shop_id):
@@ -56,9 +49,7 @@ def test_copy_of_an_attempt_that_was_retried(make, worker):
 
 
 def test_copy_of_a_run_that_gave_its_slot_up(make, worker):
-    """
-    A body that frees its slot before it ends is done all the same when it has ended. C79
-    """
+    """A body that frees its slot before it ends is done all the same when it has ended."""
     runs = []
 
     def body(self, shop_id):
@@ -74,9 +65,7 @@ def test_copy_of_a_run_that_gave_its_slot_up(make, worker):
 
 
 def test_worker_died_between_the_work_and_its_result(make, worker, memory_nodes):
-    """
-    A copy whose work is done, without a result, waits for it; if there is none after a while, it is done again. C77
-    """
+    """A copy whose work is done, without a result, waits for it; if there is none after a while, it is done again."""
     runs = []
     task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
     result = task.delay(7)
@@ -95,9 +84,7 @@ def test_worker_died_between_the_work_and_its_result(make, worker, memory_nodes)
 
 @pytest.mark.parametrize(("options", "runs"), [({}, 2), ({"max_hold": 7200}, 1)], ids=["an hour", "two hours"])
 def test_copy_of_a_run_of_90_minutes(make, worker, options, runs):
-    """
-    A slot ends after ``max_hold``, an hour by default, and a copy of the message then runs beside the run.
-    """
+    """A slot ends after ``max_hold``, an hour by default, and a copy of the message then runs beside the run."""
     started = []
 
     def body(self, shop_id):
@@ -116,9 +103,7 @@ def test_copy_of_a_run_of_90_minutes(make, worker, options, runs):
 
 
 def test_id_that_was_used_before(make, worker):
-    """
-    A message that waited for its duplicate runs also if its id is that of a task that is long over.
-    """
+    """A message that waited for its duplicate runs also if its id is that of a task that is long over."""
     runs = []
     task = make(lambda self, shop_id: runs.append(shop_id), on_overlap="wait")
     for _ in range(2):
@@ -130,31 +115,8 @@ def test_id_that_was_used_before(make, worker):
     assert runs == [7, 7]
 
 
-@pytest.mark.parametrize(
-    "options", [{"on_overlap": "wait", "scope": "while_executing"}, {"on_unavailable": {"run": "retry"}}]
-)
-def test_message_is_put_back_any_number_of_times(make, worker, memory_nodes, options):
-    """
-    The pause has an upper limit, which a thousand tries do not exceed. C60
-    """
-    task = make(**options)
-    task.delay(7)
-    message = worker.take()
-    ticket = Ticket.unpack(message.headers[HEADER], message.headers["id"])
-    message.headers[HEADER] = replace(ticket, tries=5000).pack()
-
-    with locks["default"].lock(NAME, ttl=30, wait=0) if "scope" in options else pytest.MonkeyPatch().context():
-        for node in memory_nodes:
-            node.down = "scope" not in options
-        assert worker.run(message) in ("IGNORED", "RETRY")
-
-    assert len(worker.headers) == 1
-
-
 def test_put_back_message_hides_what_its_caller_hides(make, worker):
-    """
-    What is to be shown in place of the arguments is shown of a message that was put back, too. P36
-    """
+    """What is to be shown in place of the arguments is shown of a message that was put back, too."""
     task = make(on_overlap="wait")
     task.apply_async((7,), {"since": "PASSWORD"}, task_id="x", kwargsrepr="HIDDEN")
 
@@ -172,7 +134,7 @@ def test_put_back_message_hides_what_its_caller_hides(make, worker):
 )
 def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
     """
-    With ``scope="until_and_while_executing"`` a message that is not run frees the queue's slot. C48
+    With ``scope="until_and_while_executing"`` a message that is not run frees the queue's slot.
     """
     seen = []
 
@@ -189,54 +151,9 @@ def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
     assert not task.delay(7).duplicate
 
 
-def test_copy_that_gives_way_is_still_watched(make, worker):
-    """
-    A copy that waited for the end of a run, and finds its duplicate at its turn, goes on waiting. It leaves no note
-    once it has run. C78
-    """
-    runs = []
-
-    def body(self, shop_id):
-        runs.append(shop_id)
-        if len(runs) == 1:
-            assert worker.run(message, redelivered=True) == "IGNORED"
-            raise OSError
-
-    task = make(body, acks_late=True)
-    task.delay(7)
-    message = worker.take()
-    assert worker.run(message) == "FAILURE"
-    assert len(names()) == 1
-
-    with locks["default"].lock(NAME, ttl=30, wait=0):
-        assert worker.run() == "IGNORED"
-    assert worker.run() == "SUCCESS"
-
-    assert (runs, names()) == ([7, 7], set())
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), Ignore(), Reject()])
-def test_error_before_the_start_frees_the_slot(app, worker, error):
-    """
-    What the project's ``before_start`` raises ends the task, and its slot. C41 C46
-    """
-
-    class Mine(app.Task):
-        def before_start(self, *about):
-            raise error
-
-    @singleton_task(name="shop.sync", base=Mine)
-    def sync(shop_id): ...
-
-    sync.delay(7)
-
-    assert worker.run() in ("FAILURE", "IGNORED", "REJECTED")
-    assert names() == set()
-
-
 def test_run_without_nodes_frees_the_slot(make, worker, memory_nodes):
     """
-    With ``on_unavailable={"run": "run"}`` the place in the queue is free when the run has ended. C35
+    With ``on_unavailable={"run": "run"}`` the place in the queue is free when the run has ended.
     """
 
     def switch(down):
@@ -252,9 +169,7 @@ def test_run_without_nodes_frees_the_slot(make, worker, memory_nodes):
 
 
 def test_message_whose_header_was_lost(app, worker):
-    """
-    A project that replaces all headers of a message loses ours, and the message still has its slot. C24 C36
-    """
+    """A project that replaces all headers of a message loses ours, and the message still has its slot."""
 
     class Mine(app.Task):
         def apply_async(self, args=None, kwargs=None, **options):
@@ -274,7 +189,7 @@ def test_message_whose_header_was_lost(app, worker):
 
 def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
     """
-    With ``scope="until_executing"`` a retry runs beside its duplicates, as every run does. C56
+    With ``scope="until_executing"`` a retry runs beside its duplicates, as every run does.
     """
     runs = []
 
@@ -300,7 +215,7 @@ def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
 def test_dropped_message_has_an_outcome(make, worker, options):
     """
     With ``redelivery="drop"`` a message whose run has died is not run again, and every waiting caller learns of
-    it. C79 C91
+    it.
     """
     runs = []
 
@@ -325,7 +240,7 @@ def test_dropped_message_has_an_outcome(make, worker, options):
 def test_message_is_dropped_when_its_run_has_ended(make, worker, strategy, outcome):
     """
     With ``redelivery="drop"`` a message comes again while its run, which may be alive or dead, still has the slot. The
-    copy does not run, and when the slot is free, the caller has the result of the run or learns that it died. C79 C91
+    copy does not run, and when the slot is free, the caller has the result of the run or learns that it died.
     """
     runs = []
 
@@ -349,7 +264,7 @@ def test_message_is_dropped_when_its_run_has_ended(make, worker, strategy, outco
 
 def test_message_that_never_began_is_not_dropped(make, worker, memory_nodes):
     """
-    With ``redelivery="drop"`` a message that waited for longer than its slot, and comes again, runs. C79
+    With ``redelivery="drop"`` a message that waited for longer than its slot, and comes again, runs.
     """
     runs = []
     task = make(lambda self, shop_id: runs.append(shop_id), redelivery="drop", queue_ttl=1)
@@ -361,46 +276,25 @@ def test_message_that_never_began_is_not_dropped(make, worker, memory_nodes):
     assert runs == [7]
 
 
-def test_body_that_exits_frees_the_slot(make, worker):
-    """
-    ``sys.exit()`` in a body is its end, also with late acknowledgement: Celery does not run the message again. C41
-    """
-
-    def body(self, shop_id):
-        raise SystemExit(3)
-
-    task = make(body, acks_late=True)
-    task.delay(7)
-    with pytest.raises(SystemExit):
-        worker.run()
-
-    assert names() == set()
-
-
 # What fails on the way
 
 
-def test_equal_is_known_to_run(make, worker, memory_nodes, monkeypatch):
-    """
-    ``on_unavailable={"run": "run"}`` is for nodes that say nothing; once they have said "taken", nothing runs. C35
-    """
+def test_duplicate_is_known_to_run(make, worker, memory_nodes):
+    """``on_unavailable={"run": "run"}`` is for nodes that say nothing; once they have said "taken", nothing runs."""
     runs = []
+
+    def switch(down=True, **about):
+        for node in memory_nodes:
+            node.down = down
 
     def body(self, shop_id):
         runs.append("in")
         if len(runs) == 1:
-            monkeypatch.setattr(redelivery, "take_note", failing)
+            lock_taken.connect(switch)
             assert worker.run(message, redelivered=True) == "RETRY"
+            lock_taken.disconnect(switch)
+            switch(down=False)
         runs.append("out")
-
-    def failing(*about, **more):
-        for node in memory_nodes:
-            node.down = True
-        try:
-            take_note(*about, **more)
-        finally:
-            for node in memory_nodes:
-                node.down = False
 
     task = make(body, acks_late=True, on_unavailable={"run": "run"})
     task.delay(7)
@@ -411,18 +305,16 @@ def test_equal_is_known_to_run(make, worker, memory_nodes, monkeypatch):
 
 
 @pytest.mark.parametrize(("late", "state"), [(True, "REJECTED"), (False, "IGNORED")])
-def test_broker_fails_when_a_copy_is_put_back(make, worker, monkeypatch, late, state):
-    """
-    A copy that cannot be put back goes back if it has not been acknowledged, and its run fails by no means. C42 C76
-    """
+def test_broker_fails_when_a_copy_is_put_back(app, make, worker, monkeypatch, late, state):
+    """A copy that cannot be put back goes back if it has not been acknowledged, and its run fails by no means."""
     seen = []
 
     def body(self, shop_id):
         with monkeypatch.context() as patch:
-            patch.setattr(Call, "publish", failing)
+            patch.setattr(app.amqp, "send_task_message", failing)
             seen.extend([worker.run(message, redelivered=True), self.AsyncResult(self.request.id).state])
 
-    def failing(*about):
+    def failing(*about, **more):
         raise OperationalError("away")
 
     task = make(body, acks_late=late)
@@ -436,7 +328,7 @@ def test_broker_fails_when_a_copy_is_put_back(make, worker, monkeypatch, late, s
 
 def test_message_comes_back_when_the_nodes_vote_again(make, worker):
     """
-    After an outage the nodes name the seconds for which they give no vote, and a message is put back for that long. C88
+    After an outage the nodes name the seconds for which they give no vote, and a message is put back for that long.
     """
     task = make()
     with Simulation(nodes=3, check=False) as simulation:

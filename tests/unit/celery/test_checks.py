@@ -28,16 +28,12 @@ def declare(app):
 
 
 def test_nothing_to_say(declare):
-    """
-    A singleton as it is without options has no fault.
-    """
+    """A singleton as it is without options has no fault."""
     assert declare() == []
 
 
 def test_nothing_without_an_app(monkeypatch):
-    """
-    A project without Celery is not looked at.
-    """
+    """A project without Celery is not looked at."""
     from celery import _state
 
     monkeypatch.setattr(_state, "default_app", None)
@@ -47,9 +43,7 @@ def test_nothing_without_an_app(monkeypatch):
 
 
 def test_module_that_cannot_be_imported_is_reported_and_stops_no_command(app, declare, monkeypatch):
-    """
-    ``manage.py migrate`` runs the checks, too, and may create the very table that the module wants to read.
-    """
+    """``manage.py migrate`` runs the checks, too, and may create the very table that the module wants to read."""
     monkeypatch.setitem(sys.modules, "shop.broken", None)
     app.conf.imports = ["shop.broken"]
     assert declare(lease=61.0) == ["redlock.E020"]  # the tasks that are known are checked
@@ -106,9 +100,7 @@ def test_late_acknowledgement(app, declare, options, visibility, found):
 
 
 def test_values_of_the_page_for_long_runs(app):
-    """
-    The task and the setting that the page shows for runs of more than an hour have no fault; either alone has.
-    """
+    """The task and the setting that the page shows for runs of more than an hour have no fault; either alone has."""
     namespace, found = {}, []
     for _, text in blocks("docs/howto/celery.md", "Runs longer than an hour"):
         exec(text, namespace)
@@ -131,9 +123,7 @@ def test_values_of_the_page_for_long_runs(app):
     ids=["list", "text", "read"],
 )
 def test_late_acknowledgement_with_several_brokers(app, declare, setting):
-    """
-    A broker that delivers again is found wherever Celery's settings name it.
-    """
+    """A broker that delivers again is found wherever Celery's settings name it."""
     app.conf.update(setting)
 
     assert declare(acks_late=True) == ["redlock.W021"]
@@ -148,7 +138,7 @@ def test_late_acknowledgement_with_several_brokers(app, declare, setting):
 )
 def test_late_acknowledgement_says_what_becomes_of_the_copy(app, scope, said):
     """
-    With ``scope="until_executing"`` a run has no slot, and so nothing keeps a copy from running. C75
+    With ``scope="until_executing"`` a run has no slot, and so nothing keeps a copy from running.
     """
     app.conf.broker_url = "redis://127.0.0.1:1"
     singleton_task(name="shop.copied", acks_late=True, scope=scope)(nothing)
@@ -160,18 +150,14 @@ def test_late_acknowledgement_says_what_becomes_of_the_copy(app, scope, said):
 
 
 def test_late_acknowledgement_with_another_broker(app, declare):
-    """
-    No client can ask RabbitMQ for its ``consumer_timeout``.
-    """
+    """No client can ask RabbitMQ for its ``consumer_timeout``."""
     app.conf.broker_url = "amqp://127.0.0.1:1"
 
     assert declare(acks_late=True) == []
 
 
 def test_class_without_the_projects(monkeypatch, app):
-    """
-    A singleton that is a class of its own and not of the project's task class is found.
-    """
+    """A singleton that is a class of its own and not of the project's task class is found."""
 
     class Ours(Task):
         pass
@@ -187,9 +173,7 @@ def test_class_without_the_projects(monkeypatch, app):
 
 
 def test_beat_entry_that_is_not_known(app, declare):
-    """
-    A beat schedule that names a task that cannot be imported here is found.
-    """
+    """A beat schedule that names a task that cannot be imported here is found."""
     app.conf.beat_schedule = {"nightly": {"task": "shop.nightly", "schedule": 60.0}}
 
     assert declare() == ["redlock.W024"]
@@ -207,9 +191,7 @@ def test_beat_entry_that_is_not_known(app, declare):
     ],
 )
 def test_results_that_reach_one_process(app, declare, options, found):
-    """
-    With ``rpc://`` a duplicate in another process never gets the result that it joined, and a check says so. C94
-    """
+    """With ``rpc://`` a duplicate in another process never gets the result that it joined, and a check says so."""
     app.conf.result_backend = "rpc://"
 
     assert declare(**options) == found

@@ -21,9 +21,7 @@ def split(make, memory_nodes):
 
 @pytest.mark.parametrize("ask", ["holder", "is_locked", "cancel"])
 def test_split_slot_is_not_reported_as_free(split, ask):
-    """
-    A slot is neither held nor free while no quorum of the nodes decides: the error has what each node reports.
-    """
+    """A slot is neither held nor free while no quorum of the nodes decides: the error has what each node reports."""
     with pytest.raises(QuorumUnavailableError) as caught:
         getattr(split.singleton, ask)(7)
 
@@ -35,9 +33,7 @@ def test_split_slot_is_not_reported_as_free(split, ask):
 
 
 def test_explanation_of_a_split_slot(split):
-    """
-    ``explain()`` reports a split slot as unknown, and does not guess what a call would do.
-    """
+    """``explain()`` reports a split slot as unknown, and does not guess what a call would do."""
     text = split.singleton.explain(7)
 
     assert "would take the slot" not in text
@@ -45,9 +41,7 @@ def test_explanation_of_a_split_slot(split):
 
 
 def test_release_frees_a_split_slot(split, memory_nodes):
-    """
-    ``release()`` frees what any node has, and does not report that the slot was free.
-    """
+    """``release()`` frees what any node has, and does not report that the slot was free."""
     assert split.singleton.release(7) == "unknown"
 
     memory_nodes[1].down = False
@@ -56,9 +50,7 @@ def test_release_frees_a_split_slot(split, memory_nodes):
 
 
 def test_release_leaves_what_may_run(make, worker, memory_nodes):
-    """
-    ``release()`` without *force* leaves a split slot that a run has.
-    """
+    """``release()`` without *force* leaves a split slot that a run has."""
     outcomes = []
 
     def body(self, shop_id):
@@ -74,9 +66,7 @@ def test_release_leaves_what_may_run(make, worker, memory_nodes):
 
 
 def test_log_lines_escape_names(make, worker, caplog):
-    """
-    A name or an id with a line break does not begin a line of its own in the log.
-    """
+    """A name or an id with a line break does not begin a line of its own in the log."""
     task = make(key=lambda bound: f"7\n{bound.arguments['shop_id']}", on_unavailable={"run": "run"})
     with caplog.at_level(logging.INFO, "django_redlock"):
         task.delay("\x1b[31m")

@@ -39,7 +39,7 @@ print("traced")
 
 
 def test_body_is_interrupted_and_what_comes_after_it_is_not():
-    """C85: the exception arrives in the body; one that has not arrived at its end never does."""
+    """The exception arrives in the body; one that has not arrived at its end never does."""
     ours, looping = Interrupt(), threading.Lock()
 
     def strike() -> None:
@@ -70,7 +70,7 @@ def test_body_is_interrupted_and_what_comes_after_it_is_not():
 
 @pytest.mark.server
 def test_thread_that_the_body_starts_is_not_interrupted_instead(monkeypatch):
-    """C85: until it runs, Python 3.11 takes a new thread for the one that started it."""
+    """Until it runs, Python 3.11 takes a new thread for the one that started it."""
     started = threading.Event()
 
     def strike(frame: Any, event: str, argument: Any) -> None:
@@ -92,7 +92,7 @@ def test_thread_that_the_body_starts_is_not_interrupted_instead(monkeypatch):
 
 @pytest.mark.server
 def test_interpreter_is_left_as_it_was():
-    """C85: Python 3.11 keeps a mark of an exception that is withdrawn, with which tracing does not end."""
+    """Python 3.11 keeps a mark of an exception that is withdrawn, with which tracing does not end."""
     ended = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60, check=False)
 
     assert ended.stdout == "traced\n", ended.stderr

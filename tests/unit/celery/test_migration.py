@@ -17,9 +17,7 @@ def nothing(shop_id, since=None):
 
 
 def test_queue_once(app, worker):
-    """
-    ``QueueOnce`` raises its own error about a duplicate, which is also ours; ``keys`` makes the key.
-    """
+    """``QueueOnce`` raises its own error about a duplicate, which is also ours; ``keys`` makes the key."""
     task = app.task(name="shop.once", base=QueueOnce, once={"keys": ["shop_id"], "timeout": 60})(nothing)
     first = task.delay(7, since=1)
 
@@ -34,9 +32,7 @@ def test_queue_once(app, worker):
 
 
 def test_message_that_celery_once_has_sent(app, worker):
-    """
-    It runs, and has no slot until then; so a new call is sent beside it, and does the work of both.
-    """
+    """It runs, and has no slot until then; so a new call is sent beside it, and does the work of both."""
     task = app.task(name="shop.once", base=QueueOnce)(nothing)
     app.send_task("shop.once", (7,))
     assert worker.run_all() == ["SUCCESS"]
@@ -48,9 +44,7 @@ def test_message_that_celery_once_has_sent(app, worker):
 
 
 def test_graceful(app, worker):
-    """
-    ``graceful``, of the task or of a call, gives a duplicate the result of the first.
-    """
+    """``graceful``, of the task or of a call, gives a duplicate the result of the first."""
     always = app.task(name="shop.always", base=QueueOnce, once={"graceful": True})(nothing)
     sometimes = app.task(name="shop.sometimes", base=QueueOnce)(nothing)
 
@@ -62,9 +56,7 @@ def test_graceful(app, worker):
 
 
 def test_settings_of_celery_once(app):
-    """
-    The app's ``ONCE`` gives the timeout of tasks that have none.
-    """
+    """The app's ``ONCE`` gives the timeout of tasks that have none."""
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"default_timeout": 90}}
     task = app.task(name="shop.settings", base=QueueOnce)(nothing)
 
@@ -82,9 +74,7 @@ def test_unlock_before_run_warns(app, worker):
 
 
 def test_wrong_options_of_celery_once(app):
-    """
-    A misspelt option or key fails when the task is declared.
-    """
+    """A misspelt option or key fails when the task is declared."""
     with pytest.raises(TypeError, match="'gracefull'; did you mean 'graceful'"):
         app.task(name="shop.wrong", base=QueueOnce, once={"gracefull": True}, lazy=False)(nothing)
     with pytest.raises(ValueError, match="'shop', which is not a parameter"):
@@ -92,9 +82,7 @@ def test_wrong_options_of_celery_once(app):
 
 
 def test_singleton(app, worker):
-    """
-    ``Singleton`` joins by default, and raises its own error if told so, by the task or the settings.
-    """
+    """``Singleton`` joins by default, and raises its own error if told so, by the task or the settings."""
     joins = app.task(name="shop.joins", base=Singleton, unique_on="shop_id")(nothing)
     raises = app.task(name="shop.raises", base=Singleton, raise_on_duplicate=True)(nothing)
     first, other = joins.delay(7, since=1), raises.delay(7)
@@ -108,9 +96,7 @@ def test_singleton(app, worker):
 
 
 def test_lock_expiry_warns(app):
-    """
-    ``lock_expiry`` bounds the wait and no longer the run, and a warning says so.
-    """
+    """``lock_expiry`` bounds the wait and no longer the run, and a warning says so."""
     with pytest.warns(UserWarning, match="a run keeps its slot to its end"):
         app.task(name="shop.expiry", base=Singleton, lock_expiry=5, lazy=False)(nothing)
 
@@ -118,17 +104,13 @@ def test_lock_expiry_warns(app):
 
 
 def test_delay_on_commit_is_there():
-    """
-    Unlike the originals, both classes keep what Celery gives tasks of Django. C27
-    """
+    """Unlike the originals, both classes keep what Celery gives tasks of Django."""
     assert issubclass(QueueOnce, DjangoTask)
     assert hasattr(Singleton, "delay_on_commit")
 
 
 def test_empty_keys_make_all_calls_equal(app):
-    """
-    celery-once's ``keys: []`` means one of the task at all.
-    """
+    """celery-once's ``keys: []`` means one of the task at all."""
 
     @app.task(base=QueueOnce, once={"keys": [], "graceful": True}, name="shop.nightly")
     def nightly(shop_id):
@@ -138,9 +120,7 @@ def test_empty_keys_make_all_calls_equal(app):
 
 
 def test_options_of_a_call(app, worker):
-    """
-    What ``once`` of a call may not have is refused, and ``singleton=`` beside it counts.
-    """
+    """What ``once`` of a call may not have is refused, and ``singleton=`` beside it counts."""
     task = app.task(name="shop.once", base=QueueOnce)(nothing)
     first = task.delay(7)
 
@@ -151,9 +131,7 @@ def test_options_of_a_call(app, worker):
 
 
 def test_eager_mode(app):
-    """
-    In eager mode, as tests of projects use it, a held lock raises, and a graceful call has no value. C44
-    """
+    """In eager mode, as tests of projects use it, a held lock raises, and a graceful call has no value."""
     app.conf.task_always_eager = True
 
     @app.task(base=QueueOnce, name="shop.once")
@@ -173,9 +151,7 @@ def test_eager_mode(app):
 
 
 def test_errors_are_made_as_before():
-    """
-    Code of a project that raises or copies these errors itself works as before. C103
-    """
+    """Code of a project that raises or copies these errors itself works as before."""
     queued, duplicate = AlreadyQueued(60), DuplicateTaskError("a duplicate", task_id="x")
 
     assert (queued.countdown, queued.message) == (60, "Expires in 60 seconds")
@@ -188,9 +164,7 @@ def test_errors_are_made_as_before():
 
 @pytest.mark.parametrize("unique_on", [[], (), "", [""]])
 def test_unique_on_nothing(app, unique_on):
-    """
-    An empty ``unique_on`` makes all calls of the task equal, as in celery-singleton 0.3. C1
-    """
+    """An empty ``unique_on`` makes all calls of the task equal, as in celery-singleton 0.3."""
 
     @app.task(base=Singleton, name="shop.one", unique_on=unique_on)
     def one(shop_id): ...
@@ -208,9 +182,7 @@ class ShopEncoder(json.JSONEncoder):
 @pytest.mark.parametrize("encoder", [ShopEncoder, f"{__name__}.ShopEncoder"])
 @pytest.mark.parametrize("unique_on", [None, "shop"])
 def test_json_encoder_of_the_settings(app, encoder, unique_on):
-    """
-    ``singleton_json_encoder_class`` decides what makes calls equal, as before. C7
-    """
+    """``singleton_json_encoder_class`` decides what makes calls equal, as before."""
     app.conf.singleton_json_encoder_class = encoder
     shop = SimpleNamespace(number=7, loaded=1)
 

@@ -1,14 +1,197 @@
-"""The record of a pending call on nodes that disagree, because they were away at different times."""
+"""The pending call: messages that end without a run, calls that find a revoked one, nodes that disagree."""
+
+from typing import Any
 
 import pytest
+from celery.worker.state import revoked
 
-from django_redlock import lock
-from django_redlock.celery import pending
-from django_redlock.celery.pending import UNKNOWN, began_secret, is_superseded, label_of
-from django_redlock.celery.slots import FREE, NOTE, QUEUED, Seen, Ticket, peek
-from django_redlock.core.names import Owner, encode
+from .slots import die, names
 
-from .slots import NAME, names
+
+@pytest.fixture
+def during_a_run(make, worker):
+    """
+    Make calls while a first call runs.
+
+    Returns a function of the calls, each a value and Celery's options, and of the task's options. It returns the task,
+    the values that ran, the messages of the calls, and their results.
+    """
+
+    def during_a_run(*calls: tuple[str, dict[str, Any]], **options: Any) -> Any:
+        ran, results, messages = [], [], []
+
+        def body(self, shop_id):
+            ran.append(self.request.args[1])
+            if ran == ["running"]:
+                results.extend(task.apply_async((7, value), **about) for value, about in calls)
+                messages.extend(worker.take() for _ in calls)
+
+        task = make(body, **options)
+        task.delay(7, "running")
+        worker.run()
+        return task, ran, messages, results
+
+    return during_a_run
+
+
+@pytest.fixture
+def no_revocations():
+    """Forget the ids of expired calls, as a worker does when it ends."""
+    yield
+    revoked.clear()
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_older_message_that_expires_does_not_revoke_the_newest(
+    during_a_run,
+    worker,
+    received,
+    strategy,
+    no_revocations,
+):
+    """
+    Celery revokes the id of a message that has expired. A newer message of the pending call has this id, and runs.
+    """
+    task, ran, (older, newest), results = during_a_run(
+        ("older", {"expires": -1}), ("newest", {}), on_duplicate=strategy
+    )
+
+    assert not received(task, older).revoked()
+    assert not received(task, newest).revoked()
+    assert worker.run(older) == "IGNORED"
+    assert worker.run(newest) == "SUCCESS"
+    assert ran == ["running", "newest"]
+    assert results[0].state == "SUCCESS"
+
+
+def test_newest_message_expires(during_a_run, worker, received, no_revocations):
+    """The newest message of a pending call ends the call when it expires, and no older one runs."""
+    task, ran, (older, newest), results = during_a_run(("older", {}), ("newest", {"expires": -1}), on_duplicate="rerun")
+
+    assert received(task, newest).revoked()
+    revoked.clear()  # another worker does not know of it
+    assert worker.run(older) == "IGNORED"
+    assert (ran, results[1].state, names()) == (["running"], "REVOKED", set())
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_no_older_message_runs_when_the_newest_has_waited_too_long(make, worker, strategy):
+    """After ``wait_for``, the newest message is dropped. An older one that arrives later does not run in its place."""
+    ran, kept = [], []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["running"]:
+            kept.append(task.apply_async((7, "older"), countdown=600))
+            kept.append(task.apply_async((7, "newest")))
+            kept.append(worker.take())
+            assert worker.run() == "IGNORED"
+
+    task = make(body, on_duplicate=strategy, wait_for=0)
+    task.delay(7, "running")
+    worker.run()
+
+    assert kept[1].state == "REVOKED"
+    assert worker.run(kept[2]) == "IGNORED"
+    assert (ran, kept[1].state) == (["running"], "REVOKED")
+
+
+def test_no_older_message_runs_when_the_child_of_the_newest_died(make, worker, received):
+    """A child dies before it begins the newest message. Its caller sees that, and no older message runs."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(shop_id), on_duplicate="replace")
+    task.delay(7, "older")
+    call = task.delay(7, "newest")
+    older, newest = worker.take(), worker.take()
+
+    die(received(task, newest))
+
+    assert worker.run(older) == "IGNORED"
+    assert (ran, call.state, names()) == ([], "FAILURE", set())
+
+
+# Revoked before its time
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_pending_call_that_was_revoked_is_out_of_the_way(make, worker, strategy):
+    """A pending call with a countdown was revoked. An equal call is a duplicate of the run only."""
+    answers = []
+
+    def body(self, shop_id):
+        if not answers:
+            pending = task.apply_async((7, "same"), countdown=7200)
+            task.backend.mark_as_revoked(pending.id, "by an operator")
+            answers.extend([pending, task.delay(7, "same")])
+
+    task = make(body, on_duplicate=strategy)
+    first = task.delay(7)
+    worker.run()
+    pending, again = answers
+
+    assert again.id != pending.id
+    assert (again.accepted, again.duplicate, again.reason, again.holder_id) == (True, True, "running", first.id)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_no_message_of_a_revoked_call_runs_later(make, worker, cancelled):
+    """A pending call was revoked or cancelled while no worker could know, and made way. None of its messages runs."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate="replace")
+    task.delay(7, "older")
+    first = task.apply_async((7, "newest"), countdown=7200)
+    older, newest = worker.take(), worker.take()
+
+    if cancelled:
+        task.singleton.cancel(7)
+    else:
+        task.backend.mark_as_revoked(first.id, "by an operator")
+    task.delay(7, "next")
+    worker.run_all()
+
+    assert (worker.run(older), worker.run(newest)) == ("IGNORED", "IGNORED")
+    assert (ran, first.state, names()) == (["next"], "REVOKED", set())
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("strategy", ["rerun", "replace"])
+def test_waiting_call_that_was_revoked_is_out_of_the_way(make, worker, strategy, scope):
+    """A call with a countdown was revoked while nothing runs. The next call runs at once."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.args[1]), on_duplicate=strategy, scope=scope)
+    first = task.apply_async((7, "same"), countdown=7200)
+    task.backend.mark_as_revoked(first.id, "by an operator")
+    worker.take()
+
+    again = task.delay(7, "same")
+
+    assert (again.id != first.id, again.accepted, again.duplicate) == (True, True, False)
+    assert worker.run() == "SUCCESS"
+    assert (ran, names()) == (["same"], set())
+
+
+def test_call_does_not_wait_for_a_revoked_retry(make, worker):
+    """A retry with a countdown was revoked. Calls that come later take the slot that was kept for it."""
+    ran = []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["retried"]:
+            raise self.retry(countdown=7200)
+
+    task = make(body, on_duplicate="replace")
+    first = task.delay(7, "retried")
+    worker.run()
+    task.backend.mark_as_revoked(first.id, "by an operator")
+    worker.take()
+
+    again = task.delay(7, "next")
+
+    assert (again.duplicate, worker.run()) == (False, "SUCCESS")
+    assert ran == ["retried", "next"]
+
+
+# Nodes that disagree, because they were away at different times
 
 
 @pytest.fixture
@@ -36,9 +219,7 @@ def split(make, worker, memory_nodes):
 
 
 def test_older_message_ends_on_the_evidence_of_one_node(split, worker):
-    """
-    A message that a newer one replaced never runs, even if only one node of those that answer has the newer one. C96
-    """
+    """A message that a newer one replaced never runs, even if only one node of those that answer has the newer one."""
     _, ran = split
 
     worker.run_all()
@@ -49,7 +230,6 @@ def test_older_message_ends_on_the_evidence_of_one_node(split, worker):
 def test_caller_settles_a_split_record(split, worker):
     """
     A call that finds a record without a quorum for any value gets the id of the newest one, and its own arguments run.
-    C96 C97
     """
     sync, ran = split
     (pending,) = {headers["id"] for headers in worker.headers}
@@ -62,116 +242,9 @@ def test_caller_settles_a_split_record(split, worker):
     assert ran == ["running", "last"]
 
 
-def test_pending_call_is_created_in_its_turn(make, memory_nodes, monkeypatch):
-    """
-    No record comes into being while another call has the turn, and might settle a record that is only on its way. C96
-    """
-    task = make(on_duplicate="replace")
-    monkeypatch.setattr(pending, "LONGEST_LINE", 0.0)
-
-    with lock(f"turn:{NAME}"):
-        assert task.delay(7).accepted
-        assert names() == {f"turn:{NAME}"}
-
-
-def seen(number, secret="b" * 32, task_id="call", fence=1, note=False):
-    """Return a record of a pending call, or a note that it has begun, as nodes have it."""
-    secret = began_secret(secret) if note else secret
-    label = f"shop.sync #{UNKNOWN}.{number}{NOTE}" if note else label_of("shop.sync", UNKNOWN, number) + QUEUED
-    return Seen(encode(secret, Owner("host", 1, "task", label, task_id)), 60.0, 1, fence)
-
-
-def disagreeing(*records):
-    return FREE._replace(split=records)
-
-
-OWN = "a" * 32
-
-
-@pytest.mark.parametrize(
-    ("record", "note", "superseded"),
-    [
-        (FREE, FREE, False),
-        (seen(2, OWN), FREE, False),
-        (seen(3), FREE, True),
-        (seen(2), FREE, True),  # of two messages with one number, the one that the record names counts
-        (seen(1), FREE, False),
-        (seen(3, task_id="other"), FREE, False),
-        (disagreeing(seen(3)), FREE, True),
-        (disagreeing(seen(2)), FREE, False),  # it may come from a caller that failed
-        (disagreeing(seen(2, fence=9), seen(2, OWN)), FREE, True),
-        (disagreeing(seen(2, OWN, fence=9), seen(2)), FREE, False),
-        (disagreeing(seen(3, task_id="other"), seen(2, OWN)), FREE, False),
-        (disagreeing(seen(2, OWN)), seen(3, note=True), True),  # a node that was away has kept the record
-        (FREE, seen(2, note=True), True),
-        (FREE, disagreeing(seen(3, note=True)), True),
-        (FREE, seen(2, OWN, note=True), False),  # its own run, or that of a copy
-        (FREE, seen(1, note=True), False),
-    ],
-)
-def test_evidence_against_a_message(record, note, superseded):
-    """
-    A message is dropped only on evidence of another message that is at least as new, on one node or on many. C96
-    """
-    ticket = Ticket("name", "default", "call", OWN, number=2)
-
-    assert is_superseded(ticket, record, note) is superseded
-
-
-def test_leavings_of_another_call_keep_no_message_from_its_run(make, worker, memory_nodes):
-    """
-    A node that was away keeps the record of an earlier call. The message of the next call frees its own and runs. C96
-    """
-    first, _, third = memory_nodes
-    ran = []
-
-    def body(self, shop_id):
-        ran.append(self.request.args[1])
-        if self.request.args[1].startswith("running"):
-            sync.apply_async((7, f"after {self.request.args[1]}"))
-
-    sync = make(body, on_duplicate="rerun")
-    sync.apply_async((7, "running 1"))
-    worker.run()
-    third.down = True
-    worker.run_all()  # frees the record on two nodes
-    sync.apply_async((7, "running 2"))
-    worker.run()
-    third.down, first.down = False, True
-
-    assert worker.run_all() == ["SUCCESS"]  # it is not put back
-    assert ran == ["running 1", "after running 1", "running 2", "after running 2"]
-
-
-def test_no_older_message_runs_when_the_newest_has_waited_for_too_long(make, worker):
-    """
-    The newest message of a pending call is dropped after ``wait_for``. An older one with a longer countdown, whose
-    callers know of the revocation, does not run in its place. C60 C96
-    """
-    ran, calls, messages = [], [], []
-
-    def body(self, shop_id):
-        ran.append(self.request.args[1])
-        if ran == ["running"]:
-            task.apply_async((7, "older"), countdown=600)
-            calls.append(task.delay(7, "newest"))
-            messages.extend([worker.take(), worker.take()])
-            assert worker.run(messages[1]) == "IGNORED"
-
-    task = make(body, on_duplicate="replace", wait_for=0)
-    task.delay(7, "running")
-    worker.run()
-
-    assert calls[0].state == "REVOKED"
-    assert worker.run(messages[0]) == "IGNORED"
-    assert (ran, names()) == (["running"], set())
-
-
 @pytest.mark.parametrize("strategy", ["rerun", "replace"])
 def test_no_task_takes_over_the_pending_call_of_another(make, worker, strategy):
-    """
-    Two tasks of one group are called during a run. Each has a run of its own, under an id of its own. C13 C96
-    """
+    """Two tasks of one group are called during a run. Each has a run of its own, under an id of its own."""
     ran, calls = [], []
 
     def body(self, shop_id):
@@ -190,24 +263,3 @@ def test_no_task_takes_over_the_pending_call_of_another(make, worker, strategy):
     assert sorted(ran[1:]) == [("shop.one", "a"), ("shop.two", "a"), ("shop.two", "b")]
     assert [call.state for call in calls] == ["SUCCESS"] * 3
     assert names() == set()
-
-
-@pytest.mark.parametrize("strategy", ["rerun", "replace"])
-def test_record_ends_when_its_message_expires(make, worker, strategy):
-    """
-    A message that waits for its turn expires before ``queue_ttl`` is over. Its record does not outlast it, because a
-    broker may drop the message, and later calls would join it. C29 C96
-    """
-    left = []
-
-    def body(self, shop_id):
-        if not left:
-            task.apply_async((7, "later"), expires=60)
-            assert worker.run() == "IGNORED"
-            left.append(peek("default", f"next:{NAME}").left)
-
-    task = make(body, on_duplicate=strategy)
-    task.delay(7, "running")
-    worker.run()
-
-    assert 0 < left[0] <= 60

@@ -3,40 +3,14 @@
 from typing import Any
 
 import pytest
-from celery import Task, chain, chord, current_task, group
+from celery import Task, chain, current_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
-from django_redlock import LockTakenError, QuorumUnavailableError, locks
+from django_redlock import QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask, singleton_task
-from django_redlock.celery.slots import HEADER, Ticket
-from django_redlock.nodes.memory import MemoryNode
 from django_redlock.signals import lock_released
 
-from .slots import names
-
-NAME = "task:shop.sync:shop_id=7"
-
-
-@pytest.fixture
-def make(app):
-    """Make a singleton task of this test's app, out of a body that gets the task itself."""
-
-    def make(body: Any = lambda self, shop_id: shop_id, **options: Any) -> Any:
-        def sync(self, shop_id):
-            return body(self, shop_id)
-
-        return singleton_task(bind=True, **({"name": "shop.sync"} | options))(sync)
-
-    return make
-
-
-def taken(name: str = NAME) -> bool:
-    """Return whether somebody has the lock."""
-    try:
-        locks["default"].lock(name, wait=0).acquire().release()
-    except LockTakenError:
-        return True
-    return False
+from .slots import NAME, names, set_down, taken, ticket_in
 
 
 @pytest.fixture
@@ -50,15 +24,8 @@ def other(app):
     return other
 
 
-def set_down(nodes: list[MemoryNode], down: bool) -> None:
-    for node in nodes:
-        node.down = down
-
-
 def test_slot_is_held_while_the_body_runs(make, worker):
-    """
-    A duplicate that arrives during the run joins it; afterwards the next call is accepted. C38
-    """
+    """A duplicate that arrives during the run joins it; afterwards the next call is accepted."""
     seen = []
     task = make(lambda self, shop_id: seen.append(task.delay(7)))
     first = task.delay(7)
@@ -70,9 +37,7 @@ def test_slot_is_held_while_the_body_runs(make, worker):
 
 
 def test_lease_in_the_body(make, worker):
-    """
-    The body can ask for its lease; outside it there is none.
-    """
+    """The body can ask for its lease; outside it there is none."""
     seen = []
     task = make(lambda self, shop_id: seen.append(self.singleton.lease))
     task.delay(7)
@@ -84,9 +49,7 @@ def test_lease_in_the_body(make, worker):
 
 
 def test_check_raises_when_the_slot_was_lost(make, worker):
-    """
-    Between its steps a body can ask whether the slot is still its own; a direct call has none to lose. C43 C84
-    """
+    """Between its steps a body can ask whether the slot is still its own; a direct call has none to lose."""
     passed = []
 
     def body(self, shop_id):
@@ -108,9 +71,7 @@ def test_check_raises_when_the_slot_was_lost(make, worker):
 
 
 def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
-    """
-    When the result becomes visible, the slot is free. C38 C39
-    """
+    """When the result becomes visible, the slot is free."""
     task = make()
     free = []
     store = task.backend.store_result
@@ -134,9 +95,7 @@ def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
     ids=lambda value: type(value).__name__,
 )
 def test_every_way_out_frees_the_slot(make, worker, error, state):
-    """
-    However the body ends, its slot is free. C41
-    """
+    """However the body ends, its slot is free."""
 
     def body(self, shop_id):
         raise error
@@ -152,9 +111,7 @@ def test_every_way_out_frees_the_slot(make, worker, error, state):
 
 
 def test_message_by_name_is_excluded(make, worker, app):
-    """
-    A message that was sent by name, by a process that does not know the task, does not run beside another. C36
-    """
+    """A message that was sent by name, by a process that does not know the task, does not run beside another."""
     states = []
 
     def body(self, shop_id):
@@ -173,9 +130,7 @@ def test_message_by_name_is_excluded(make, worker, app):
 
 
 def test_skipped_message_has_an_outcome(make, worker):
-    """
-    A skipped message is revoked, says why, and leaves the holder's slot alone; its worker waits for nothing. C48 L51
-    """
+    """A skipped message is revoked, says why, and leaves the holder's slot alone; its worker waits for nothing."""
     results = []
 
     def body(self, shop_id):
@@ -194,7 +149,7 @@ def test_skipped_message_has_an_outcome(make, worker):
 
 def test_overlap_can_raise(make, worker):
     """
-    With ``on_overlap="fail"`` the second message fails with the error. C103
+    With ``on_overlap="fail"`` the second message fails with the error.
     """
 
     def body(self, shop_id):
@@ -211,26 +166,8 @@ def test_overlap_can_raise(make, worker):
     assert caught.value.holder_id == first.id
 
 
-def test_ignored_result_is_not_written(make, worker):
-    """
-    With ``ignore_result`` a skipped message leaves the result backend alone. C95
-    """
-
-    def body(self, shop_id):
-        self.apply_async((7,), task_id="second")
-        worker.run()
-
-    task = make(body, ignore_result=True)
-    task.delay(7)
-    worker.run()
-
-    assert task.AsyncResult("second").state == "PENDING"
-
-
 def test_direct_call_touches_no_lock(make, worker):
-    """
-    A direct call, also of the running task by itself, runs at once and without a lock. C43 C47
-    """
+    """A direct call, also of the running task by itself, runs at once and without a lock."""
     seen = []
 
     def body(self, shop_id):
@@ -248,9 +185,7 @@ def test_direct_call_touches_no_lock(make, worker):
 
 
 def test_request_in_the_body(make, worker):
-    """
-    The body sees the request of its message, and is the current task. C47
-    """
+    """The body sees the request of its message, and is the current task."""
     seen = []
     task = make(lambda self, shop_id: seen.append((self.request.id, current_task.request.id, shop_id)))
 
@@ -261,9 +196,7 @@ def test_request_in_the_body(make, worker):
 
 
 def test_eager(make, app):
-    """
-    In eager mode and with ``apply()`` the slot is taken and freed inline, and nesting does not wait for itself. C44
-    """
+    """In eager mode and with ``apply()`` the slot is taken and freed inline, and nesting does not wait for itself."""
     seen = []
 
     def body(self, shop_id):
@@ -282,9 +215,7 @@ def test_eager(make, app):
 
 
 def test_handlers_of_the_project_run_once(app, worker):
-    """
-    The project's own ``__call__`` and handlers run, once each, around the body. C46
-    """
+    """The project's own ``__call__`` and handlers run, once each, around the body."""
     seen = []
 
     class Ours(Task):
@@ -309,9 +240,7 @@ def test_handlers_of_the_project_run_once(app, worker):
 
 
 def test_two_singletons_nested(make, worker):
-    """
-    A singleton that runs another inline frees each slot at the end of its own body. C50
-    """
+    """A singleton that runs another inline frees each slot at the end of its own body."""
     seen = []
     inner = make(lambda self, shop_id: seen.append((taken(), taken("task:shop.inner:shop_id=7"))), name="shop.inner")
 
@@ -327,9 +256,7 @@ def test_two_singletons_nested(make, worker):
 
 
 def test_retry_keeps_the_slot(make, worker):
-    """
-    During the countdown of a retry the slot stays taken, and a duplicate joins the same id. C51
-    """
+    """During the countdown of a retry the slot stays taken, and a duplicate joins the same id."""
 
     def body(self, shop_id):
         if not self.request.retries:
@@ -352,9 +279,7 @@ def test_retry_keeps_the_slot(make, worker):
     ids=["retry", "hold_for"],
 )
 def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, goes_on, options):
-    """
-    The lease of a run ends with the run, even if the slot stays taken: nothing reports it as lost later.
-    """
+    """The lease of a run ends with the run, even if the slot stays taken: nothing reports it as lost later."""
     leases, released = [], []
 
     def body(self, shop_id):
@@ -378,9 +303,7 @@ def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, goes_on, o
 
 
 def test_retry_can_start_before_the_first_attempt_is_over(make, worker):
-    """
-    A retry that another worker picks up at once runs, and the end of the first attempt does not free its slot. C52
-    """
+    """A retry that another worker picks up at once runs, and the end of the first attempt does not free its slot."""
     seen = []
 
     def body(self, shop_id):
@@ -398,40 +321,8 @@ def test_retry_can_start_before_the_first_attempt_is_over(make, worker):
     assert not taken()
 
 
-def test_end_of_the_first_attempt_leaves_the_retry_its_slot(make, worker):
-    """
-    The slot given to a retry outlives the attempt that gave it. C52
-    """
-    task = make(lambda self, shop_id: self.retry(countdown=0))
-    task.delay(7)
-
-    worker.run()
-
-    assert taken()
-
-
-def test_retries_used_up(make, worker):
-    """
-    ``autoretry_for`` ends with a free slot, and nobody got in between. C53
-    """
-    seen = []
-
-    def body(self, shop_id):
-        seen.append(task.delay(7).duplicate)
-        raise OSError("again")
-
-    task = make(body, autoretry_for=(OSError,), retry_kwargs={"max_retries": 2, "countdown": 0})
-    task.delay(7)
-
-    assert worker.run_all() == ["RETRY", "RETRY", "FAILURE"]
-    assert seen == [True] * 3
-    assert not taken()
-
-
 def test_retry_that_cannot_be_sent(make, worker, monkeypatch):
-    """
-    When the retry cannot be sent its error counts, and the slot is free. C54
-    """
+    """When the retry cannot be sent its error counts, and the slot is free."""
 
     def body(self, shop_id):
         monkeypatch.setattr(self.app, "send_task", refuse)
@@ -447,9 +338,7 @@ def test_retry_that_cannot_be_sent(make, worker, monkeypatch):
 
 
 def test_retry_with_other_arguments(make, worker):
-    """
-    A retry with other arguments leaves the old slot and takes the new one. C55
-    """
+    """A retry with other arguments leaves the old slot and takes the new one."""
 
     def body(self, shop_id):
         if shop_id == 7:
@@ -464,9 +353,7 @@ def test_retry_with_other_arguments(make, worker):
 
 
 def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
-    """
-    A retry is sent also if somebody else has the slot by now, and leaves that one alone. C56
-    """
+    """A retry is sent also if somebody else has the slot by now, and leaves that one alone."""
 
     def body(self, shop_id):
         for node in memory_nodes:
@@ -479,15 +366,13 @@ def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
     worker.run()
 
     other, retry = worker.headers
-    assert (retry["id"], Ticket.unpack(retry[HEADER], first.id).secret) == (first.id, "")
-    assert Ticket.unpack(other[HEADER], other["id"]).secret
+    assert (retry["id"], ticket_in(retry).secret) == (first.id, "")
+    assert ticket_in(other).secret
     assert taken()
 
 
 def test_slot_of_the_next_holder_is_left_alone(make, worker, memory_nodes):
-    """
-    A run that lost its slot does not free that of the one who has it now. C84
-    """
+    """A run that lost its slot does not free that of the one who has it now."""
 
     def body(self, shop_id):
         for node in memory_nodes:
@@ -500,30 +385,8 @@ def test_slot_of_the_next_holder_is_left_alone(make, worker, memory_nodes):
     assert taken()
 
 
-def test_headers_within_headers(make, worker):
-    """
-    The slot survives a retry also when the caller uses headers within headers. C57
-    """
-
-    def body(self, shop_id):
-        if not self.request.retries:
-            raise self.retry(countdown=0)
-        return self.request.headers["colour"]
-
-    task = make(body)
-    result = task.apply_async((7,), headers={"headers": {"colour": "red"}})
-    worker.run()
-
-    assert task.delay(7).id == result.id
-    worker.run()
-    assert result.get(timeout=1) == "red"
-    assert not taken()
-
-
 def test_replaced_by_itself(make, worker):
-    """
-    A task that replaces itself hands its slot over. C58
-    """
+    """A task that replaces itself hands its slot over."""
 
     def body(self, shop_id):
         if not self.request.replaced_task_nesting:
@@ -540,22 +403,8 @@ def test_replaced_by_itself(make, worker):
     assert not taken()
 
 
-def test_replaced_by_another(make, worker, other):
-    """
-    A task that is replaced by another one leaves its slot free. C58
-    """
-    task = make(lambda self, shop_id: self.replace(other.si()))
-    task.delay(7)
-
-    worker.run()
-
-    assert not taken()
-
-
 def test_worker_goes_by_the_header(make, worker):
-    """
-    A message keeps the slot it was sent with though the key was changed in a deploy meanwhile. C17
-    """
+    """A message keeps the slot it was sent with though the key was changed in a deploy meanwhile."""
     task = make()
     task.delay(7)
     seen = []
@@ -567,9 +416,7 @@ def test_worker_goes_by_the_header(make, worker):
 
 
 def test_nodes_down_at_start(make, worker, memory_nodes):
-    """
-    Without an answer from the nodes the body does not run: the message goes back, and uses up no retry. C60
-    """
+    """Without an answer from the nodes the body does not run: the message goes back, and uses up no retry."""
     seen = []
     task = make(lambda self, shop_id: seen.append(self.request.retries), max_retries=0)
     result = task.delay(7)
@@ -580,7 +427,7 @@ def test_nodes_down_at_start(make, worker, memory_nodes):
     assert result.state == "RETRY"
     set_down(memory_nodes, False)
 
-    ticket = Ticket.unpack(worker.headers[0][HEADER], result.id)
+    ticket = ticket_in(worker.headers[0])
     assert (ticket.tries, worker.headers[0]["retries"]) == (2, 0)
     assert worker.run() == "SUCCESS"
     assert seen == [0]
@@ -588,9 +435,7 @@ def test_nodes_down_at_start(make, worker, memory_nodes):
 
 
 def test_nodes_down_in_eager_mode(make, memory_nodes):
-    """
-    In eager mode there is no queue to go back to, and the error reaches the caller.
-    """
+    """In eager mode there is no queue to go back to, and the error reaches the caller."""
     task = make()
     set_down(memory_nodes, True)
 
@@ -599,9 +444,7 @@ def test_nodes_down_in_eager_mode(make, memory_nodes):
 
 
 def test_copy_of_a_running_message_is_looked_at_later(make, worker):
-    """
-    A message that the broker delivers again while its first copy runs neither runs nor is lost nor revoked. C75
-    """
+    """A message that the broker delivers again while its first copy runs neither runs nor is lost nor revoked."""
     seen: list[Any] = []
 
     def body(self, shop_id):
@@ -620,9 +463,7 @@ def test_copy_of_a_running_message_is_looked_at_later(make, worker):
 
 
 def test_copy_of_a_finished_message_does_not_run(make, worker):
-    """
-    A copy that arrives after the work is done is dropped, and leaves the slot free. C76 C79
-    """
+    """A copy that arrives after the work is done is dropped, and leaves the slot free."""
     seen = []
     task = make(lambda self, shop_id: seen.append(shop_id))
     task.delay(7)
@@ -636,9 +477,7 @@ def test_copy_of_a_finished_message_does_not_run(make, worker):
 
 
 def test_copy_of_a_message_whose_worker_died_runs(make, worker):
-    """
-    A copy whose first run never ended, runs. C77
-    """
+    """A copy whose first run never ended, runs."""
     seen = []
     task = make(lambda self, shop_id: seen.append(shop_id))
     task.delay(7)
@@ -647,52 +486,8 @@ def test_copy_of_a_message_whose_worker_died_runs(make, worker):
     assert seen == [7]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_duplicate_in_a_chain(make, worker, other, place):
-    """
-    A duplicate first, in the middle or last in a chain: whoever waits for the end gets an outcome. C90
-    """
-    task = make()
-    steps = [other.si(), other.si(), other.si()]
-    steps[place] = task.si(7)
-    with locks["default"].lock(NAME):
-        result = chain(*steps).delay()
-        worker.run_all()
-
-    with pytest.raises(TaskRevokedError, match="Skipped"):
-        result.get(timeout=1)
-    assert result.state == "REVOKED"
-
-
-def test_chain_of_equals(make, worker):
-    """
-    A chain whose next step has the same key runs to its end. C40
-    """
-    task = make()
-
-    result = chain(task.si(7), task.si(7)).delay()
-
-    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
-    assert result.get(timeout=1) == 7
-
-
-def test_duplicate_in_a_chord(make, worker, other):
-    """
-    A duplicate in the header of a chord fails its body instead of leaving it waiting. C91
-    """
-    task = make()
-    with locks["default"].lock(NAME):
-        result = chord([other.si(), task.si(7)], other.s()).delay()
-        worker.run_all()
-
-    assert result.state == "FAILURE"
-    assert "Skipped" in str(result.result)
-
-
 def test_errback_of_a_skipped_task(make, worker, app):
-    """
-    The errback of a skipped task is called: its caller asked to hear when it does not run. C93
-    """
+    """The errback of a skipped task is called: its caller asked to hear when it does not run."""
     seen = []
     task = make()
 
@@ -707,23 +502,9 @@ def test_errback_of_a_skipped_task(make, worker, app):
     assert ["Skipped" in each for each in seen] == [True]
 
 
-def test_group_of_equals_ends(make, worker):
-    """
-    A group with two equal members ends. C92
-    """
-    task = make()
-
-    result = group(task.si(7), task.si(7)).delay()
-    worker.run_all()
-
-    assert result.ready()
-
-
 @pytest.mark.parametrize("way", ["wait", "release"])
 def test_replaced_by_a_chain_of_its_own(app, make, worker, way):
-    """
-    A workflow whose first step has the key of the run it replaces goes on in the two ways that the docs tell. C58
-    """
+    """A workflow whose first step has the key of the run it replaces goes on in the two ways that the docs tell."""
     seen = []
 
     @app.task(name="shop.tail")

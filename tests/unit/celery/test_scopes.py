@@ -7,9 +7,7 @@ from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
-from django_redlock.celery.slots import free, peek
-from django_redlock.core.names import slug
-from django_redlock.core.protocol import Survey
+from django_redlock.inventory import force_release, held_locks
 
 from .slots import NAME, names
 
@@ -30,7 +28,7 @@ def test_running_sends_every_call(make, worker):
 
 def test_running_excludes_runs(make, worker):
     """
-    With ``scope="while_executing"`` a second run waits until the first has ended, and uses up no retry. C60
+    With ``scope="while_executing"`` a second run waits until the first has ended, and uses up no retry.
     """
     seen = []
 
@@ -50,7 +48,7 @@ def test_running_excludes_runs(make, worker):
 
 def test_retry_of_a_running_scope(make, worker):
     """
-    With ``scope="while_executing"`` a retry leaves the slot free while it waits. C51
+    With ``scope="while_executing"`` a retry leaves the slot free while it waits.
     """
 
     def body(self, shop_id):
@@ -122,7 +120,7 @@ def test_queued_and_running(make, worker):
 
 def test_retry_of_queued_and_running(make, worker):
     """
-    With ``scope="until_and_while_executing"`` a retry waits with the slot of those that wait. C51
+    With ``scope="until_and_while_executing"`` a retry waits with the slot of those that wait.
     """
 
     def body(self, shop_id):
@@ -141,9 +139,7 @@ def test_retry_of_queued_and_running(make, worker):
 
 @pytest.mark.parametrize("scope", ["until_executed", "while_executing", "until_and_while_executing"])
 def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope):
-    """
-    ``hold_for`` keeps the slot for that time from the start of the run; afterwards it is free. C101
-    """
+    """``hold_for`` keeps the slot for that time from the start of the run; afterwards it is free."""
     task = make(scope=scope, hold_for=60, on_overlap="drop")
     task.delay(7)
     worker.run()
@@ -158,23 +154,10 @@ def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope
     assert not task.singleton.is_locked(7)
 
 
-def test_hold_for_of_a_queued_scope(make, worker, memory_nodes):
-    """
-    With ``scope="until_executing"`` the time counts from the start of the run as well.
-    """
-    task = make(scope="until_executing", hold_for=60)
-    first = task.delay(7)
-    worker.run()
-
-    again = task.delay(7)
-
-    assert (again.duplicate, again.reason, again.holder_id) == (True, "held", first.id)
-
-
 @pytest.mark.parametrize("strategy", ["rerun", "replace"])
 def test_calls_while_a_queued_scope_is_held_share_one_run_after_it(make, worker, strategy):
     """
-    With ``scope="until_executing"``, calls made during ``hold_for`` have one id, and one run after that time. C96
+    With ``scope="until_executing"``, calls made during ``hold_for`` have one id, and one run after that time.
     """
     ran = []
     task = make(
@@ -191,30 +174,15 @@ def test_calls_while_a_queued_scope_is_held_share_one_run_after_it(make, worker,
     assert {(call.id, call.accepted, call.reason) for call in calls} == {(calls[0].id, True, "held")}
     assert [worker.run() for _ in calls] == ["IGNORED", "IGNORED"]
     assert ran == ["first"]
-    free("default", NAME, peek("default", NAME).secret)  # as after 60 seconds
+    held = next(lock for lock in held_locks().locks if lock.name == NAME)
+    force_release(held, held.fingerprint)  # as after 60 seconds
     assert worker.run() == "SUCCESS"
     assert ran == ["first", "third"]
     assert task.delay(7, "fourth").reason == "held"
 
 
-def test_two_beats_with_skew(make, worker):
-    """
-    Of two beats two seconds apart, the second one's message is a duplicate though the first one's is done. C101
-    """
-    task = make(hold_for=30)
-
-    first = task.delay(7)
-    worker.run()
-    second = task.delay(7)
-
-    assert (second.duplicate, second.reason, second.id) == (True, "held", first.id)
-    assert worker.headers == []
-
-
 def test_retry_of_a_task_with_hold_for(make, worker):
-    """
-    A retry is not held up by ``hold_for``: it is the same work.
-    """
+    """A retry is not held up by ``hold_for``: it is the same work."""
 
     def body(self, shop_id):
         if not self.request.retries:
@@ -227,9 +195,7 @@ def test_retry_of_a_task_with_hold_for(make, worker):
 
 
 def test_groups_exclude_each_other_whatever_their_scope(make, worker):
-    """
-    Tasks of one group share slots also when their scopes differ. C13
-    """
+    """Tasks of one group share slots also when their scopes differ."""
     make(name="shop.one", group="shop").delay(7)
 
     with pytest.raises(DuplicateTask):
@@ -237,9 +203,7 @@ def test_groups_exclude_each_other_whatever_their_scope(make, worker):
 
 
 def test_direct_calls_can_be_locked(make, worker):
-    """
-    With ``lock_direct_calls`` a direct call takes the slot, and is refused while a run has it. C43
-    """
+    """With ``lock_direct_calls`` a direct call takes the slot, and is refused while a run has it."""
     seen = []
 
     def body(self, shop_id):
@@ -255,32 +219,8 @@ def test_direct_calls_can_be_locked(make, worker):
     assert names() == set()
 
 
-def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, memory_nodes, monkeypatch):
-    """
-    It forgets the waiting call as soon as it can be reached, and not after ``queue_ttl``. C101 L38
-    """
-    redelivery = locks["default"].driver.redelivery
-    monkeypatch.setattr(redelivery._thread, "start", lambda: "")  # below, it is the test that brings what is missed
-    task = make(scope="until_executing", hold_for=60)
-    task.delay(7)
-    memory_nodes[2].down = True
-    worker.run()
-    held = [node.store.execute(Survey((slug(NAME),))).rows[0].value for node in memory_nodes]
-    redelivery._read_inbox()
-    assert not redelivery._visit(2)
-
-    memory_nodes[2].down = False
-
-    assert len({*held}) == 2
-    assert redelivery._visit(2)
-    assert not memory_nodes[2].store.execute(Survey((slug(NAME),))).rows[0].value
-    assert task.singleton.holder(7).state == "held"
-
-
 def test_body_of_a_direct_call_knows_its_slot(make):
-    """
-    Under ``lock_direct_calls`` a body can ask for its slot as in a worker, and ``hold_for`` holds. C43
-    """
+    """Under ``lock_direct_calls`` a body can ask for its slot as in a worker, and ``hold_for`` holds."""
     seen = []
 
     def body(self, shop_id):
@@ -299,23 +239,8 @@ def test_body_of_a_direct_call_knows_its_slot(make):
     assert task.singleton.lease is None
 
 
-@pytest.mark.parametrize("call", [lambda task: task(7), lambda task: task.apply((7,))], ids=["direct", "apply"])
-def test_slot_is_held_after_a_run_in_its_callers_process(make, call):
-    """
-    A duplicate of it does not wait for a result that nobody stores. C43 C101
-    """
-    task = make(lock_direct_calls=True, hold_for=60)
-    call(task)
-
-    duplicate = task.delay(7)
-
-    assert (duplicate.reason, duplicate.holder_id, duplicate.state) == ("held", None, "REVOKED")
-
-
 def test_direct_call_without_nodes(make, memory_nodes):
-    """
-    Without an answer a direct call runs only if ``on_unavailable`` says so. C35 C43
-    """
+    """Without an answer a direct call runs only if ``on_unavailable`` says so."""
     for node in memory_nodes:
         node.down = True
 

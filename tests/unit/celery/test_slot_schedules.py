@@ -10,7 +10,7 @@ from tests.slots.schedule import run
 @pytest.mark.parametrize("name", PROFILES)
 def test_schedules(name):
     """
-    Whatever the turns of callers and workers, every call ends as its answer said. C30 C96 C97 C99
+    Whatever the turns of callers and workers, every call ends as its answer said.
     """
     outcomes = [run(PROFILES[name], seed) for seed in range(4)]
 

@@ -40,9 +40,7 @@ def play(book, *events):
     ids=["the first message", "one put back", "a retry's message", "a copy", "a restored message's copy"],
 )
 def test_loss_by_the_broker_is_proved(book, events):
-    """
-    A message that no worker has noted, and that the broker does not have, is lost by the broker.
-    """
+    """A message that no worker has noted, and that the broker does not have, is lost by the broker."""
     play(book, *events)
 
     assert Loss(book).proof("task", [], NODES)
@@ -58,9 +56,7 @@ def test_loss_by_the_broker_is_proved(book, events):
     ids=["the first message", "a retry's message", "a copy"],
 )
 def test_messages_that_workers_acknowledged_are_no_loss_by_the_broker(book, events):
-    """
-    If workers acknowledged all messages of a call that never ended, the soak fails.
-    """
+    """If workers acknowledged all messages of a call that never ended, the soak fails."""
     play(book, *events)
     running = [Slot(node, "{task:work:key=7}", "task", False, 5.0) for node in range(3)]
 
@@ -73,9 +69,7 @@ def test_messages_that_workers_acknowledged_are_no_loss_by_the_broker(book, even
     ids=["missed", "its process lived", "still a slot"],
 )
 def test_entry_that_a_node_kept_is_explained_by_a_killed_process(book, on, killed, missed):
-    """
-    One node missed a release, and the process that would have sent it again was killed. Otherwise it is an error.
-    """
+    """One node missed a release, and the process that would have sent it again was killed. Otherwise it is an error."""
     run = book.began(7, "task")
     book.seen(run, ended=True)
     slots = [Slot(node, "{task:7}", "task", queued=True, seconds=3000) for node in on]

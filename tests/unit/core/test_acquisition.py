@@ -74,7 +74,7 @@ A, G, B, F, U = Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.FAILED, Kind.UNKNOW
 
 
 def test_quorum_that_accepted_the_token_is_enough():
-    """P4, P26: one round, five requests, and the proposed number is the token."""
+    """One round, five requests, and the proposed number is the token."""
     attempt = Attempt()
     request = attempt.step.requests[0]
 
@@ -88,7 +88,7 @@ def test_quorum_that_accepted_the_token_is_enough():
 
 
 def test_validity_counts_from_before_the_first_byte():
-    """P17, L5, L7: a quorum whose replies are read late has no validity left, and is released."""
+    """A quorum whose replies are read late has no validity left, and is released."""
     attempt = Attempt()
     attempt.reply(A, A, A)
 
@@ -100,7 +100,7 @@ def test_validity_counts_from_before_the_first_byte():
 
 @pytest.mark.parametrize("pause", [0.0, 1.0, 7.0])
 def test_deadline_is_start_plus_ttl_less_drift(pause: float):
-    """L5, P17: however long the replies took, the deadline is the same."""
+    """However long the replies took, the deadline is the same."""
     attempt = Attempt()
     attempt.reply(A, A, A)
 
@@ -111,7 +111,7 @@ def test_deadline_is_start_plus_ttl_less_drift(pause: float):
 
 def test_token_that_was_too_low_is_raised_in_a_second_round():
     """
-    P4, P26: granted but not accepted costs one more round, to the nodes that granted, above every number they have
+    Granted but not accepted costs one more round, to the nodes that granted, above every number they have
     seen.
     """
     attempt = Attempt()
@@ -128,7 +128,7 @@ def test_token_that_was_too_low_is_raised_in_a_second_round():
 
 def test_token_is_not_small_where_the_nodes_know_none():
     """
-    P2, P7: a client whose proposal is too high for them, and that hears of no token, uses the slowest clock that
+    A client whose proposal is too high for them, and that hears of no token, uses the slowest clock that
     granted.
     """
     attempt = Attempt()
@@ -143,7 +143,7 @@ def test_token_is_not_small_where_the_nodes_know_none():
 
 
 def test_votes_of_two_rounds_are_not_mixed():
-    """P4: two nodes accepted the first number and two the second, which is no quorum for either."""
+    """Two nodes accepted the first number and two the second, which is no quorum for either."""
     attempt = Attempt()
     attempt.reply(A, A, G, G, F, fence=NOW * 2)
     attempt.go_on()
@@ -177,7 +177,7 @@ def test_votes_of_two_rounds_are_not_mixed():
     ],
 )
 def test_taken_and_cannot_tell_are_different_errors(nodes: int, replies: list[Kind | str], taken: bool):
-    """L3, L12, P23: "taken" needs so many busy nodes that the others are no quorum; a minority proves nothing."""
+    """An error that says "taken" needs so many busy nodes that the others are no quorum; a minority proves nothing."""
     attempt = Attempt(nodes)
 
     attempt.reply(*replies)
@@ -191,7 +191,7 @@ def test_taken_and_cannot_tell_are_different_errors(nodes: int, replies: list[Ki
 
 
 def test_failure_is_certain_before_all_have_answered():
-    """P25: nothing waits for a node that cannot change the result."""
+    """Nothing waits for a node that cannot change the result."""
     attempt = Attempt()
 
     attempt.reply(B, B, None, B)
@@ -200,7 +200,7 @@ def test_failure_is_certain_before_all_have_answered():
 
 
 def test_two_busy_and_one_silent_node_wait_for_the_others():
-    """L3: the outcome is a failure, but only the other nodes can tell whether it is taken."""
+    """The outcome is a failure, but only the other nodes can tell whether it is taken."""
     attempt = Attempt()
 
     attempt.reply(B, B, F)
@@ -210,7 +210,7 @@ def test_two_busy_and_one_silent_node_wait_for_the_others():
 
 def test_release_goes_to_all_that_may_have_granted_and_leaves_tombstones_for_what_is_unanswered():
     """
-    L8, P23, P24: where the request may still arrive the release leaves a tombstone; a node that certainly refused has
+    Where the request may still arrive the release leaves a tombstone; a node that certainly refused has
     none.
     """
     attempt = Attempt()
@@ -224,7 +224,7 @@ def test_release_goes_to_all_that_may_have_granted_and_leaves_tombstones_for_wha
 
 
 def test_tombstone_lasts_no_longer_than_a_lease_may():
-    """C34: the tombstone of a refused queue position is gone in a minute, even if the position would last an hour."""
+    """The tombstone of a refused queue position is gone in a minute, even if the position would last an hour."""
     attempt = Attempt(term=3600.0, max_ttl=60.0)
     attempt.reply("x", "x", "x")
 
@@ -235,7 +235,7 @@ def test_tombstone_lasts_no_longer_than_a_lease_may():
 
 
 def test_node_that_never_got_the_request_is_known():
-    """L8, P23: the node needs no release, unless it has queued the waiter or has a key of an earlier hold."""
+    """The node needs no release, unless it has queued the waiter or has a key of an earlier hold."""
     once = Attempt()
     once.reply(F, U, A, A, A)
     assert once.go_on().untouched == {0}
@@ -275,7 +275,7 @@ def test_attempt_leaves_no_work_for_the_garbage_collector():
 
 
 def test_every_attempt_has_a_secret_of_its_own():
-    """P38: a late request of one attempt is not mistaken for the next one's."""
+    """A late request of one attempt is not mistaken for the next one's."""
     attempt = Attempt(wait=None)
     first = attempt.step.requests[0].secret
     attempt.reply(B, B, B)
@@ -287,7 +287,7 @@ def test_every_attempt_has_a_secret_of_its_own():
 
 
 def test_number_is_above_everything_seen():
-    """P2: numbers in refusals count too, so a waiter needs no second round when its turn comes."""
+    """Numbers in refusals count too, so a waiter needs no second round when its turn comes."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, fence=NOW * 2)
     attempt.proceed()
@@ -298,7 +298,7 @@ def test_number_is_above_everything_seen():
 
 
 def test_late_reply_still_teaches_the_floor():
-    """P2: a reply after the round was decided changes no vote, but its number is remembered."""
+    """A reply after the round was decided changes no vote, but its number is remembered."""
     attempt = Attempt()
     round = attempt.step
     attempt.reply(A, A, A)
@@ -311,7 +311,7 @@ def test_late_reply_still_teaches_the_floor():
 
 @pytest.mark.parametrize(("left", "notified"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
 def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, notified: float):
-    """L45, P27: a waiter asks again when expiry can free a quorum; with notifications, once a second is enough."""
+    """A waiter asks again when expiry can free a quorum; with notifications, once a second is enough."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, left=left)
 
@@ -323,7 +323,7 @@ def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, notified: f
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
 def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
-    """P27: without notifications the first waiter asks most often."""
+    """Without notifications the first waiter asks most often."""
     attempt = Attempt(wait=None)
     for node in range(3):
         attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=place))
@@ -332,7 +332,7 @@ def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place:
 
 
 def test_waiter_leaves_the_queue_when_it_gives_up():
-    """L47: every node that may have queued it gets a release."""
+    """Every node that may have queued it gets a release."""
     attempt = Attempt(wait=1.0, waiter="p|1")
     for node in range(2):
         attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
@@ -344,7 +344,7 @@ def test_waiter_leaves_the_queue_when_it_gives_up():
 
 
 def test_waiter_stays_queued_between_two_attempts():
-    """P27: a waiter releases grants of a minority, and stays queued there and everywhere."""
+    """A waiter releases grants of a minority, and stays queued there and everywhere."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(A))
     for node in range(1, 4):
@@ -357,9 +357,7 @@ def test_waiter_stays_queued_between_two_attempts():
 
 @pytest.mark.parametrize(("waiter", "hears"), [("p|1", True), ("", False)])
 def test_waiter_waits_briefly_for_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
-    """
-    P28: a node whose refusal came last has nothing to release; a caller that does not wait gets its result at once.
-    """
+    """A node whose refusal came last has nothing to release; a caller that does not wait gets its result at once."""
     attempt = Attempt(wait=None, waiter=waiter)
     for node in range(3):
         attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
@@ -373,7 +371,7 @@ def test_waiter_waits_briefly_for_nodes_that_have_not_refused_it_yet(waiter: str
 
 
 def test_waiter_that_is_cut_off_leaves_the_queue():
-    """P27: a waiter that cannot reach a quorum must not be first in the queue on the nodes that it does reach."""
+    """A waiter that cannot reach a quorum must not be first in the queue on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(B, left=30.0, detail="b", position=0))
     for node in range(1, 5):
@@ -386,7 +384,7 @@ def test_waiter_that_is_cut_off_leaves_the_queue():
 
 @pytest.mark.parametrize("wait", [1.0, 3.0])
 def test_interrupted_release_of_an_attempt_is_repeated(wait: float):
-    """L10, P33: nobody knows how far the round came, so undoing it goes to all of its nodes, and leaves the queues."""
+    """Nobody knows how far the round came, so undoing it goes to all of its nodes, and leaves the queues."""
     attempt = Attempt(wait=wait, waiter="p|1")
     attempt.step.receive(0, Reply(A))
     for node in range(1, 4):
@@ -403,7 +401,7 @@ def test_interrupted_release_of_an_attempt_is_repeated(wait: float):
 
 
 def test_waiter_acts_on_notifications_from_a_quorum_of_nodes():
-    """P28: one node may notify because a waiter released a minority; acting on that would wake the next one."""
+    """One node may notify because a waiter released a minority; acting on that would wake the next one."""
     waiter = Waiter("p|1", 3)
 
     assert [waiter.hear(node) for node in (0, 0, 4, 0, 2)] == [False, False, False, False, True]
@@ -413,9 +411,7 @@ def test_waiter_acts_on_notifications_from_a_quorum_of_nodes():
 
 
 def test_waiter_is_not_notified_by_its_own_returned_grants():
-    """
-    P28: nodes that granted in vain would grant again, and notify it for that; it asks when one more node notifies.
-    """
+    """Nodes that granted in vain would grant again, and notify it for that; it asks when one more node notifies."""
     waiter = Waiter("p|1", 3)
 
     waiter.gives_back({0, 1, 2})
@@ -427,7 +423,7 @@ def test_waiter_is_not_notified_by_its_own_returned_grants():
 
 
 def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
-    """P24, P28: nobody notifies the first waiter that lacks only votes when there are some: it asks again soon."""
+    """Nobody notifies the first waiter that lacks only votes when there are some: it asks again soon."""
     attempt = Attempt(nodes=5, wait=None, waiter="p|1")
     attempt.reply(A, A, Kind.NO_VOTE, Kind.NO_VOTE)
     attempt.step.receive(4, Reply(Kind.QUEUED, position=1))
@@ -439,7 +435,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
 
 
 def test_waiter_that_may_have_missed_notifications_asks_once_more():
-    """L46: nodes may have notified a waiter before it listened."""
+    """Nodes may have notified a waiter before it listened."""
     waiter = Waiter("p|1", 3)
 
     waiter.recall()
@@ -450,7 +446,7 @@ def test_waiter_that_may_have_missed_notifications_asks_once_more():
 
 
 def test_lock_with_permits_tries_them_all():
-    """P16: each permit is an exclusive lock of its own; refused one, the caller tries the next without a pause."""
+    """Each permit is an exclusive lock of its own; refused one, the caller tries the next without a pause."""
     attempt = Attempt(limit=3)
     asked = []
     for _ in range(3):
@@ -474,7 +470,7 @@ def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
 
 
 def test_lock_with_many_permits_asks_which_are_taken():
-    """L49, P16: a round for each of them would take longer than any caller was to wait."""
+    """A round for each of them would take longer than any caller was to wait."""
     attempt = Attempt(limit=60)
     attempt.reply("b", "b", "b")
     attempt.proceed(0.05)
@@ -486,7 +482,7 @@ def test_lock_with_many_permits_asks_which_are_taken():
 
 
 def test_lock_with_many_permits_tries_those_that_a_quorum_may_have():
-    """P16: a permit that is taken on only a few nodes is worth a request."""
+    """A permit that is taken on only a few nodes is worth a request."""
     attempt = Attempt(limit=60)
     attempt.reply("b", "b", "b")
     attempt.proceed(0.05)
@@ -504,7 +500,7 @@ def test_lock_with_many_permits_tries_those_that_a_quorum_may_have():
 
 
 def test_lock_with_permits_waits_no_longer_than_its_time():
-    """L49, P25: neither silent nor slow nodes are asked for one permit after the other."""
+    """Neither silent nor slow nodes are asked for one permit after the other."""
     silent, slow = Attempt(limit=60, node_timeout=0.2), Attempt(limit=3, node_timeout=0.2)
     silent.reply(F, F, F)
     assert silent.proceed(0.2).attempts == 1
@@ -516,7 +512,7 @@ def test_lock_with_permits_waits_no_longer_than_its_time():
 
 
 def test_lock_with_permits_queues_behind_earlier_waiters():
-    """P27: others are first in the queue, whichever permit is free."""
+    """Others are first in the queue, whichever permit is free."""
     attempt = Attempt(limit=3)
     attempt.reply(Kind.QUEUED, Kind.QUEUED, Kind.QUEUED)
 
@@ -526,7 +522,7 @@ def test_lock_with_permits_queues_behind_earlier_waiters():
 
 
 def test_waiting_ends_with_its_time():
-    """L49: the last pause ends with the waiting time, and one attempt follows it."""
+    """The last pause ends with the waiting time, and one attempt follows it."""
     attempt = Attempt(wait=1.0)
     attempt.reply(B, B, B)
     pause = attempt.proceed(0.95)
@@ -546,7 +542,7 @@ SPLITS = [["b", "b", "c", "c", A], [A, "b", "c", "d", "e"], ["b", "c", A, F, F],
 @pytest.mark.parametrize("replies", SPLITS)
 def test_later_contender_gives_back_what_it_has_and_asks_again(replies: list[Any]):
     """
-    L16: contenders that share the nodes between them would otherwise all be refused, and nobody would hold the lock.
+    Contenders that share the nodes between them would otherwise all be refused, and nobody would hold the lock.
     It asks only the nodes that answered, for two node timeouts.
     """
     attempt = Attempt(wait=0.0, node_timeout=0.2)
@@ -577,7 +573,7 @@ def contender(since: float) -> str:
     [[A, "1", U], [A, "1", F, F, A], [A, "1", "2", "1", A], [A, "1"], [A, A, "1", "1"]],
 )
 def test_first_contender_keeps_what_it_has(replies: list[Any]):
-    """L16: it asks again under the secret that it used before, until the others have given theirs back."""
+    """It asks again under the secret that it used before, until the others have given theirs back."""
     began = NOW / 1e6 + 100.0
     replies = [contender(began + int(reply)) if isinstance(reply, str) else reply for reply in replies]
     answering = [reply for reply in replies if reply not in (F, U)]
@@ -605,7 +601,7 @@ def test_first_contender_keeps_what_it_has(replies: list[Any]):
 
 
 def test_first_contender_gives_way_to_a_waiter():
-    """P27: a node that is free, but serves a waiter first, will not give its vote to this caller."""
+    """A node that is free, but serves a waiter first, will not give its vote to this caller."""
     attempt = Attempt(nodes=3, wait=0.0)
     attempt.reply(A, contender(NOW / 1e6 + 200.0), F)
     attempt.go_on(0.01)
@@ -621,7 +617,7 @@ def test_first_contender_gives_way_to_a_waiter():
     "replies", [["b", "b", "b"], ["b", "b", "c", "b"], [F, "b", "b", "b"], ["b", "b", "c", "c", "b"]]
 )
 def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
-    """L3: wait=0 makes one attempt if somebody does hold the lock."""
+    """With wait=0, one attempt is made if somebody does hold the lock."""
     attempt = Attempt(wait=0.0)
     attempt.reply(*replies)
     assert attempt.step.closed
@@ -633,7 +629,7 @@ def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
 
 
 def test_holder_that_one_node_did_not_extend_is_one_holder():
-    """L16, L32: stored values differ by the number of extensions; that is no split vote."""
+    """Stored values differ by the number of extensions; that is no split vote."""
     value = encode("", Owner("host", 7))
     attempt = Attempt(nodes=3, wait=0.0)
     attempt.reply(counted(value, 2), counted(value, 1), F)
@@ -683,7 +679,7 @@ CLUSTER = Reply(Kind.EXCLUDED, detail="runs in cluster mode")
 def test_nobody_waits_for_a_quorum_that_the_configuration_forbids(
     replies: list[Reply], closed: bool, misconfigured: bool
 ):
-    """P23, L65: more nodes than may be missing will never vote as configured; any other failure may pass."""
+    """More nodes than may be missing will never vote as configured; any other failure may pass."""
     attempt = Attempt(wait=None)
     for node, reply in enumerate(replies):
         attempt.step.receive(node, reply)

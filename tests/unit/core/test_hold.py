@@ -28,7 +28,7 @@ def held(
 ) -> Hold:
     rules = Rules(nodes, ttl=TTL, **options)
     value, deadline = "a" * 32 + "{}", rules.deadline(START, TTL)
-    granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, (), untouched=untouched)
+    granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, 0.25, (), untouched=untouched)
     wanted = Wanted(("x",), TTL, None, Owner(), heartbeat=heartbeat)
     return Hold(wanted, granted, rules, HighestToken())
 
@@ -52,7 +52,7 @@ def answer(round: Round, *kinds: Kind, fence: int = 0) -> Round:
 
 
 def test_extension_counts_from_the_start_of_its_round():
-    """P18: the new deadline is a ttl from before the round was sent."""
+    """The new deadline is a ttl from before the round was sent."""
     hold = held()
     round = extension(hold, 103.0)
     assert round is not None
@@ -64,7 +64,7 @@ def test_extension_counts_from_the_start_of_its_round():
 
 
 def test_extension_that_completes_after_the_deadline_does_not_extend():
-    """P18: a lease that lapsed during the round is lost, though all nodes agreed."""
+    """A lease that lapsed during the round is lost, though all nodes agreed."""
     hold = held()
     round = extension(hold, DEADLINE - 0.1)
     assert round is not None
@@ -76,7 +76,7 @@ def test_extension_that_completes_after_the_deadline_does_not_extend():
 
 
 def test_extension_waits_no_longer_than_the_lease_lasts():
-    """L23: the round that extends a lease ends before the lease does."""
+    """The round that extends a lease ends before the lease does."""
     round = extension(held(node_timeout=2.0), DEADLINE - 0.05)
 
     assert round is not None
@@ -85,9 +85,7 @@ def test_extension_waits_no_longer_than_the_lease_lasts():
 
 @pytest.mark.parametrize("replies", [[F, F, F], [U, U, U, U, U], [H, H, F, F, F], [H, H, R, R, U], []])
 def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
-    """
-    L25, L22: unknown is not lost. The deadline stays, and the extension is tried again after a twelfth of the ttl.
-    """
+    """Unknown is not lost. The deadline stays, and the extension is tried again after a twelfth of the ttl."""
     hold = held()
     round = extension(hold, 103.0)
     assert round is not None
@@ -99,7 +97,7 @@ def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
 
 
 def test_refusal_by_too_many_ends_the_lease_at_once():
-    """L24, P19: a quorum can no longer agree."""
+    """A quorum can no longer agree."""
     hold = held()
     round = extension(hold, 103.0)
     assert round is not None
@@ -111,7 +109,7 @@ def test_refusal_by_too_many_ends_the_lease_at_once():
 
 @pytest.mark.parametrize("late", [0.0, 0.001, 1.0, 1e9])
 def test_validity_is_asked_of_the_clock(late: float):
-    """P32, L33: no watchdog, stalled or not, can make a lease valid past its deadline."""
+    """No watchdog, stalled or not, can make a lease valid past its deadline."""
     hold = held()
 
     assert hold.check(DEADLINE - 0.001)
@@ -120,7 +118,7 @@ def test_validity_is_asked_of_the_clock(late: float):
 
 
 def test_first_reason_of_an_end_stays():
-    """L26: once lost, always lost, and for one reason."""
+    """Once lost, always lost, and for one reason."""
     hold = held()
     assert hold.end("superseded", 101.0)
 
@@ -130,7 +128,7 @@ def test_first_reason_of_an_end_stays():
 
 
 def test_renewal_is_due_every_third_of_the_ttl():
-    """L22: renewal is never due later than the deadline, because the holder must be notified then."""
+    """Renewal is never due later than the deadline, because the holder must be notified then."""
     hold = held()
 
     assert hold.next_event(renewing=True) == START + 3.0
@@ -141,7 +139,7 @@ def test_renewal_is_due_every_third_of_the_ttl():
     ("options", "reason"), [({"max_extensions": 0}, "max_extensions"), ({"max_hold": 3.0}, "max_hold")]
 )
 def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
-    """P34, L27: beyond its bounds a lease is not extended, and its lapse has the reason."""
+    """Beyond its bounds a lease is not extended, and its lapse has the reason."""
     hold = held(**options)
 
     assert extension(hold, START + 3.0) is None
@@ -152,9 +150,9 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
 
 @pytest.mark.parametrize("start", [7734.392480692, 0.1, 1e6 / 3])
 def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
-    """P34: a lease that may not be extended is not touched until it ends, however the seconds round."""
+    """A lease that may not be extended is not touched until it ends, however the seconds round."""
     rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
-    granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), ())
+    granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), 0.1, ())
     hold = Hold(Wanted(("x",), 0.6, None, Owner()), granted, rules, HighestToken())
 
     assert extension(hold, start + 0.2 + 1e-9) is None
@@ -163,7 +161,7 @@ def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
 
 
 def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
-    """L29, P24: a node with a reply in flight may extend after the release; it finds a tombstone instead."""
+    """A node with a reply in flight may extend after the release; it finds a tombstone instead."""
     hold = held()
     round = extension(hold, 103.0)
     assert round is not None
@@ -179,7 +177,7 @@ def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
 
 
 def test_release_leaves_out_what_never_got_a_request():
-    """L8, P23: a node that never got a request gets no release, unless an extension may have given it the lock."""
+    """A node that never got a request gets no release, unless an extension may have given it the lock."""
     hold = held(untouched=frozenset({3, 4}))
     assert set(hold.release(0.2).requests) == {0, 1, 2}
 
@@ -203,7 +201,7 @@ def test_release_leaves_out_what_never_got_a_request():
     ],
 )
 def test_release_returns_its_outcome(kinds: list[Kind], outcome: str):
-    """L35: the outcome is released, expired, taken, or unknown."""
+    """The outcome is released, expired, taken, or unknown."""
     assert release_outcome(answer(held().release(0.2), *kinds), Rules(5)) == outcome
 
 
@@ -219,7 +217,7 @@ steps = st.lists(
 
 @given(steps)
 def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, str, int]]):
-    """P3: for any requests, each number that a node accepts is greater than the last, in the order of holds."""
+    """For any requests, each number that a node accepts is greater than the last, in the order of holds."""
     clock = itertools.count(1_000_000.0, 0.0)
     store = NodeState(lambda: next(clock))
     accepted: list[int] = []
@@ -244,7 +242,7 @@ def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, s
 
 
 def test_shorter_time_counts_as_soon_as_it_is_asked_for():
-    """P17: the nodes may have executed it although their replies do not come."""
+    """The nodes may have executed it although their replies do not come."""
     hold = held()
 
     extension(hold, 101.0, ttl=3.0)
@@ -253,7 +251,7 @@ def test_shorter_time_counts_as_soon_as_it_is_asked_for():
 
 
 def test_node_that_may_execute_a_shortening_is_not_counted_for_a_longer_time():
-    """P17, P18: a node that may still execute an older request counts only for the shorter time."""
+    """A node that may still execute an older request counts only for the shorter time."""
     hold = held(3)
     shorter = extension(hold, 101.0, ttl=3.0)
     assert shorter is not None
@@ -267,7 +265,7 @@ def test_node_that_may_execute_a_shortening_is_not_counted_for_a_longer_time():
 
 
 def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened():
-    """P18: the renewal was in flight when the holder asked for less."""
+    """The renewal was in flight when the holder asked for less."""
     hold = held()
     renewing = extension(hold, 103.0)
     extension(hold, 103.1, ttl=2.0)
@@ -279,7 +277,7 @@ def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened()
 
 
 def test_heartbeat_that_is_missing_ends_the_renewal():
-    """P34: the loss at the deadline has this reason."""
+    """The loss at the deadline has this reason."""
     hold = held(heartbeat=2.0)
     hold.beat(START + 1.0)
 
@@ -291,7 +289,7 @@ def test_heartbeat_that_is_missing_ends_the_renewal():
 
 
 def test_heartbeat_is_looked_for_when_the_extension_is_due():
-    """P34: nobody knows beforehand whether the work will have sent a heartbeat by then; a late one still counts."""
+    """Nobody knows beforehand whether the work will have sent a heartbeat by then; a late one still counts."""
     hold = held(heartbeat=1.0)
 
     assert hold.next_event(renewing=True) == pytest.approx(START + TTL / 3)

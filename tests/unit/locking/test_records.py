@@ -41,7 +41,7 @@ class Clock:
 
 
 def test_bounds_of_a_clock_grow_apart_with_time():
-    """P21: after ten seconds without a reading, each bound has moved by the drift that two clocks may have."""
+    """After ten seconds without a reading, each bound has moved by the drift that two clocks may have."""
     here = Clock()
     clock = EraClock(here)
     here.now += 0.2
@@ -67,7 +67,7 @@ def test_readings_in_whole_seconds_narrow_the_bounds():
 
 
 def test_clock_that_was_set_begins_another_era():
-    """P21: no hold is compared with a clock that jumped; whoever notices has everything counted anew."""
+    """No hold is compared with a clock that jumped; whoever notices has everything counted anew."""
     here = Clock()
     clock, era = EraClock(here), Era("a", first=0.0)
     clock.observe(era, 5.0, 5.0, sent=here.now)
@@ -96,7 +96,7 @@ def test_era_begins_when_its_record_is_there():
 
 
 def test_record_from_the_future_begins_another_era():
-    """P21, P24: the clock was set back before this process knew it, or the era is that of a restored backup."""
+    """The clock was set back before this process knew it, or the era is that of a restored backup."""
     here = Clock()
     clock, era = EraClock(here), Era("a", first=0.0)
     clock.observe(era, 5.0, 6.0, sent=here.now)
@@ -112,7 +112,7 @@ def test_record_from_the_future_begins_another_era():
 
 
 def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
-    """P24: the time left at the write counts again from the first reading on; other fields stay."""
+    """The time left at the write counts again from the first reading on; other fields stay."""
     record = {
         "slug": "{x}",
         "holder": ["v", 140.0],
@@ -278,7 +278,7 @@ def overlaps(seed: int, steps: int = 60) -> bool:
 
 
 def test_no_two_clients_hold_a_lock_whatever_leaders_do():
-    """P16, P21, P24: elections, deposed leaders with slow clocks and paused clients: never two holders at once."""
+    """Elections, deposed leaders with slow clocks and paused clients: never two holders at once."""
     assert [seed for seed in range(200) if overlaps(seed)] == []
 
 
@@ -298,14 +298,14 @@ def terms_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mutant", [no_era_rule, bounds_swapped, terms_not_compared])
 def test_each_rule_of_eras_is_needed(mutant: Callable[[pytest.MonkeyPatch], None]):
-    """P16: without any one of the rules, some schedule of the test above has two holders."""
+    """Without any one of the rules, some schedule of the test above has two holders."""
     with pytest.MonkeyPatch.context() as patch:
         mutant(patch)
         assert any(overlaps(seed) for seed in range(200, 2000))  # the first hits are soon found from there on
 
 
 def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
-    """P29: whatever was left of a hold is left from the new era on, and not for ever."""
+    """Whatever was left of a hold is left from the new era on, and not for ever."""
     world = World(1)
     first, second = Table(world), Table(world)
     assert first.execute([acquire("a")])[0].kind is Kind.ACCEPTED
@@ -317,7 +317,7 @@ def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
 
 
 def test_vote_does_not_count_if_the_leader_changes_meanwhile():
-    """P24: the record may have been written, so the outcome is unknown; a release is final under any leader."""
+    """The record may have been written, so the outcome is unknown; a release is final under any leader."""
     world = World(1)
     client = Table(world)
     client.execute([acquire("b", "y")])
@@ -336,7 +336,7 @@ def once(do: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_replies_have_no_time_and_tokens_are_bounded_by_the_client():
-    """P21, L18: an election is not taken for a step of the clock, and an absurd token is not accepted."""
+    """An election is not taken for a step of the clock, and an absurd token is not accepted."""
     world = World(1)
     client = Table(world)
     (reply,) = client.execute([acquire("a")])
@@ -349,7 +349,7 @@ def test_replies_have_no_time_and_tokens_are_bounded_by_the_client():
 
 
 def test_release_is_written_before_an_earlier_grant():
-    """P24: a release with a tombstone changes the record of the name, so a grant decided before it is not written."""
+    """A release with a tombstone changes the record of the name, so a grant decided before it is not written."""
     world = World(1)
     late, other = Table(world), Table(world)
     other.execute([Survey(("{x}",))])
@@ -364,7 +364,7 @@ def test_release_is_written_before_an_earlier_grant():
 
 
 def test_requests_are_written_in_groups_that_fit():
-    """L56: no write is larger than the store takes; a request with more names is carried out in parts."""
+    """No write is larger than the store takes; a request with more names is carried out in parts."""
     world = World(1)
     client = Table(world, most=10)
     client.execute([Survey(("{x}",))])
@@ -380,7 +380,7 @@ def test_requests_are_written_in_groups_that_fit():
 
 
 def test_extension_of_many_leases_is_written_in_groups():
-    """L22: each lease has its own outcome, in the order of the request; a lease with very many names is one."""
+    """Each lease has its own outcome, in the order of the request; a lease with very many names is one."""
     world = World(1)
     client = Table(world, most=10)
     many = tuple(f"{{n{number}}}" for number in range(25))
@@ -397,7 +397,7 @@ def test_extension_of_many_leases_is_written_in_groups():
 
 
 def test_groups_of_requests():
-    """L56: groups hold as many requests as fit, in their order; no group is empty."""
+    """Groups hold as many requests as fit, in their order; no group is empty."""
     small: list[Request] = [acquire("a"), acquire("b"), acquire("c")]
 
     assert [len(batch) for batch in batches(small, 10, 4)] == [2, 1]
@@ -408,7 +408,7 @@ def test_groups_of_requests():
 
 
 def test_extension_is_unclear_if_one_of_its_groups_is():
-    """P24: other leases may have been extended, so the whole is unknown."""
+    """Other leases may have been extended, so the whole is unknown."""
     fine = Reply(Kind.HELD, 1, terms=((Kind.HELD, 1),))
 
     assert joined([fine, Reply(Kind.FAILED, detail="timeout")]).kind is Kind.UNKNOWN
@@ -416,7 +416,7 @@ def test_extension_is_unclear_if_one_of_its_groups_is():
 
 
 def test_store_that_breaks_between_two_groups_leaves_an_unknown_outcome():
-    """P24: the first group has been written, so the request may have been carried out."""
+    """The first group has been written, so the request may have been carried out."""
     world = World(1)
     client = Table(world, most=10)
 
@@ -457,7 +457,7 @@ FOREIGN: list[Any] = [
 
 @pytest.mark.parametrize("text", [*map(json.dumps, FOREIGN), "[" * 100_000, "{", ""], ids=lambda text: text[:40])
 def test_record_that_another_program_changed_is_read(text: str):
-    """P23: whatever is stored under a key, requests for it are decided, and it is listed and cleaned up."""
+    """Whatever is stored under a key, requests for it are decided, and it is listed and cleaned up."""
     moment = Moment(100.0, 101.0, "new", 50.0)
     stored = Stored(1, parsed(text))
     known = records.load(

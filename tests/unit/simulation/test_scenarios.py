@@ -31,55 +31,55 @@ SEEDS = range(10)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_clients_propose_the_same_number(seed: int):
-    """P1, P2, L6: wall clocks that do not advance cost a second round, not the order of tokens."""
+    """Wall clocks that do not advance cost a second round, not the order of tokens."""
     assert same_microsecond(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_second_rounds_come_late(seed: int):
-    """P1, P2, P3: a node raises the token only of its holder, however late the request is."""
+    """A node raises the token only of its holder, however late the request is."""
     assert late_raises(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_replies_are_lost(seed: int):
-    """P24, L4, L8: an attempt whose replies were lost leaves the lock free after one node timeout."""
+    """An attempt whose replies were lost leaves the lock free after one node timeout."""
     assert lost_replies(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_connections_are_reset_after_the_request(seed: int):
-    """P24, L4, L38: the same when the connection ends before the reply."""
+    """The same when the connection ends before the reply."""
     assert reset_connections(seed) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_releases_are_sent_and_missed(seed: int):
-    """P24, L38, L39: nodes that missed a release that was sent get it long before the lease would have ended."""
+    """Nodes that missed a release that was sent get it long before the lease would have ended."""
     assert sent_releases(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_clock_of_a_node_steps(seed: int):
-    """P21: the node that dropped the key gives no vote, neither to a client that knows it nor to a new one."""
+    """The node that dropped the key gives no vote, neither to a client that knows it nor to a new one."""
     assert stepping_node(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_endpoint_moves_to_a_replica_that_lost_the_lock(seed: int):
-    """P20: the replica gives no vote to a process that did not know its master."""
+    """The replica gives no vote to a process that did not know its master."""
     assert moving_endpoint(seed) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_leader_dies_with_the_holder(seed: int):
-    """P16, P24, P29: the lock is free one ttl and one election after the deadline of its holder, and never before."""
+    """The lock is free one ttl and one election after the deadline of its holder, and never before."""
     assert leader_dies_with_the_holder(seed) == []
 
 
 @pytest.mark.parametrize("profile", [LEADERS, APART, MIXED], ids=lambda profile: profile.name.replace(" ", "-"))
 def test_leaders_change(profile: Profile):
-    """P1, P2, P3, P4, P16, P17, P18, P19, P24: a few schedules; many more run from new seeds elsewhere."""
+    """A few schedules; many more run from new seeds elsewhere."""
     assert [str(outcome) for seed in range(8) if (outcome := run(profile, seed)).failures] == []
 
 
@@ -93,13 +93,13 @@ def test_leaders_change_in_one_schedule_per_seed():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_lock_at_all(seed: int):
-    """P9, P10, P11: claimed increments need neither a lock nor good tokens."""
+    """Claimed increments need neither a lock nor good tokens."""
     assert no_lock(seed) == []
 
 
 @pytest.mark.parametrize(("nodes", "quorum", "forgetful"), [(4, 3, 1), (5, 4, 2), (2, 2, 1)])
 def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
-    """P6: without the restart guard, 2q - N - 1 nodes may forget everything, with clocks that are off by seconds."""
+    """Without the restart guard, 2q - N - 1 nodes may forget everything, with clocks that are off by seconds."""
     scenario = amnesia(nodes, quorum, forgetful, skew=2.0, cut=0.05)
 
     assert [violation for seed in range(12) for violation in scenario(seed)] == []
@@ -114,7 +114,7 @@ def test_simultaneous_callers_have_a_winner(seed: int):
 @pytest.mark.parametrize("seed", range(60))
 def test_acquisitions_are_cancelled(seed: int):
     """
-    P33, L10, L11: whatever a cancelled acquisition waits for, as a thread or as a task, it leaves neither a key nor a
+    Whatever a cancelled acquisition waits for, as a thread or as a task, it leaves neither a key nor a
     queue entry.
     """
     assert cancelled(seed) == []
@@ -122,20 +122,20 @@ def test_acquisitions_are_cancelled(seed: int):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_clocks_lag_within_the_guard(seed: int):
-    """P7: whatever data the nodes lose, tokens are unique and in order while clocks lag by less than guard - ahead."""
+    """Whatever data the nodes lose, tokens are unique and in order while clocks lag by less than guard - ahead."""
     assert lagging(0.506)(seed) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_clocks_lag_beyond_the_guard(seed: int):
-    """P7: if clocks lag by more than the guard, the database still loses nothing."""
+    """If clocks lag by more than the guard, the database still loses nothing."""
     assert [violation for violation in lagging(3.0)(seed) if violation[0] == "update"] == []
 
 
 @pytest.mark.parametrize(("nodes", "down"), [(3, 1), (4, 1), (5, 2)])
 def test_nodes_that_are_down_cost_no_time(nodes: int, down: int):
     """
-    P25: the greatest allowed number of nodes is silent, and an acquisition over warm links waits for none of them.
+    The greatest allowed number of nodes is silent, and an acquisition over warm links waits for none of them.
     """
     schedule = Schedule(replace(CALM, sizes=((nodes, None),)), seed=1)
     client = schedule.start_client(idle=True)
@@ -162,7 +162,7 @@ def test_nodes_that_are_down_cost_no_time(nodes: int, down: int):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lock_of_a_dead_holder(seed: int):
-    """P24: a waiter gets the lock of a holder that died within one lease and one pause of at most ten retry delays."""
+    """A waiter gets the lock of a holder that died within one lease and one pause of at most ten retry delays."""
     schedule = Schedule(CALM, seed)
     holder, waiter = (schedule.start_client(idle=True) for _ in range(2))
     got = []
@@ -219,7 +219,7 @@ def queue(seed: int, waiters: int, nodes: int = 3, **hazards: float) -> tuple[li
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5])
 def test_waiters_are_served_in_order(nodes: int):
-    """P27: first come, first served, one soon after the other, for every number of nodes."""
+    """First come, first served, one soon after the other, for every number of nodes."""
     served, took, _ = queue(1, waiters=20, nodes=nodes)
 
     assert served == list(range(20))
@@ -227,7 +227,7 @@ def test_waiters_are_served_in_order(nodes: int):
 
 
 def test_notifications_that_are_lost():
-    """P27: without notifications the order is the same, and nobody waits longer than the poll of the first waiter."""
+    """Without notifications the order is the same, and nobody waits longer than the poll of the first waiter."""
     served, took, _ = queue(1, waiters=20, hush=1.0)
 
     assert served == list(range(20))
@@ -237,7 +237,7 @@ def test_notifications_that_are_lost():
 @pytest.mark.parametrize("hazards", [{}, {"cut": 0.02}], ids=["calm", "lost requests"])
 def test_commands_do_not_grow_with_the_waiters(hazards: dict[str, float]):
     """
-    P28: an acquisition costs the nodes about the same with ten waiters as with forty, also when holders lack a node.
+    An acquisition costs the nodes about the same with ten waiters as with forty, also when holders lack a node.
     """
     few = max(queue(seed, waiters=10, **hazards)[2] for seed in range(5))
     many = max(queue(seed, waiters=40, **hazards)[2] for seed in range(5))
@@ -247,7 +247,7 @@ def test_commands_do_not_grow_with_the_waiters(hazards: dict[str, float]):
 
 def test_returned_grants_notify_nobody():
     """
-    P28: the first waiter, if it lacks only votes, is not notified by its own returned grants.
+    The first waiter, if it lacks only votes, is not notified by its own returned grants.
 
     When the holder releases, the clock of one node has just stepped, so that it may not vote for a while, and another
     node reserves the lock for a waiter that is gone. Nobody notifies when that has ended: the waiter asks as contenders
@@ -290,7 +290,7 @@ def outcome(request: Request, store: NodeState) -> tuple[Kind, object]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_requests_that_are_repeated(seed: int):
-    """P5: repeating any request at once changes nothing on the node, and only the second half of the reply."""
+    """Repeating any request at once changes nothing on the node, and only the second half of the reply."""
     again = {Kind.ACCEPTED: {Kind.GRANTED}, Kind.RELEASED: {Kind.GONE, Kind.BUSY}}
     world = World(seed)
     random, store = world.random, NodeState(lambda: 1_795_000_000.0)

@@ -1,0 +1,533 @@
+"""
+Ask every node which locks it has, and count the nodes' votes (internal).
+
+A :class:`Poll` sends the requests of one listing and files the replies. Its :meth:`~Poll.tally` is the one place that
+says which holder has a quorum. Nothing but the time of a request leads to another one, so the blocking and the asyncio
+callers share all of this.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple, Unpack
+
+from ..core.names import (
+    HEARTBEAT,
+    Owner,
+    decode,
+    fingerprint,
+    fingerprint_of_sharers,
+    heartbeat,
+    lease_of,
+    process_of,
+    secret_of,
+)
+from ..core.protocol import ABSENT, ENDLESS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
+from ..core.round import Round, SurveyOptions
+from ..engine.manager import LockManager
+from ..engine.watchdog import LIFE
+from ..exceptions import QuorumUnavailableError
+from .model import LAST_SECOND, HeldLock, Life, NodeStatus, Snapshot, State, View, Waiting, owner_of
+
+PAGE = 50  # names in one request, which costs a node a quarter of a millisecond, or twice that when it is busy
+MAX_NAMES = 1000  # names in one listing, unless asked for more
+MAX_SECONDS = 0.5  # after this time, a listing leaves out the rest
+PATIENCE = 0.75  # seconds that a listing waits for a silent node at most, even if the node timeout is longer
+
+
+def ask_nodes(manager: LockManager, slugs: Iterable[str], waiters: int | None = None) -> "Poll":
+    """
+    Ask every node about the locks with these slugs.
+
+    Args:
+        manager: The manager of the nodes.
+        slugs: The forms of the locks' names in the keys; fifty of them cost one round trip.
+        waiters: How many waiters to name at most, for all of these locks together; 0 only counts them and the holders
+            that share a lock, and None, the default, does neither.
+    """
+    poll = Poll(manager, waiters)
+    return run(poll, poll.named(slugs))
+
+
+async def aask_nodes(manager: LockManager, slugs: Iterable[str], waiters: int | None = None) -> "Poll":
+    """Do what :func:`ask_nodes` does without blocking."""
+    poll = Poll(manager, waiters)
+    return await arun(poll, poll.named(slugs))
+
+
+def tell_nodes(manager: LockManager, request: Release | Extend | Repair, nodes: Iterable[int] | None = None) -> Round:
+    """Send a request to all nodes, or to some of them, and wait for each reply."""
+    requests = dict.fromkeys(range(len(manager.nodes)) if nodes is None else nodes, request)
+    round = Round(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), cleanup=True)
+    manager.ask(round)
+    return round
+
+
+class Vote(NamedTuple):
+    """
+    One holder of a lock, and the nodes that have it.
+
+    Args:
+        value: The value under the lock's key; that of the first node if they have different ones of this holder.
+        rows: What each of these nodes has, by its index; ``left`` counts from the moment of the tally.
+    """
+
+    value: str
+    rows: dict[int, Row]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have the holder."""
+        return len(self.rows)
+
+    @property
+    def secret(self) -> str:
+        """The holder's secret, which must never be shown; all of the value if another program wrote it."""
+        return secret_of(self.value)
+
+    @property
+    def fingerprint(self) -> str:
+        """
+        Distinguishes the holder from others; safe to show.
+
+        The key of a shared lock does not name its holders, so the fingerprint changes whenever another holder joins.
+        """
+        return fingerprint_of_sharers(self.last) if self.secret == SHARED else read_value(self.value)[0]
+
+    @property
+    def about(self) -> str:
+        """The description of the holder; empty if another program wrote the value."""
+        return next((about for row in self.rows.values() if (about := read_value(row.value)[1])), "")
+
+    @property
+    def owner(self) -> Owner | None:
+        """The holder, as the value describes it; None if another program wrote the value."""
+        return decode(self.value)
+
+    @property
+    def owners(self) -> list[Owner]:
+        """The holder as each of these nodes describes it, within the bounds of what can be shown."""
+        return [owner for row in self.rows.values() if (owner := owner_of(read_value(row.value)[1]))]
+
+    @property
+    def last(self) -> int:
+        """The highest fencing token that one of these nodes accepted."""
+        return max([row.fence for row in self.rows.values()])
+
+    @property
+    def fencing_token(self) -> int:
+        """The token that most of these nodes accepted; a node may have accepted a higher one in vain."""
+        fences = [row.fence for row in self.rows.values()]
+        if fences.count(fences[0]) == len(fences):
+            return fences[0]
+        return max(fences, key=lambda fence: (fences.count(fence), fence))
+
+    @property
+    def lefts(self) -> list[float]:
+        """The seconds for which each of these nodes keeps the value; infinity for ever."""
+        return [math.inf if row.left is None else row.left for row in self.rows.values()]
+
+    def left(self, needed: int) -> float:
+        """Return for how many seconds *needed* nodes keep the value; infinity for ever, and 0 if fewer have it."""
+        return sorted(self.lefts)[-needed] if self.nodes >= needed else 0.0
+
+
+class Tally(NamedTuple):
+    """
+    What the nodes report about one lock: the one count of votes that decides who holds it.
+
+    Args:
+        votes: Each holder that a node reports; first the one with the most nodes, and the longest time left.
+        free: How many nodes answered that nobody holds the lock.
+        silent: How many nodes did not answer.
+        needed: How many nodes a quorum has.
+    """
+
+    votes: tuple[Vote, ...]
+    free: int
+    silent: int
+    needed: int
+
+    @property
+    def winner(self) -> Vote | None:
+        """The holder that a quorum of the nodes reports; None if there is none."""
+        return self.votes[0] if self.votes and self.votes[0].nodes >= self.needed else None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a quorum of the nodes reports that nobody holds the lock."""
+        return self.free >= self.needed
+
+    @property
+    def possible(self) -> tuple[Vote, ...]:
+        """The holders that would have a quorum if all silent nodes had them, too."""
+        return tuple(vote for vote in self.votes if vote.nodes + self.silent >= self.needed)
+
+
+class Poll:
+    """
+    The requests of one survey and the nodes' replies; a silent node is not asked again, and does not count.
+
+    Args:
+        manager: The manager of the nodes.
+        waiters: How many waiters to name at most in each request, as in :func:`ask_nodes`.
+    """
+
+    def __init__(self, manager: LockManager, waiters: int | None = None) -> None:
+        self.manager = manager
+        self.silent: dict[int, str] = {}  # the nodes that did not answer, and why
+        self.complete = True  # whether no lock is left out
+        self.absurd: defaultdict[str, set[int]] = defaultdict(set)  # by slug, the nodes with an absurd fencing token
+        self._waiters = waiters
+        self._rows: defaultdict[str, dict[int, tuple[Row, float]]] = defaultdict(dict)  # with the time of the request
+        self._refusing: dict[int, str] = {}  # the nodes that would not write, and why
+        self._total = 0
+        self._lasting: set[str] = set()  # the names that some node holds
+        self._heard: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by process, seconds since its heartbeat
+        self._suspects: dict[str, str] = {}  # by slug, the process of a lock that nobody seems to extend
+        self._locks: list[HeldLock] | None = None
+        self._asked: list[int] = []  # the nodes of the last request
+        self._replies: dict[int, Reply] = {}
+        self._sent = 0.0  # when that request was sent
+        self._started = 0.0  # when a listing began, plus the time that it waited for silent nodes
+        self._patience = math.inf
+
+    # The results
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough nodes answered to tell who holds the locks."""
+        return len(self.manager.nodes) - len(self.silent) >= self.manager.rules.needed
+
+    @property
+    def reported(self) -> dict[str, str]:
+        """Whether each node answered, and if not, why, by the node's display name."""
+        return {node.name: self.silent.get(index, "answered") for index, node in enumerate(self.manager.nodes)}
+
+    def require_quorum(self, name: str) -> None:
+        """
+        Check that enough nodes answered to tell who holds the lock *name*.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        if not self.has_quorum:
+            raise QuorumUnavailableError(name, nodes=self.reported, needed=self.manager.rules.needed)
+
+    def tally(self, slug: str, by: Callable[[str], str] = secret_of) -> Tally:
+        """
+        Count the nodes' votes on the holder of one lock.
+
+        Args:
+            slug: The form of the lock's name in the keys.
+            by: What two nodes must have in common to report the same holder: the secret, or with ``str`` the whole
+                value.
+        """
+        now = self.manager.runtime.clock()
+        found: dict[str, dict[int, Row]] = {}
+        for node, (row, sent) in self._rows[slug].items() if slug in self._rows else ():
+            left = row.left
+            if left is not None:
+                left -= now - sent  # since the request: the node may have answered at once
+            if node not in self.silent and (left is None or left > 0):
+                here = tuple.__new__(Row, (slug, row.value, left, *row[3:]))  # faster than a copy; there are thousands
+                found.setdefault(by(row.value), {})[node] = here
+        votes = [Vote(next(iter(rows.values())).value, rows) for rows in found.values()]
+        if len(votes) > 1:
+            votes.sort(key=lambda vote: (vote.nodes, sum(vote.lefts)), reverse=True)
+        silent = len(self.silent)
+        free = len(self.manager.nodes) - silent - sum([len(rows) for rows in found.values()])
+        return Tally(tuple(votes), free, silent, self.manager.rules.needed)
+
+    def vote(self, slug: str, fingerprint: str) -> Vote | None:
+        """Return the holder with this fingerprint; None if no node reports it."""
+        return next((vote for vote in self.tally(slug).votes if vote.fingerprint == fingerprint), None)
+
+    def fence(self, slug: str) -> int:
+        """Return the highest fencing token that any node knows for a name, apart from absurd ones."""
+        return max([row.fence for row, _ in self._rows[slug].values()], default=0)
+
+    def snapshot(self) -> Snapshot:
+        """Return the locks and the state of the nodes, as far as the answers show them."""
+        manager = self.manager
+        listed = (self._locks or self._judged()) if self.has_quorum else []
+        if self._suspects:
+            now = manager.runtime.wall()
+            lives = {slug: self._life(process) for slug, process in self._suspects.items()}
+            listed = [lock.of_process(lives[lock.slug], now) if lock.slug in lives else lock for lock in listed]
+        return Snapshot(
+            alias=manager.alias,
+            nodes=tuple(self._status(index) for index in range(len(manager.nodes))),
+            locks=tuple(sorted(listed, key=lambda lock: (lock.remaining is None, lock.remaining, lock.slug))),
+            complete=self.complete,
+            taken=manager.runtime.wall(),
+            rules=manager.rules,
+            total=self._total,
+            absurd={
+                slug: tuple(manager.nodes[index].name for index in sorted(indexes))
+                for slug, indexes in self.absurd.items()
+            },
+        )
+
+    def _status(self, index: int) -> NodeStatus:
+        name = self.manager.nodes[index].name
+        if index in self.silent:
+            return NodeStatus(name, False, self.silent[index])
+        return NodeStatus(name, True, self.manager.driver.admission.objection(index) or self._refusing.get(index, ""))
+
+    # The requests
+
+    def named(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
+        """Yield the requests for some names, whose number bounds the time."""
+        yield from self._by_name(slugs)
+        yield from self._processes()
+
+    def pages(self, limit: int, seconds: float, also: Iterable[str] = ()) -> Iterator[SurveyOptions]:
+        """
+        Yield the requests for the whole index, then for the names that not every node reported.
+
+        Args:
+            limit: How many names to ask for, about.
+            seconds: For how long to send requests, about.
+            also: The slugs to ask for by name if the listing is cut short.
+        """
+        self._started = self.manager.runtime.clock()
+        self._patience = max(seconds, PATIENCE)
+        cursors = yield from self._page(dict.fromkeys(range(len(self.manager.nodes)), ""))
+        if cursors:  # locks that never end come last in the indexes, and somebody must see to them
+            yield from self._page(dict.fromkeys(cursors, ENDLESS))
+            yield from self._by_name([slug for slug in self._doubtful() if self._never_ends(slug)])
+        while cursors and self._is_in_time(seconds) and len(self._lasting) < limit:
+            cursors = yield from self._page(cursors)
+        if cursors:
+            self.complete = False
+            yield from self._by_name(also)
+        doubtful = self._doubtful()
+        while doubtful and self._is_in_time(seconds):
+            yield from self._by_name(doubtful[:PAGE])
+            doubtful = doubtful[PAGE:]
+        for slug in doubtful:
+            self.complete = False
+            del self._rows[slug]  # not every node was asked about it, so its state is unknown
+        if self._is_in_time(seconds):
+            yield from self._processes()
+
+    def _page(self, cursors: dict[int, str]) -> Generator[SurveyOptions, None, dict[int, str]]:
+        """Yield the request for a page of each node's index; return where the next page of each starts, if any."""
+        replies = yield from self._ask(cursors, count=PAGE, after=cursors)
+        following = {}
+        for node, reply in replies.items():
+            cursor = reply.cursor
+            if reply.rows and all(row.left == ABSENT for row in reply.rows):
+                cursor = after_ended(cursor, reply.time)
+            if cursor and cursor == cursors[node]:  # the page has only names that are not ours
+                self.complete = False
+            elif cursor:
+                following[node] = cursor
+        return following
+
+    def _by_name(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
+        names, nodes = tuple(slugs), range(len(self.manager.nodes))
+        for start in range(0, len(names), PAGE):
+            yield from self._ask(nodes, slugs=names[start : start + PAGE])
+
+    def _processes(self) -> Iterator[SurveyOptions]:
+        """Yield the requests that show whether the processes of locks that nobody extends are alive."""
+        self._locks = self._judged()  # possible now that all nodes have answered
+        self._suspects = {lock.slug: lock.process for lock in self._locks if lock.is_suspicious}
+        known = {process for process in self._heard if self._life(process) is Life.LIVING}
+        yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
+
+    def _ask(
+        self, nodes: Iterable[int], **options: Unpack[SurveyOptions]
+    ) -> Generator[SurveyOptions, None, dict[int, Reply]]:
+        """Yield one request for those of *nodes* that are not silent; return the replies of those that answered it."""
+        self._asked = [node for node in nodes if node not in self.silent]
+        self._sent = self.manager.runtime.clock()
+        self._replies = {}
+        if self._asked:
+            but = {*range(len(self.manager.nodes))}.difference(self._asked)
+            yield {**options, "waiters": self._waiters, "but": but, "patience": self._patience}
+        return self._replies
+
+    def _is_in_time(self, seconds: float) -> bool:
+        return self.manager.runtime.clock() - self._started <= seconds
+
+    def _doubtful(self) -> list[str]:
+        """Return the slugs of held locks about which some node has not said anything yet."""
+        answering = len(self.manager.nodes) - len(self.silent)
+        return [slug for slug, rows in self._rows.items() if len(rows) < answering and self.tally(slug).votes]
+
+    def _never_ends(self, slug: str) -> bool:
+        return any(row.left is None for row, _ in self._rows[slug].values())
+
+    # The replies
+
+    def receive(self, replies: Mapping[int, Reply]) -> None:
+        """File the replies to the request that was yielded last."""
+        silent = len(self.silent)
+        for node in self._asked:
+            reply = replies.get(node)
+            if reply is None or reply.kind is not Kind.LISTED:
+                self.silent[node] = str(reply) if reply else "timeout"
+                continue
+            self._replies[node] = reply
+            self._total = max(self._total, reply.total)
+            if reply.detail:
+                self._refusing[node] = reply.detail
+            self._file(node, reply)
+        if len(self.silent) > silent:  # waiting for that node took the time that the others need
+            self._started += self.manager.runtime.clock() - self._sent
+
+    def _file(self, node: int, reply: Reply) -> None:
+        """File the rows of a node; an absurd fencing token is noted separately and is no token of the lock."""
+        filed, sent, lasting = self._rows, self._sent, self._lasting
+        trusted = not is_absurd(max([row.fence for row in reply.rows], default=0), reply.time)
+        for row in reply.rows:
+            slug = row.slug
+            if slug.endswith(HEARTBEAT):
+                self._heard[process_of(slug)][node] = since_heartbeat(row)
+                continue
+            if not trusted and is_absurd(row.fence, reply.time):
+                self.absurd[slug].add(node)
+                row = row._replace(fence=0)
+            if row.left != ABSENT:
+                lasting.add(slug)
+            filed[slug][node] = (row, sent)
+
+    def _life(self, process: str) -> Life:
+        """Return what the answering nodes know about a process."""
+        heard = [ago for node, ago in self._heard.get(process, {}).items() if node not in self.silent]
+        last = min(heard, default=math.inf)
+        if last <= LIFE:
+            return Life.LIVING
+        if len(heard) < self.manager.rules.needed:
+            return Life.UNKNOWN
+        return Life.SILENT if last < math.inf else Life.GONE
+
+    # The locks
+
+    def _judged(self) -> list[HeldLock]:
+        return [lock for slug in self._rows if (lock := self._judge(slug))]
+
+    def _judge(self, slug: str) -> HeldLock | None:
+        """Combine what the nodes report about a name into one lock; return None if no answering node holds it."""
+        tally, rules = self.tally(slug), self.manager.rules
+        if not tally.votes:
+            return None
+        leader, about = tally.votes[0], tally.votes[0].about
+        ttl = lease_of(about)[0]
+        ttl = ttl if 0 < ttl < LAST_SECOND else 0.0
+        left = leader.left(rules.needed) if tally.winner else math.inf
+        if not tally.winner:
+            state = State.SPLIT if len(tally.votes) > 1 else State.PARTIAL
+        elif left == math.inf:
+            state = State.NO_EXPIRY
+        else:
+            state = State.HELD if leader.nodes == rules.nodes else State.DEGRADED
+        rows = [row for node, (row, _) in self._rows[slug].items() if node not in self.silent]
+        queues = [row.waiters for row in rows if row.waiting]
+        waiters = in_turn(queues) if queues else ()
+        return HeldLock(
+            slug,
+            self.manager.alias,
+            state,
+            None if left == math.inf else max(0.0, left - rules.drift(ttl or rules.ttl)),
+            leader.nodes,
+            leader.fingerprint,
+            about,
+            ttl or None,
+            leader.fencing_token,
+            tuple(self._views(slug, tally)),
+            waiters,
+            max(len(waiters), *[row.waiting for row in rows]),
+            sharers=agreed([row.sharers for row in rows if row.sharers], rules.needed),
+        )
+
+    def _views(self, slug: str, tally: Tally) -> Iterator[View]:
+        """Yield what each node reports about a name."""
+        holding = {node: (vote.fingerprint, row) for vote in tally.votes for node, row in vote.rows.items()}
+        rows = self._rows[slug]
+        for index, node in enumerate(self.manager.nodes):
+            if index in self.silent:
+                yield View(node.name, False)
+            elif index in holding:
+                mark, row = holding[index]
+                yield View(node.name, True, mark, read_value(row.value)[1], row.left, row.fence)
+            else:
+                yield View(node.name, True, fence=rows[index][0].fence if index in rows else 0)
+
+
+def run(poll: Poll, requests: Iterator[SurveyOptions]) -> Poll:
+    """Send the requests of a poll, and return the poll with the replies."""
+    for request in requests:
+        poll.receive(poll.manager.survey(**request))
+    return poll
+
+
+async def arun(poll: Poll, requests: Iterator[SurveyOptions]) -> Poll:
+    """Do what :func:`run` does without blocking."""
+    for request in requests:
+        poll.receive(await poll.manager.asurvey(**request))
+    return poll
+
+
+def agreed(counts: list[int], needed: int) -> int:
+    """Return the highest count that at least *needed* nodes reach; 0 if fewer nodes counted anybody."""
+    return sorted(counts, reverse=True)[needed - 1] if len(counts) >= needed else 0
+
+
+def after_ended(cursor: str, time: int) -> str:
+    """
+    Return where to continue after a page of locks that have all ended: at the first lock that may still be held.
+
+    Names of ended locks stay in an index until later locks push them out. Thousands of them would use up the time of a
+    listing.
+
+    Args:
+        cursor: Where the node would continue: a moment and a name. Servers count milliseconds, in-memory nodes seconds.
+        time: The time on the node's clock, in microseconds.
+    """
+    try:
+        moment = float(cursor.partition(" ")[0])
+    except ValueError:
+        return cursor
+    now = time // 1000 if moment > time / 1e5 else time / 1e6
+    return f"{now!r} " if moment < now else cursor
+
+
+@lru_cache(maxsize=4096)
+def read_value(value: str) -> tuple[str, str]:
+    """
+    Return the fingerprint of a value and its description of the holder, which is empty if the value is not ours.
+
+    The cache helps because every node has the same value, and so has the next page that somebody loads.
+    """
+    about = value[value.find("{") :] if "{" in value else ""
+    return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""
+
+
+def since_heartbeat(row: Row) -> float:
+    """Return the seconds since a process sent a heartbeat, from its key and the time that the key has left."""
+    if row.left == ABSENT:
+        return math.inf
+    return max(0.0, lease_of(read_value(row.value)[1])[0] - (row.left or 0.0))
+
+
+def in_turn(queues: Iterable[tuple[str, ...]]) -> tuple[Waiting, ...]:
+    """Return the waiters of all nodes in one order: by best position, as one that is first anywhere may be next."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    for queue in queues:
+        for position, name in enumerate(queue):
+            positions[name].append(position)
+    in_order = sorted(positions, key=lambda name: (min(positions[name]), sum(positions[name]), name))
+    return tuple(_waiting(name, len(positions[name])) for name in in_order)
+
+
+def _waiting(name: str, nodes: int) -> Waiting:
+    """Parse a waiter's name, ``host:pid.random|number``; accept any text, because anybody can write to a node."""
+    process, _, number = name.rpartition("|")
+    host, _, rest = process.rpartition(":")
+    pid = rest.partition(".")[0]
+    return Waiting(host or process, int(pid) if pid.isdecimal() else 0, int(number) if number.isdecimal() else 0, nodes)

@@ -1,1 +1,0 @@
-"""The parts of :mod:`django_redlock.compat`, redis-py's lock over these nodes (internal)."""

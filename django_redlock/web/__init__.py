@@ -1,1 +1,0 @@
-"""Support code behind the public modules of locked views (internal)."""

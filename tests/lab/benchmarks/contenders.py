@@ -1,0 +1,290 @@
+"""
+Comparable libraries, each used as its own documentation says, ours in the same shape, and raw sockets.
+
+A *taker* waits for a lock and returns a function that releases it. Clients and their connections are made once; lock
+objects are made for each use, as in a request or a task. A library that is not installed, or does not work with this
+Python or redis-py, is left out by name.
+"""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from django.conf import settings
+
+from django_redlock import lock
+
+from .bench import TTL, manager_of, ours
+from .measure import Contender
+from .report import Section
+
+Taker = Callable[[str], Callable[[], object]]
+AsyncTaker = Callable[[str], Awaitable[Callable[[], Awaitable[object]]]]
+
+MANAGER = "django_redlock, acquire() and release()"
+SENDS = "django_redlock, release sent"
+LONG = 600.0  # seconds: the longest wait of a waiter
+
+
+def use_by_default(urls: list[str]) -> None:
+    """Make these servers the nodes of ``lock(name)`` in this process, once."""
+    ours("default", urls)
+    assert settings.REDLOCK["default"]["NODES"] == urls, "a process has one default"
+
+
+def with_lock(urls: list[str]) -> Callable[[str], None]:
+    """Return what README shows, over the nodes of the default alias."""
+    use_by_default(urls)
+
+    def once(name: str) -> None:
+        with lock(name):
+            pass
+
+    return once
+
+
+def with_client_lock(urls: list[str]) -> Callable[[str], None]:
+    """Return what redis-py's documentation shows."""
+    client = redis.Redis.from_url(urls[0])
+
+    def once(name: str) -> None:
+        with client.lock(name, timeout=TTL):
+            pass
+
+    return once
+
+
+def django_redlock(urls: list[str]) -> Taker:
+    manager = manager_of(urls)
+    return lambda name: manager.lock(name, wait=LONG).acquire().release
+
+
+def django_redlock_sends(urls: list[str]) -> Taker:
+    # With connections of its own, or the next contender would read the replies to its releases.
+    manager = ours(f"sends-{len(urls)}-{urls[0].rpartition(':')[2]}", urls)
+    return lambda name: partial(manager.lock(name, wait=LONG).acquire().release, wait=False)
+
+
+def _acquired(lock: Any) -> Callable[[], object]:
+    lock.acquire()
+    return lock.release  # type: ignore[no-any-return]
+
+
+def redis_py(urls: list[str]) -> Taker:
+    client = redis.Redis.from_url(urls[0])
+    return lambda name: _acquired(client.lock(name, timeout=TTL))
+
+
+def django_redis(urls: list[str]) -> Taker:
+    cache = import_module("django_redis.cache").RedisCache(urls[0], {})
+    return lambda name: _acquired(cache.lock(name, timeout=TTL))
+
+
+def python_redis_lock(urls: list[str]) -> Taker:
+    library, client = import_module("redis_lock"), redis.StrictRedis.from_url(urls[0])
+    return lambda name: _acquired(library.Lock(client, name, expire=round(TTL)))
+
+
+def redlock_py(urls: list[str]) -> Taker:
+    library = import_module("redlock").Redlock([redis.Redis.from_url(url) for url in urls])
+
+    def take(name: str) -> Callable[[], object]:
+        while not (lock := library.lock(name, round(TTL * 1000))):
+            pass  # it has waited between its attempts, and gives up after three
+        return partial(library.unlock, lock)
+
+    return take
+
+
+def pottery(urls: list[str]) -> Taker:
+    library, masters = import_module("pottery").Redlock, {redis.Redis.from_url(url) for url in urls}
+    return lambda name: _acquired(library(key=name, masters=masters, auto_release_time=TTL))
+
+
+TAKERS: dict[str, Callable[[list[str]], Taker]] = {
+    MANAGER: django_redlock,
+    SENDS: django_redlock_sends,
+    "redis-py Lock": redis_py,
+    "django-redis cache.lock": django_redis,
+    "python-redis-lock": python_redis_lock,
+    "redlock-py": redlock_py,
+    "pottery Redlock": pottery,
+}
+ON_ONE_NODE = {"redis-py Lock", "django-redis cache.lock", "python-redis-lock"}
+"""Those that use one server only, whatever they are given."""
+SLOW = {"pottery Redlock": 0.2, "pottery AIORedlock": 0.2}  # the share of the rounds: it takes milliseconds
+
+
+def adjango_redlock(urls: list[str]) -> AsyncTaker:
+    manager = manager_of(urls)
+
+    async def take(name: str) -> Callable[[], Awaitable[object]]:
+        return (await manager.lock(name, wait=LONG).aacquire()).arelease
+
+    return take
+
+
+async def _aacquired(lock: Any) -> Callable[[], Awaitable[object]]:
+    await lock.acquire()
+    return lock.release  # type: ignore[no-any-return]
+
+
+def redis_asyncio(urls: list[str]) -> AsyncTaker:
+    client = import_module("redis.asyncio").Redis.from_url(urls[0])
+    return lambda name: _aacquired(client.lock(name, timeout=TTL))
+
+
+def aioredlock(urls: list[str]) -> AsyncTaker:
+    library = import_module("aioredlock").Aioredlock(urls)
+
+    async def take(name: str) -> Callable[[], Awaitable[object]]:
+        return partial(library.unlock, await library.lock(name, lock_timeout=TTL))
+
+    return take
+
+
+def pottery_asyncio(urls: list[str]) -> AsyncTaker:
+    library, clients = import_module("pottery").AIORedlock, import_module("redis.asyncio")
+    masters = {clients.Redis.from_url(url) for url in urls}
+    return lambda name: _aacquired(library(key=name, masters=masters, auto_release_time=TTL))
+
+
+ASYNC_TAKERS: dict[str, Callable[[list[str]], AsyncTaker]] = {
+    MANAGER: adjango_redlock,
+    "redis.asyncio Lock": redis_asyncio,
+    "aioredlock": aioredlock,
+    "pottery AIORedlock": pottery_asyncio,
+}
+
+
+def takers(section: Section, urls: list[str], *names: str) -> dict[str, Taker]:
+    """Return those of these contenders, or of all, that work here; the section says why the others are left out."""
+    found: dict[str, Taker] = {}
+    for name in names or TAKERS:
+        if len(urls) > 1 and name in ON_ONE_NODE:
+            continue
+        try:
+            take = TAKERS[name](urls)
+            take(f"first:{name}")()
+            found[name] = take
+        except Exception as error:  # whatever a library does on this Python, the others are measured
+            section.left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
+    return found
+
+
+async def async_takers(section: Section, urls: list[str]) -> dict[str, AsyncTaker]:
+    """Do the same in the running event loop."""
+    found: dict[str, AsyncTaker] = {}
+    for name, make in ASYNC_TAKERS.items():
+        try:
+            take = make(urls)
+            await (await take(f"first:{name}"))()
+            found[name] = take
+        except Exception as error:
+            section.left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
+    return found
+
+
+# Raw sockets
+
+PLAIN, FLOOR = "raw sockets, SET NX PX and DEL", "raw sockets, the same scripts"
+PLAIN_PAIR = (lambda: b"SET floor token NX PX 30000\r\n", b"DEL floor\r\n")
+COMMANDS = re.compile(rb"(?=\*\d+\r\n\$)")  # each begins with the number of its words
+Pair = tuple[Callable[[], bytes], bytes]
+"""The request that acquires, made anew each time because it has a rising number, and the one that releases."""
+
+
+def connect(url: str) -> socket.socket:
+    """Return a plain connection."""
+    sock = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def recorded_pair(urls: list[str]) -> Pair:
+    """Return the requests that this package sends, recorded from it, with a fencing token of its own each time."""
+    for url in urls:
+        manager_of([url]).lock("floor", wait=0).acquire().release()  # now this server knows the scripts
+    with Tap(urls[0]) as tap:
+        manager = ours(f"floor-{urlsplit(tap.url).port}", [tap.url])
+        manager.lock("floor", wait=0).acquire().release()
+        tap.taken()
+        lease = manager.lock("floor", wait=0).acquire()
+        acquire = tap.taken()
+        lease.release()
+        release = tap.taken()
+        manager.close()
+    head, found, tail = acquire.partition(str(lease.fencing_token).encode())
+    assert found, "the fencing token is no longer part of the request"
+    return lambda: b"%b%d%b" % (head, time.time_ns() // 1000, tail), release
+
+
+class Tap:
+    """A relay in front of a server that keeps the scripts its clients call."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._listener]
+        self._said = bytearray()
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def __enter__(self) -> "Tap":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for each in self._sockets:
+            with suppress(OSError):  # a connection that its other end closed
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def taken(self) -> bytes:
+        """Return the scripts called since the last call of this method, as they were sent."""
+        said, self._said = bytes(self._said), bytearray()
+        return b"".join(command for command in COMMANDS.split(said) if b"EVAL" in command[:20])
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed at the end
+            while True:
+                client, node = self._listener.accept()[0], connect(self._target)
+                self._sockets += [client, node]
+                threading.Thread(target=self._carry, args=(client, node, True), daemon=True).start()
+                threading.Thread(target=self._carry, args=(node, client, False), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, keep: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if keep:
+                    self._said += data
+                target.sendall(data)
+
+
+@contextmanager
+def raw_sockets(name: str, urls: list[str], pair: Pair) -> Iterator[Contender]:
+    """Give the floor: write to all nodes, read from all, and decide nothing."""
+    acquire, release = pair
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(connect(url)) for url in urls]
+
+        def exchange(request: bytes) -> None:
+            for sock in sockets:
+                sock.send(request)
+            for sock in sockets:
+                reply = sock.recv(4096)
+                if reply[:1] in (b"-", b"_", b"") or reply[:2] == b"$-" or b"BUSY" in reply:
+                    raise RuntimeError(f"the server replied {reply!r}: the times would mean nothing")
+
+        def once() -> None:
+            exchange(acquire())
+            exchange(release)
+
+        yield Contender(name, once)

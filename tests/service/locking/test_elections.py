@@ -1,0 +1,225 @@
+"""Three real members of a store whose leader dies, freezes, is replaced or is cut off, and whose clocks differ."""
+
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.nodes import LinkError, NodeSpec, open_node
+from django_redlock.testing import FaultProxy
+from django_redlock.testing.proxy import Direction
+from tests import etcd, zookeeper
+from tests.conftest import needs
+from tests.etcd import Cluster, Member
+from tests.managers import Flavour, held_by, real_manager, wait_until
+from tests.services import ServiceMissingError
+from tests.zookeeper import Ensemble, Zoo
+
+from .test_mixed_majority import contending
+
+pytestmark = pytest.mark.endurance  # elections take seconds each
+TTL = 5.0
+ELECTION = 30.0  # seconds, with much to spare: it takes one to four
+APART = 60  # seconds between the clocks of two members
+Cut = AbstractContextManager[None]
+Store = Cluster | Ensemble
+Part = Member | Zoo
+KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("etcd", "zookeeper")]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def members(request: pytest.FixtureRequest) -> Iterator[Store]:
+    try:
+        (Member if request.param == "etcd" else Zoo).find()
+    except ServiceMissingError as error:
+        needs(request.param, None, str(error))
+    with (
+        etcd.cluster("--snapshot-count", "100", proxied=True, apart=APART)
+        if request.param == "etcd"
+        else zookeeper.ensemble(apart=APART)
+    ) as three:
+        yield three
+
+
+@pytest.fixture
+def cluster(members: Store) -> Store:
+    """Three running members, whatever the last test did to them."""
+    if isinstance(members, Ensemble):
+        members.start()
+    for member in members.members:
+        member.start()
+    return members
+
+
+@contextmanager
+def frozen_followers(cluster: Store, leader: Part) -> Iterator[None]:
+    """The others are stopped (SIGSTOP)."""
+    others = [member for member in cluster.members if member is not leader]
+    for member in others:
+        member.freeze()
+    yield
+    for member in others:
+        member.thaw()
+
+
+@contextmanager
+def silent_leader(cluster: Store, leader: Part) -> Iterator[None]:
+    """The others hear nothing from the leader, and it does not hear what they send to it."""
+    assert leader.proxy is not None
+    leader.proxy.black_hole("both")
+    yield
+    leader.proxy.heal()
+
+
+HOLD = """
+import sys
+from tests.managers import real_manager
+lease = real_manager([sys.argv[1]], ttl=float(sys.argv[2]), node_timeout=1.0).lock("a", wait=60).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("strike", ["kill", "freeze"])
+def test_lock_of_a_dead_holder_is_free_after_an_election(cluster: Store, strike: str):
+    """
+    A holder and the leader die together, and the clock of the next leader is a minute or two ahead of it, or behind
+    it. The lock is not free before the holder's deadline, and is free at most one ttl and one election after it.
+    """
+    with closing(real_manager([cluster.url], ttl=TTL, node_timeout=1.0)) as manager:
+        lease = manager.lock("a", wait=60, renew=False).acquire()
+        leader = cluster.leader()
+        getattr(leader, strike)()
+        deadline = time.monotonic() + lease.remaining()
+        next_one = manager.lock("a", wait=120).acquire()
+        later = time.monotonic() - deadline
+
+    assert not lease.valid()
+    assert next_one.fencing_token > lease.fencing_token
+    assert 0 < later < TTL + 2.0 + ELECTION
+    leader.start()
+
+
+async def test_holder_keeps_its_lock_over_an_election(cluster: Store, flavour: Flavour):
+    """A living holder whose leader dies goes on to extend; no other caller gets the lock meanwhile."""
+    with closing(real_manager([cluster.url], ttl=30.0, node_timeout=2.0)) as manager:
+        lease = await flavour.acquire(manager.lock("b", wait=60))
+        leader = cluster.leader()
+        leader.kill()
+        until = time.monotonic() + 25
+        while not await flavour.extend(lease):
+            assert time.monotonic() < until
+        with closing(real_manager([cluster.url], node_timeout=2.0)) as other, pytest.raises(LockTakenError):
+            await flavour.acquire(other.lock("b", wait=10))
+        assert lease.valid()
+        assert await flavour.release(lease) == "released"
+        await flavour.close(manager)
+        leader.start()
+
+
+def test_contended_counter_survives_leaders(cluster: Store, tmp_path: Path):
+    """
+    Four processes increment a counter that only the lock protects, while the leader is killed, frozen
+    and replaced by an empty member. Nothing is lost, and tokens increase.
+    """
+    options = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 1.0, "retry_delay": 0.01}
+
+    with contending(tmp_path, [cluster.url], {"default": {}}, **options) as contenders:
+        contenders.go_on(10)
+        for strike, revive in (("kill", "start"), ("freeze", "thaw"), ("wipe", "replace")):
+            leader = cluster.leader()
+            getattr(leader, strike)()
+            contenders.go_on(5)
+            if revive == "replace" and isinstance(cluster, Cluster):
+                cluster.replace(leader)
+            else:
+                getattr(leader, revive.replace("replace", "start"))()
+            contenders.go_on(5)
+
+    tokens = contenders.tokens
+    assert tokens == sorted(set(tokens))
+    assert (tmp_path / "counter").read_text() == str(len(tokens))
+
+
+def test_process_knows_one_member_that_is_left(cluster: Store):
+    """A process that starts while a member is down finds the others, whichever it asks first."""
+    dead = cluster.leader()
+    dead.kill()
+    cluster.leader()
+    command = [sys.executable, "-c", HOLD, cluster.url, "60"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        process.kill()
+    dead.start()
+
+
+@pytest.mark.parametrize("direction", ["requests", "replies"])
+def test_member_that_is_cut_off_is_left_for_the_next(
+    cluster: Store, direction: Direction, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A process that hears nothing of its member asks another. A write that failed leaves nothing behind: the
+    lock is free again as soon as the release has arrived.
+    """
+    first, *others = cluster.members
+    with FaultProxy(first.url) as proxy:
+        url = f"{proxy.url},{','.join(member.url.partition('://')[2] for member in others)}"
+        monkeypatch.setattr("django_redlock.nodes.records.replicated.secrets.randbelow", lambda members: 0)
+        with closing(real_manager([url], ttl=60.0, node_timeout=1.0)) as manager:
+            manager.lock("c", wait=60).acquire().release()
+            proxy.black_hole(direction)
+            with pytest.raises(QuorumUnavailableError):
+                manager.lock("c", wait=0).acquire()
+            lease = manager.lock("d", wait=60).acquire()
+            with closing(real_manager([cluster.url], ttl=60.0, node_timeout=5.0)) as other:
+                assert held_by(other, "{c}")
+                assert held_by(other, "{d}", lease.secret)
+                with pytest.raises(LockTakenError):
+                    other.lock("d", wait=0).acquire()
+            assert lease.release() == "released"
+
+
+@pytest.mark.parametrize("cut", [frozen_followers, silent_leader])
+def test_leader_that_is_cut_off_gives_no_vote_alone(cluster: Store, cut: Callable[[Store, Part], Cut]):
+    """The others elect a new leader, if they can; what the old one still says by itself does not count."""
+    with closing(real_manager([cluster.url], ttl=60.0, node_timeout=5.0)) as manager:
+        lease = manager.lock("e", wait=60).acquire()
+        leader = cluster.leader()
+        with closing(real_manager([leader.url], ttl=60.0, node_timeout=5.0)) as beside:
+            with pytest.raises(LockTakenError):
+                beside.lock("e", wait=0).acquire()
+            with cut(cluster, leader):
+                others_vote = cut is silent_leader and isinstance(cluster, Cluster)
+                with pytest.raises((QuorumUnavailableError, LockTakenError) if others_vote else QuorumUnavailableError):
+                    beside.lock("e", wait=0).acquire()
+                if others_vote:
+                    wait_until(lambda: cluster.leader() is not leader)
+                    manager.lock("f", wait=60).acquire().release()
+        manager.lock("g", wait=60).acquire().release()
+        wait_until(lease.extend)  # the first connection may be to a member that still follows the old leader
+        assert lease.release() == "released"
+
+
+def test_watch_at_a_member_without_a_leader_ends(cluster: Store):
+    """Such a member is silent for as long as it is alone; another one may still notify."""
+    alone, *others = cluster.members
+    cluster.leader()
+    node = open_node(NodeSpec(alone.url), "t:")
+    with closing(node.listen("p", 30.0, print)) as link:
+        for member in others:
+            member.freeze()
+        poll = select.poll()
+        poll.register(link.fileno(), select.POLLIN)
+        ended = poll.poll(30_000)
+        for member in others:
+            member.thaw()
+        assert ended
+        with pytest.raises(LinkError):
+            link.read()

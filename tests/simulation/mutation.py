@@ -1,0 +1,71 @@
+"""
+Deliberately wrong protocols, and the hunt for them. An oracle that never fails proves nothing.
+
+A mutant replaces functions of production for as long as its context lasts. The hunt runs schedules until an oracle
+objects.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+Wrong = Callable[[Any], Any]
+"""Makes the wrong function of the right one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """
+    One wrong protocol.
+
+    Args:
+        name: What is wrong with it.
+        haunts: The profiles and scenarios in which it must show.
+        target: What is replaced, as an object and the name of its attribute.
+        wrong: Makes the replacement.
+        also: More of it: what else is replaced, and by what.
+    """
+
+    name: str
+    haunts: tuple[str, ...]
+    target: tuple[Any, str]
+    wrong: Wrong
+    also: tuple[tuple[Any, str, Wrong], ...] = ()
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Make the protocol wrong."""
+        with ExitStack() as stack:
+            for owner, name, wrong in ((*self.target, self.wrong), *self.also):
+                stack.enter_context(patch.object(owner, name, wrong(getattr(owner, name))))
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What an oracle said about a mutant, and after how many schedules; None if none objected."""
+
+    mutant: Mutant
+    what: str | None
+    schedules: int
+
+
+def hunt(mutant: Mutant, objection: Callable[[str, int], str | None], enough: int) -> Kill:
+    """Run schedules of a mutant's haunts, one seed after the other, until an oracle objects."""
+    done = 0
+    with mutant.change():
+        for seed in range(enough):
+            for haunt in mutant.haunts:
+                done += 1
+                if what := objection(haunt, seed):
+                    return Kill(mutant, what, done)
+    return Kill(mutant, None, done)
+
+
+def score(kills: list[Kill]) -> str:
+    """Return the text to print about a hunt."""
+    lines = [f"{kill.schedules:>5}  {kill.mutant.name}  <- {kill.what or 'ALIVE'}" for kill in kills]
+    killed = sum(kill.what is not None for kill in kills)
+    return "\n".join([*lines, f"killed {killed} of {len(kills)} mutants"])
