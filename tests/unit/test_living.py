@@ -28,7 +28,7 @@ from django_redlock.inventory import (
     stale_keys,
 )
 from django_redlock.testing import Simulation
-from django_redlock.testing.simulation import Process, VirtualWatchdog
+from django_redlock.testing.simulation import SimulatedProcess, VirtualWatchdog
 
 RULES = {"ttl": 30.0, "max_ttl": 60.0, "restart_guard": False, "clock_guard": False, "node_timeout": 0.2}
 
@@ -64,15 +64,15 @@ class World:
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.living: list[Process] = []
+        self.living: list[SimulatedProcess] = []
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> SimulatedProcess:
         """Start another process."""
         with patch.object(process, "name", name):
             self.living.append(self.sim.rival(name))
         return self.living[-1]
 
-    def take(self, who: Process, name: str, **options: Any) -> Lease:
+    def take(self, who: SimulatedProcess, name: str, **options: Any) -> Lease:
         """Have a process take a lock that is free."""
         with patch.object(process, "name", who.name):
             lock = who.lock(name, wait=0, **options)
@@ -84,7 +84,7 @@ class World:
         self.sim._leases.clear()
         note_drops()
 
-    def kill(self, who: Process) -> None:
+    def kill(self, who: SimulatedProcess) -> None:
         """End a process without a warning."""
         self.living.remove(who)
         who.kill()
@@ -206,7 +206,7 @@ class History(World):
     def __init__(self, sim: Simulation, seed: int) -> None:
         super().__init__(sim)
         self.random = random.Random(seed)
-        self.leases: list[tuple[Process, Lease]] = []
+        self.leases: list[tuple[SimulatedProcess, Lease]] = []
         self.done: list[str] = []
         self.removed = 0
 
