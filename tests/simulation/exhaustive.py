@@ -45,17 +45,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """
-    The phase of a client.
-
-    Args:
-        key: Equal for phases with equal futures, except for each node's replies.
-        asks: Its request in the present round, to which node.
-        said: Each node's grant in the present round; a refusal counts as silence.
-        highest: The highest number it has seen.
-        token: The token it got, if it is done and got one.
-        done: Whether it is done.
-    """
+    """The phase of a client."""
 
     key: Hashable = None
     asks: dict[int, Any] = field(default_factory=dict)
@@ -99,14 +89,7 @@ class Protocol:
 
 
 class Production(Protocol):
-    """
-    The protocol of this package. Requests and replies are numbers in a list, so that states are quick to compare.
-
-    Args:
-        nodes: The number of nodes.
-        quorum: How many must agree.
-        walls: The time on each client's wall clock, in microseconds.
-    """
+    """The protocol of this package. Requests and replies are numbers in a list, so that states are quick to compare."""
 
     def __init__(self, nodes: int = 3, quorum: int | None = None, walls: tuple[int, ...] = (2, 2)) -> None:
         self.nodes = nodes
@@ -194,15 +177,7 @@ Step = tuple[str, State, str]
 
 
 class Search:
-    """
-    Search all states of a protocol.
-
-    Args:
-        protocol: The protocol.
-        attempts: How many attempts each client makes.
-        numbers: The highest number that each node has accepted before, in attempts that failed; None is none.
-        limit: States after which to stop.
-    """
+    """Search all states of a protocol."""
 
     def __init__(
         self,
@@ -352,13 +327,7 @@ def put(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
 
 
 class Naive(Protocol):
-    """
-    Every node counts the locks it grants; the token is computed from the counters of a quorum.
-
-    Args:
-        combine: Computes it.
-        write_back: Whether it is then written to a quorum, where a counter that is as high already agrees.
-    """
+    """Every node counts the locks it grants; the token is computed from the counters of a quorum."""
 
     def __init__(self, combine: Callable[[list[int]], int], write_back: bool = False) -> None:
         self.combine = combine

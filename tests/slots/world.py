@@ -52,14 +52,7 @@ class Dead(BaseException):
 
 
 class Machine:
-    """
-    One process.
-
-    Args:
-        world: Where it runs.
-        name: What to call it.
-        work: What it does; the machine ends when this returns.
-    """
+    """One process."""
 
     def __init__(self, world: "World", name: str, work: Callable[["Machine"], None]) -> None:
         self.world = world
@@ -103,14 +96,7 @@ class Machine:
 
 
 class TurnLink:
-    """
-    One connection of a machine to a node.
-
-    Args:
-        world: Where it is.
-        machine: Whose it is.
-        number: The node's number.
-    """
+    """One connection of a machine to a node."""
 
     def __init__(self, world: "World", machine: Machine, number: int) -> None:
         self._world = world
@@ -281,15 +267,7 @@ class PlainInfo:
 
 
 class World:
-    """
-    Virtual time, lock nodes and machines.
-
-    Args:
-        seed: Decides everything.
-        ways: The seconds that a request may travel, on average; each pair of a machine and a node draws one.
-        node_timeout: Seconds for which a round waits for its slowest node.
-        traced: Whether to keep what happens, in words.
-    """
+    """Virtual time, lock nodes and machines."""
 
     def __init__(
         self, seed: int, *, ways: tuple[float, ...] = (0.0,), node_timeout: float = 0.25, traced: bool = False

@@ -741,9 +741,9 @@ def test_neither_token_is_shown():
 
 
 def test_docs_list_the_tests_that_must_fail():
-    """docs/howto/migrate-redis-py.md lists the tests of redis-py that differ on purpose, with the suite's reasons."""
+    """docs/howto/migrate.md lists the tests of redis-py that differ on purpose, with the suite's reasons."""
     differences = tomllib.loads((ROOT / "tests/redis_py_suite/differences.toml").read_text())
-    docs = (ROOT / "docs/howto/migrate-redis-py.md").read_text()
+    docs = (ROOT / "docs/howto/migrate.md").read_text()
 
     told = re.findall(r"^\| `(test_lock\.py|test_asyncio/test_lock\.py)` \| `(\w+)` \| (.+) \|$", docs, re.MULTILINE)
 

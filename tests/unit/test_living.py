@@ -135,7 +135,7 @@ def reasons(name: str = "orders:7") -> list[Staleness]:
 
 def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
     """
-    L76: nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned.
+    Nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned.
     """
     with pytest.warns(ResourceWarning, match=r"Lock 'orders:7' .*dropped"):
         world.drop("orders:7")
@@ -153,7 +153,7 @@ def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
 
 def test_an_orphaned_lock_is_known_and_left_to_end(world):
     """
-    L77: the lock of a process that was killed is orphaned. It ends by itself; a process that stands still looks the
+    The lock of a process that was killed is orphaned. It ends by itself; a process that stands still looks the
     same and may go on, so nothing is cleared.
     """
     dead, paused = world.process("dead"), world.process("paused")
@@ -175,7 +175,7 @@ def test_an_orphaned_lock_is_known_and_left_to_end(world):
 @pytest.mark.parametrize("left", [None, 3600.0])
 def test_a_lock_without_an_end_is_stale_when_its_last_lease_is_over(world, left):
     """
-    L77: somebody took the expiry from a lock, or made it a long one. It is stale when its process has given no sign of
+    Somebody took the expiry from a lock, or made it a long one. It is stale when its process has given no sign of
     life for longer than a lease lasts, and not before that.
     """
     worker = world.process("worker")
@@ -310,7 +310,7 @@ ACTIONS = [name.removeprefix("do_") for name in vars(History) if name.startswith
 
 def test_redlock_clear_never_removes_what_a_living_process_holds():
     """
-    L76, L77: in random histories of processes that are paused and killed, leases that are dropped, nodes that fail,
+    In random histories of processes that are paused and killed, leases that are dropped, nodes that fail,
     and keys that somebody meddled with, ``redlock_clear`` only removes what no living process holds.
     """
     removed = 0
