@@ -49,7 +49,6 @@ NEEDS = {
 BLOCK = re.compile(
     r"(?:^<!-- *(?P<reason>(?:(?!-->).)+?) *-->\n+)?^```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-WITHOUT_A_READER = {"README.md", "docs/index.md", "docs/contribute/contributing.md", "docs/contribute/changelog.md"}
 SETTINGS_ERRORS = {f"redlock.{code}" for code in ("E001", "E003", "E004", "E006", "E007", "E009", "E010")}
 
 # Called when the blocks of their page have run, so that the bodies of functions run as well.
@@ -251,35 +250,3 @@ def test_copy_button_copies_whole_commands(page: str):
         for command in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
             assert command.count('"') % 2 == 0, command
             assert not command.endswith("\\"), command
-
-
-def test_copy_button_leaves_out_prompts_and_output():
-    """
-    A reader who pastes a command gets neither the dollar sign nor what the command prints.
-    """
-    assert 'copybutton_exclude = ".linenos, .gp, .go"' in (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
-
-
-def test_a_block_that_is_not_executed_has_a_reason(tmp_path: Path):
-    """
-    The comment before a block is its reason, with or without an empty line between them; other comments do not count.
-    """
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- not run: a -->\n```python\n1\n```\n<!-- other -->\ntext\n"
-        "```python\n2\n```\n<!-- not run: b -->\n\n```python\n3\n```\n"
-    )
-
-    assert [(block.text, block.reason) for block in blocks(str(page))] == [
-        ("1\n", "not run: a"),
-        ("2\n", None),
-        ("3\n", "not run: b"),
-    ]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in WITHOUT_A_READER])
-def test_pages_say_whom_they_are_for(page: str):
-    """
-    A page begins with a sentence that says whom it is for.
-    """
-    assert re.match(r"# .+\n\nThis page is for ", (ROOT / page).read_text(encoding="utf-8"))
