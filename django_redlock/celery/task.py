@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import cache, cached_property, wraps
@@ -129,7 +128,9 @@ def singleton_task(
 
     def decorate(function: Callable[..., Any]) -> Any:
         check_function(function)
-        TaskKey(chosen.key, _parameters(function, celery_options))
+        signature = inspect.signature(function)
+        own = list(signature.parameters.values())[1 if celery_options.get("bind") else 0 :]
+        TaskKey(chosen.key, signature.replace(parameters=own))  # raises
         return _shared(function, chosen, celery_options)
 
     return decorate if function is None else decorate(function)
@@ -155,12 +156,6 @@ def check_function(function: object) -> None:
             f"the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may call "
             "async_to_sync()."
         )
-
-
-def _parameters(function: Callable[..., Any], celery_options: dict[str, Any]) -> inspect.Signature:
-    signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
-    return signature.replace(parameters=parameters[1:] if celery_options.get("bind") else parameters)
 
 
 def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:
@@ -419,22 +414,17 @@ class SingletonTask(BaseTask[P, R]):
             discard(ticket, self)
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Let Celery check the arguments before a slot is taken; by itself, it would do so afterwards."""
-        rules = locks[self.singleton_options.using].rules
-        if rules is not self._allowed_by:
-            self._check_lease(rules)
+        """Check the lease, and let Celery check the arguments before a slot is taken; it would do so afterwards."""
+        rules, lease = locks[self.singleton_options.using].rules, self.singleton_options.lease
+        if rules is not self._allowed_by:  # neither can change, so once is enough
+            try:
+                rules.check_ttl(lease)
+            except ValueError as error:
+                raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
+            self._allowed_by = rules
         check = getattr(self, "__header__", None)
         if self.typing and check:
             check(*args, **kwargs)
-
-    def _check_lease(self, rules: Rules) -> None:
-        """Check that the settings allow the lease; once is enough, because neither can change."""
-        lease = self.singleton_options.lease
-        try:
-            rules.check_ttl(lease)
-        except ValueError as error:
-            raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
-        self._allowed_by = rules
 
 
 def _not_begun(task: Any, **about: Any) -> None:
@@ -458,9 +448,7 @@ def mixed_with(base: Any) -> Any:
     return type(f"Singleton{base.__name__}", (SingletonTask, base), {"__module__": __name__, "abstract": True})
 
 
-_mutex = threading.Lock()
-
-_off: list[object] = []
+_off: list[object] = []  # the blocks that have switched singletons off
 
 
 def switched_off() -> bool:
@@ -506,11 +494,9 @@ class override_singleton(ContextDecorator):
 
     def __enter__(self) -> Self:
         if not self._enabled:
-            with _mutex:
-                _off.append(self)
+            _off.append(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         if not self._enabled:
-            with _mutex:
-                _off.remove(self)
+            _off.remove(self)

@@ -188,7 +188,7 @@ def tls_node(server: Server, **options: str) -> dict[str, Any]:
 
 def test_certificates(tls, three):
     """
-    L65: a certificate that has expired, is for another host or is from an unknown authority has a remedy of its own;
+    A certificate that has expired, is for another host or is from an unknown authority has a remedy of its own;
     with a valid one, nothing about encryption is reported.
     """
     authority = {"ssl_ca_certs": tls["ca.crt"]}
@@ -202,7 +202,7 @@ def test_certificates(tls, three):
 
 def test_client_certificate_that_is_missing(tls, three):
     """
-    L65: for a server that requires client certificates, the remedy names the two options for them.
+    For a server that requires client certificates, the remedy names the two options for them.
     """
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
@@ -220,7 +220,7 @@ def test_client_certificate_that_is_missing(tls, three):
 
 def test_tls_where_there_is_none(three):
     """
-    L65: the server does not speak TLS.
+    The server does not speak TLS.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=answer_in_plain, args=(listener,), daemon=True).start()
@@ -230,7 +230,7 @@ def test_tls_where_there_is_none(three):
 @pytest.mark.parametrize("failure", [Failure.CLOSED, Failure.RESET])
 def test_server_that_speaks_another_protocol(three, failure: Failure):
     """
-    L65: the server hangs up, as those of another kind do, and those that speak TLS only.
+    The server hangs up, as those of another kind do, and those that speak TLS only.
     """
 
     def hang_up() -> None:
@@ -253,7 +253,7 @@ def test_server_that_speaks_another_protocol(three, failure: Failure):
 
 def test_cluster_that_does_not_answer_has_no_mode(three):
     """
-    L65: the doctor does not say in which mode a server runs that it has not reached.
+    The doctor does not say in which mode a server runs that it has not reached.
     """
     assert "mode" not in ids(found(["redis+cluster://127.0.0.1:1", *three[1:]]))
 
@@ -310,7 +310,7 @@ def until_killed(client: redis.Redis, *command: str) -> None:
 
 def test_user_without_the_right_to_choose_its_database(three):
     """
-    P35: of the commands of a new connection only SELECT needs a right, so a user without it cannot connect.
+    Of the commands of a new connection only SELECT needs a right, so a user without it cannot connect.
     """
     with _server_with_user(without="+select") as url:
         unreachable(url, three, Failure.NOPERM)
@@ -318,7 +318,7 @@ def test_user_without_the_right_to_choose_its_database(three):
 
 def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
     """
-    P23: a database without its table, and a database that no other process would find.
+    A database without its table, and a database that no other process would find.
     """
     file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
     with django_db_blocker.unblock(), django_database("empty", file):
@@ -350,7 +350,7 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
 )
 def test_findings_about_stores_with_members(facts: dict[str, str], options: dict[str, Any], expected: dict[str, Level]):
     """
-    P22: versions that lose data, alarms, space, elections and members; another kind of node has no such facts.
+    Versions that lose data, alarms, space, elections and members; another kind of node has no such facts.
     """
     node, rules = (
         Inspection("store", known=False, facts=facts and {"kind": "etcd", **facts}),
@@ -362,7 +362,7 @@ def test_findings_about_stores_with_members(facts: dict[str, str], options: dict
 
 def test_sentinels_that_do_not_run(three):
     """
-    P22: a service whose sentinels cannot be reached.
+    A service whose sentinels cannot be reached.
     """
     node = {"SENTINELS": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "SERVICE_NAME": "locks"}
 
@@ -395,7 +395,7 @@ def test_no_quorum(nodes, three):
 
 def test_replica(nodes, three):
     """
-    P22: a replica is an error, also for the trial lock; its master has replicas.
+    A replica is an error, also for the trial lock; its master has replicas.
     """
     with nodes[1].client() as client:
         client.config_set("repl-diskless-sync-delay", 0)  # seconds that it waits for more replicas
@@ -412,7 +412,7 @@ def test_replica(nodes, three):
 
 def test_cluster_mode(three):
     """
-    P22: a server in cluster mode is an error.
+    A server in cluster mode is an error.
     """
     with cluster_nodes(1) as (cluster,):
         findings = found([cluster.url, *three[1:]])
@@ -469,7 +469,7 @@ def test_slow(nodes, three, monkeypatch, delay, level):
 
 def test_eviction(three):
     """
-    L66: a node that may evict keys is an error, and a warning where that is allowed; past evictions are a separate
+    A node that may evict keys is an error, and a warning where that is allowed; past evictions are a separate
     finding.
     """
     with another("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as small:
@@ -530,7 +530,7 @@ def test_disk_that_cannot_be_written(three):
 
 def test_restarted(three):
     """
-    P20: a node that has just started gives no vote yet, and the finding has the remaining time.
+    A node that has just started gives no vote yet, and the finding has the remaining time.
     """
     with another() as fresh:
         findings = found([fresh.url, *three[1:]], {"node_timeout": 1.0, "durable": []})
@@ -542,7 +542,7 @@ def test_restarted(three):
 
 def test_age_that_is_unknown(three):
     """
-    P20: a new server that is full cannot record since when it serves; nobody knows which locks it has lost.
+    A new server that is full cannot record since when it serves; nobody knows which locks it has lost.
     """
     with another("--maxmemory", "1") as full:
         findings = found([full.url, *three[1:]], {"node_timeout": 1.0})
@@ -552,7 +552,7 @@ def test_age_that_is_unknown(three):
 
 def test_token_that_no_node_can_have_accepted(nodes, three):
     """
-    P5: the token of a lock that is held is found.
+    The token of a lock that is held is found.
     """
     with nodes[0].client() as client:
         client.set("redlock:{orders:7}:f", 2**63 - 1)
@@ -568,7 +568,7 @@ def test_token_that_no_node_can_have_accepted(nodes, three):
 @pytest.mark.parametrize("right", sorted(set(RIGHTS) - {"+info"}))
 def test_each_right(right):
     """
-    P35: without any one of the documented rights the doctor reports exactly that right.
+    Without any one of the documented rights the doctor reports exactly that right.
     """
     with _server_with_user(without=right) as url:
         refused = [finding for finding in found([url]) if finding.id == "right"]
@@ -586,7 +586,7 @@ def _server_with_user(without: str = "") -> Iterator[str]:
 
 def test_a_cluster_with_a_member_that_is_down(nodes):
     """
-    L65: the shard that decides is examined; a named member that is down is a finding of its own, and no alarm.
+    The shard that decides is examined; a named member that is down is a finding of its own, and no alarm.
     """
     nowhere = reserve_port(nodes)
     with cluster(2) as running:
@@ -600,7 +600,7 @@ def test_a_cluster_with_a_member_that_is_down(nodes):
 
 def test_a_sentinel_that_is_down(tmp_path):
     """
-    L65: the doctor asks the next sentinel, as locks do; the one that is down is a finding of its own, and no alarm.
+    The doctor asks the next sentinel, as locks do; the one that is down is a finding of its own, and no alarm.
     """
     with watched(tmp_path) as sentinel:
         nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
@@ -626,7 +626,7 @@ def test_the_doctor_waits_for_the_timeout_that_it_is_given(three):
 
 def test_all_rights_are_tried_and_enough():
     """
-    P35: the doctor tries all documented rights and no others, and needs no more itself; no key is left.
+    The doctor tries all documented rights and no others, and needs no more itself; no key is left.
     """
     tried = {right for right, _ in commands("t:", 1) if right}
     with _server_with_user() as url:
@@ -652,7 +652,7 @@ def test_the_doctor_leaves_nothing_behind(nodes, three):
 
 def test_info_that_is_refused(three):
     """
-    P22: a node that refuses INFO gives no vote while restarts are guarded.
+    A node that refuses INFO gives no vote while restarts are guarded.
     """
     with _server_with_user(without="+info") as url:
         findings = found([url, *three[1:]], {"node_timeout": 1.0})
@@ -663,7 +663,7 @@ def test_info_that_is_refused(three):
 
 def test_info_that_is_refused_and_not_needed():
     """
-    P22: without the guard, which is one of the remedies, locks need no INFO, and there is no finding.
+    Without the guard, which is one of the remedies, locks need no INFO, and there is no finding.
     """
     with _server_with_user(without="+info") as url:
         findings = found([url])
@@ -673,7 +673,7 @@ def test_info_that_is_refused_and_not_needed():
 
 def test_same_server_twice(nodes, three):
     """
-    L13: one server under two addresses is found by its run id.
+    One server under two addresses is found by its run id.
     """
     findings = found([three[0].replace("127.0.0.1", "localhost"), *three])
 
@@ -714,7 +714,7 @@ def clock(tmp_path_factory) -> Path:
 
 def test_clock_of_one_node(three, clock):
     """
-    P21: a node whose clock is far from the others' is found, with the difference.
+    A node whose clock is far from the others' is found, with the difference.
     """
     with another(LD_PRELOAD=str(clock), CLOCK_AHEAD="5") as fast:
         findings = found([fast.url, *three[1:]])
@@ -781,7 +781,7 @@ def run(*args: str) -> tuple[str, str, int]:
 
 def test_command_when_all_is_well(durable):
     """
-    L66: with three servers that store their data, the command reports no fault for each alias and exits with 0.
+    With three servers that store their data, the command reports no fault for each alias and exits with 0.
     """
     with override_settings(REDLOCK={"default": {"NODES": durable, "OPTIONS": OPEN}}):
         out, error, code = run()
@@ -849,7 +849,7 @@ def test_command_with_nodes_that_are_no_servers():
 
 def test_remedy_names_the_user_that_lacks_a_right(three):
     """
-    P35: the remedy names the node's user on the server, and can be typed as it stands; afterwards no right is missing.
+    The remedy names the node's user on the server, and can be typed as it stands; afterwards no right is missing.
     """
     with Server() as server, server.client() as client:
         client.execute_command("ACL", "SETUSER", "keychannel", *ACL[3:], "-publish", "-zrank")

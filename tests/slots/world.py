@@ -34,7 +34,7 @@ from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from django_redlock.engine.connections import Connection, ConnectionSet, IdleConnections
 from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError
-from django_redlock.testing.simulation import EPOCH, RETRY, Process, Simulation, VirtualNotifications
+from django_redlock.testing.simulation import EPOCH, RETRY, SimulatedProcess, Simulation, VirtualNotifications
 
 SWITCH = 0.4  # how often a machine loses its turn before a request
 LONGEST_RETRY = 30.0  # seconds between two tries to redeliver a release to a node that stays away
@@ -62,7 +62,7 @@ class Machine:
         self.wakes = 0.0
         self.called: threading.Event | None = None
         self.bell = threading.Event()  # rung when a reply has come
-        self.process: Process = world.sim.rival(name)
+        self.process: SimulatedProcess = world.sim.rival(name)
         driver = self.process.manager.driver
         driver.gather.idle = TurnConnections(world)
         driver.redelivery = TurnRedelivery(world, self)  # type: ignore[assignment]

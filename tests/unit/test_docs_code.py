@@ -53,13 +53,14 @@ SETTINGS_ERRORS = {f"redlock.{code}" for code in ("E001", "E003", "E004", "E006"
 
 # Called when the blocks of their page have run, so that the bodies of functions run as well.
 CALLS = {
-    "docs/howto/skip-if-taken.md": ["nightly()"],
     "docs/howto/wait-in-a-request.md": ["assert publish(None, 7).status_code == 200"],
     "docs/howto/other-queues.md": ["refresh_rates()", "assert sync(7) is None"],
-    "docs/howto/async.md": ["run(report(None))", "run(pay(post, pk=7))", "run(refresh_rates())"],
-    "docs/howto/migrate-cache-add.md": ["import_feed('feed')"],
+    "docs/howto/migrate.md": ["import_feed('feed')"],
     "docs/howto/rate-limit.md": ["order.reminded = None; assert remind(order); assert not remind(order)"],
-    "docs/howto/locks.md": ["run(send_one())"],
+    "docs/howto/locks.md": [
+        *("nightly()", "send_unless_taken()", "run(send_one())"),
+        *("run(report(None))", "run(pay(post, pk=7))", "run(refresh_rates())"),
+    ],
     "docs/howto/atomic-requests.md": ["pay(post, pk=7)"],
 }
 
@@ -250,3 +251,25 @@ def test_copy_button_copies_whole_commands(page: str):
         for command in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
             assert command.count('"') % 2 == 0, command
             assert not command.endswith("\\"), command
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_begin_with_their_answer(page: str):
+    """
+    A search shows the first sentence of a page, so it says what the page knows, not whom the page is for.
+    """
+    assert "This page is for " not in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_site_fits_its_screen():
+    """
+    The landing page has one block of Python, one command and six links, and its lists name every page of the site once.
+    """
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^[\w-]+(?:/[\w-]+)?$", text, re.MULTILINE)
+    site = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES if page.startswith("docs/")}
+
+    assert [text.count(f"\n```{language}\n") for language in ("python", "console")] == [1, 1]
+    assert len(re.findall(r"^- \[", text, re.MULTILINE)) == 6
+    assert sorted(listed) == sorted(site - {"index", "reference/benchmark-tables"})
+    assert len(listed) <= 45

@@ -23,13 +23,14 @@ from tests.unit.test_public_api import PATHS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(django_redlock.__file__).parent
-REFERENCE = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 CELERY_EVENTS = [getattr(celery_signals, name).name for name in ("DUPLICATE", "OVERLAP", "LOST", "STOLEN")]
 
 
 @cache
 def page(name: str) -> str:
-    return (REFERENCE / f"{name}.md").read_text()
+    folder = "operate" if name in ("commands", "monitoring") else "reference"
+    return (DOCS / folder / f"{name}.md").read_text()
 
 
 def rows(text: str) -> list[list[str]]:
@@ -114,19 +115,26 @@ def test_checks_have_a_cause_and_a_remedy():
     assert [row[0] for row in listed if len(row) != 3 or not all(row)] == []
 
 
+def signal_tables() -> str:
+    """Return the part of the page about events that comes before the log events."""
+    return page("events").partition("\n## Log events\n")[0]
+
+
 def test_signals():
     """
     Every signal is listed, and nothing else.
     """
-    assert names(page("signals").partition("| signal |")[2].partition("\n\n")[0]) == list(signals.SIGNALS)
-    assert names(section("signals", "Singleton tasks")) == CELERY_EVENTS
+    table = signal_tables().partition("| signal |")[2].partition("\n\n")[0]
+
+    assert names(table) == list(signals.SIGNALS)
+    assert names(section("events", "Singleton tasks")) == CELERY_EVENTS
 
 
 def test_reasons_of_a_loss():
     """
     Every reason for which a lease ends is listed.
     """
-    assert sorted(names(section("signals", "Why a lease ended"))) == sorted(EXPLANATIONS)
+    assert sorted(names(section("events", "Why a lease ended"))) == sorted(EXPLANATIONS)
 
 
 def test_arguments_of_signals():
@@ -137,7 +145,7 @@ def test_arguments_of_signals():
     for path in PACKAGE.rglob("*.py"):
         for event, arguments in re.findall(r'notify\("(\w+)", ([^()]*(?:\.[\w.]+)*)\)', path.read_text()):
             sent.setdefault(event, set()).update(re.findall(r"(\w+)=", arguments))
-    listed = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(page("signals")) if len(row) == 3}
+    listed = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(signal_tables()) if len(row) == 3}
 
     assert len(sent) >= 6
     assert {event: listed[event] for event in sent} == sent
@@ -151,7 +159,7 @@ def test_log_events():
     written = set(re.findall(r'"event": "(\w+)"', source)) | set(CELERY_EVENTS)
     written |= set(re.findall(r'_report\([^()]*"(lock_\w+)"', source))
 
-    assert set(names(page("logging"))) == written
+    assert set(names(section("events", "Log events"))) == written
 
 
 # Exit codes
@@ -161,7 +169,7 @@ def test_exit_codes():
     """
     The numbers are those of the commands.
     """
-    looking, working = page("exit-codes").split("| exit code |")
+    looking, working = section("commands", "Exit codes").split("| exit code |")
     columns = re.findall(r"\d", looking.partition("| command |")[2].partition("\n")[0])
     first = [line.split("|")[1] for line in working.splitlines() if line.startswith("|")]
     codes = {int(code) for cell in first for code in re.findall(r"\d+", cell)}
@@ -197,7 +205,7 @@ def test_every_command_is_in_the_table():
     """
     commands = {path.stem for path in (PACKAGE / "management" / "commands").glob("redlock_*.py")}
 
-    assert commands == set(re.findall(r"\[`(redlock_\w+)`\]", page("exit-codes")))
+    assert commands == set(re.findall(r"\[`(redlock_\w+)`\]", section("commands", "Exit codes")))
 
 
 # Metrics
@@ -210,7 +218,7 @@ def test_metrics_of_prometheus():
     client = pytest.importorskip("prometheus_client")
     source = (PACKAGE / "contrib" / "prometheus" / "__init__.py").read_text()
     defined = set(re.findall(r'"(redlock_\w+)"', source)) - {"redlock_prometheus"}
-    listed = {row[0].strip("`"): row for row in rows(section("metrics", "Prometheus"))}
+    listed = {row[0].strip("`"): row for row in rows(section("monitoring", "Prometheus"))}
 
     assert {name.removesuffix("_total") for name in listed} == defined
     registry = client.CollectorRegistry()
@@ -230,7 +238,7 @@ def test_names_in_opentelemetry():
     """
     source = (PACKAGE / "contrib" / "opentelemetry" / "__init__.py").read_text()
 
-    assert set(names(section("metrics", "OpenTelemetry"))) == set(
+    assert set(names(section("monitoring", "OpenTelemetry"))) == set(
         re.findall(r'(?:create_\w+|span)\("(redlock[ .][\w.]+)"', source)
     )
 

@@ -339,7 +339,7 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
 @pytest.mark.endurance
 def test_program_ends_at_max_hold(runs):
     """
-    ``--max-hold`` limits a run that hangs (L27).
+    ``--max-hold`` limits a run that hangs.
     """
     runs.env["LIVE_TTL"] = "8"
     process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})", options=("--max-hold", "1"))
@@ -352,7 +352,7 @@ def test_program_ends_at_max_hold(runs):
 
 def test_killed_runner_takes_the_program_with_it(runs):
     """
-    If the runner gets SIGKILL, nothing renews its lock, so its program and that program's children end too (L58).
+    If the runner gets SIGKILL, nothing renews its lock, so its program and that program's children end too.
     """
     process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
     pids = {int(said(process)), int(said(process))}

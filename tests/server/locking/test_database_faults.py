@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.records.table import UntouchedError
-from tests.conftest import needs
 from tests.managers import (
     EACH_TABLE_ONCE,
     SLOW_DATABASES,
@@ -45,7 +43,6 @@ from tests.managers import (
 from tests.services import Database, MariaDB, PostgreSQL, SQLite, django_database
 
 from .test_database import SECRET, acquire
-from .test_waiting import Line
 
 pytestmark = pytest.mark.usefixtures("unblocked")
 
@@ -99,67 +96,6 @@ def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
                 manager.lock("a", wait=0).acquire()
             process.send_signal(signal.SIGKILL)
         assert manager.lock("a", wait=30).acquire().release() == "released"
-
-
-GREENLETS = """
-from gevent import monkey
-monkey.patch_all()
-import json, sys
-from django.conf import settings
-settings.configure(DATABASES=json.loads(sys.argv[1]))
-import gevent
-from django_redlock.engine import watchdog
-from tests.managers import patient_manager
-
-manager = patient_manager(["database://held"])
-lease = manager.lock("a").acquire()
-lease.hold._renew_at = 0.0  # due at once
-watchdog.watchdog.watch(lease)
-with gevent.Timeout(60):
-    while not lease.extensions:
-        gevent.sleep(0.01)
-print(lease.release())
-manager.close()
-"""
-
-
-@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)
-def test_lock_of_a_greenlet_is_renewed(tables: Tables):
-    """The watchdog of greenlets has a thread of its own, and so a connection of its own."""
-    needs("gevent", find_spec("gevent"), "pip install gevent")
-    entries = json.dumps({"default": {}, "held": tables.entry()})
-
-    ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, entries], capture_output=True, text=True, timeout=180, check=False
-    )
-
-    assert ended.stdout == "released\n", ended.stderr
-
-
-@EACH_TABLE_ONCE
-async def test_waiters_of_a_database_are_served_in_order(one: LockManager, flavour: Flavour):
-    """A caller that finds the lock taken gets it in its turn, without a notification."""
-    holder = await flavour.acquire(one.lock("a"))
-    line = Line(flavour, one)
-    tasks = [await line.join(number) for number in range(3)]
-
-    await flavour.release(holder)
-    await asyncio.gather(*tasks)
-
-    assert line.served == [0, 1, 2]
-
-
-@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)  # no request goes to the database
-async def test_lock_is_entered_again_by_its_holder(one: LockManager, flavour: Flavour):
-    """A thread or task does not wait for itself."""
-    lock = one.lock("a", reentrant=True, wait=0)
-
-    async with flavour.entered(lock) as outer:
-        async with flavour.entered(lock) as inner:
-            assert inner is outer
-        assert outer.valid()
-
-    assert held_by(one, "{a}")
 
 
 @pytest.mark.parametrize("tables", ["postgresql", "mariadb"], indirect=True)  # SQLite: see test_own_transaction
