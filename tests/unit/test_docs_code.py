@@ -58,7 +58,7 @@ CALLS = {
     "docs/howto/migrate.md": ["import_feed('feed')"],
     "docs/howto/rate-limit.md": ["order.reminded = None; assert remind(order); assert not remind(order)"],
     "docs/howto/locks.md": [
-        *("nightly()", "send_unless_taken()", "run(send_one())"),
+        *("nightly()", "run(send_one())"),
         *("run(report(None))", "run(pay(post, pk=7))", "run(refresh_rates())"),
     ],
     "docs/howto/atomic-requests.md": ["pay(post, pk=7)"],
