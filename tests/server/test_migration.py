@@ -1,4 +1,4 @@
-"""The last step of leaving celery-once, as docs/howto/migrate-celery-once.md shows it."""
+"""The last step of leaving celery-once, as docs/howto/migrate-celery.md shows it."""
 
 from django.test import override_settings
 
@@ -9,7 +9,7 @@ from tests.typed import blocks
 
 def test_old_keys_are_deleted_and_nothing_else():
     """The code of the page deletes the keys that celery-once leaves (of its version 3.0.1), and no others."""
-    (code,) = (text for _, text in blocks("docs/howto/migrate-celery-once.md", "Change over with tasks in flight"))
+    (code,) = (text for _, text in blocks("docs/howto/migrate-celery.md", "Change over with tasks in flight"))
 
     with Server() as server, server.client() as client, override_settings(REDLOCK={"default": {"NODES": server.url}}):
         with lock("qo_shop", wait=0):

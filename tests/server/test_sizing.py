@@ -1,4 +1,4 @@
-"""The figures of docs/operate/sizing.md are those that the command beside them measures."""
+"""The figures of docs/operate/topologies.md are those that the command beside them measures."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from tests.deployment import CHECKOUT
 from tests.lab.sizing import measure
 
-PAGE = (CHECKOUT / "docs" / "operate" / "sizing.md").read_text()
+PAGE = (CHECKOUT / "docs" / "operate" / "topologies.md").read_text().partition("\n## Sizing\n")[2]
 PUBLISHED = {what: int(value) for what, value in re.findall(r"^\| ([^|]+?) \| (\d+) \|$", PAGE, re.MULTILINE)}
 
 

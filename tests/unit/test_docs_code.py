@@ -49,18 +49,18 @@ NEEDS = {
 BLOCK = re.compile(
     r"(?:^<!-- *(?P<reason>(?:(?!-->).)+?) *-->\n+)?^```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-WITHOUT_A_READER = {"README.md", "docs/index.md", "docs/contribute/contributing.md", "docs/contribute/changelog.md"}
 SETTINGS_ERRORS = {f"redlock.{code}" for code in ("E001", "E003", "E004", "E006", "E007", "E009", "E010")}
 
 # Called when the blocks of their page have run, so that the bodies of functions run as well.
 CALLS = {
-    "docs/howto/skip-if-taken.md": ["nightly()"],
     "docs/howto/wait-in-a-request.md": ["assert publish(None, 7).status_code == 200"],
     "docs/howto/other-queues.md": ["refresh_rates()", "assert sync(7) is None"],
-    "docs/howto/async.md": ["run(report(None))", "run(pay(post, pk=7))", "run(refresh_rates())"],
-    "docs/howto/migrate-cache-add.md": ["import_feed('feed')"],
+    "docs/howto/migrate.md": ["import_feed('feed')"],
     "docs/howto/rate-limit.md": ["order.reminded = None; assert remind(order); assert not remind(order)"],
-    "docs/howto/locks.md": ["run(send_one())"],
+    "docs/howto/locks.md": [
+        *("nightly()", "run(send_one())"),
+        *("run(report(None))", "run(pay(post, pk=7))", "run(refresh_rates())"),
+    ],
     "docs/howto/atomic-requests.md": ["pay(post, pk=7)"],
 }
 
@@ -253,33 +253,23 @@ def test_copy_button_copies_whole_commands(page: str):
             assert not command.endswith("\\"), command
 
 
-def test_copy_button_leaves_out_prompts_and_output():
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_begin_with_their_answer(page: str):
     """
-    A reader who pastes a command gets neither the dollar sign nor what the command prints.
+    A search shows the first sentence of a page, so it says what the page knows, not whom the page is for.
     """
-    assert 'copybutton_exclude = ".linenos, .gp, .go"' in (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    assert "This page is for " not in (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_a_block_that_is_not_executed_has_a_reason(tmp_path: Path):
+def test_site_fits_its_screen():
     """
-    The comment before a block is its reason, with or without an empty line between them; other comments do not count.
+    The landing page has one block of Python, one command and six links, and its lists name every page of the site once.
     """
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- not run: a -->\n```python\n1\n```\n<!-- other -->\ntext\n"
-        "```python\n2\n```\n<!-- not run: b -->\n\n```python\n3\n```\n"
-    )
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^[\w-]+(?:/[\w-]+)?$", text, re.MULTILINE)
+    site = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES if page.startswith("docs/")}
 
-    assert [(block.text, block.reason) for block in blocks(str(page))] == [
-        ("1\n", "not run: a"),
-        ("2\n", None),
-        ("3\n", "not run: b"),
-    ]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in WITHOUT_A_READER])
-def test_pages_say_whom_they_are_for(page: str):
-    """
-    A page begins with a sentence that says whom it is for.
-    """
-    assert re.match(r"# .+\n\nThis page is for ", (ROOT / page).read_text(encoding="utf-8"))
+    assert [text.count(f"\n```{language}\n") for language in ("python", "console")] == [1, 1]
+    assert len(re.findall(r"^- \[", text, re.MULTILINE)) == 6
+    assert sorted(listed) == sorted(site - {"index", "reference/benchmark-tables"})
+    assert len(listed) <= 45

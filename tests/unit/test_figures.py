@@ -17,12 +17,11 @@ def text_of(page: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", " ".join((CHECKOUT / page).read_text().split()))
 
 
-@pytest.mark.parametrize("page", ["docs/trust/testing.md", "docs/trust/simulation.md", "docs/trust/figures.md"])
-def test_wrong_protocols_of_the_lock_are_counted(page: str):
+def test_wrong_protocols_of_the_lock_are_counted():
     """
     The simulation of locks runs every mutant that is defined.
     """
-    counted = set(map(int, re.findall(r"(\d+) wrong protocols", text_of(page))))
+    counted = set(map(int, re.findall(r"(\d+) wrong protocols of the lock", text_of("docs/trust/testing.md"))))
 
     assert counted == {len(lock_mutants.MUTANTS)}
 
@@ -31,7 +30,7 @@ def test_profiles_and_wrong_protocols_of_slots_are_counted():
     """
     The same for singleton tasks.
     """
-    text = text_of("docs/trust/testing-celery.md")
+    text = text_of("docs/trust/testing.md")
 
     assert f"It has {len(PROFILES)} profiles" in text
     assert f"and {len(slot_mutants.MUTANTS)} wrong protocols" in text
@@ -55,3 +54,25 @@ def test_figures_outside_the_tables_are_those_of_the_tables(page: str, text: str
     measured = float(found[1]) if found else 0.0
 
     assert (1 / measured if "fast" in text else measured) == pytest.approx(float(said), abs=0.1)
+
+
+def test_locks_at_a_distance_are_those_of_the_tables():
+    """
+    The table of the page on speed is made of rows of the tables, in milliseconds.
+    """
+    page, tables = (CHECKOUT / "docs/trust/benchmarks.md").read_text(), TABLES.read_text()
+    rows = re.findall(r"^\| ([^|,]+)(, release sent)?, (one|five) nodes? \| (.*) \|$", page, re.MULTILINE)
+
+    assert len(rows) == 8
+    for name, sent, nodes, said in rows:
+        section = tables.partition(f"<!-- figures: distance-n{1 if nodes == 'one' else 5} -->")[2]
+        measured = [
+            found
+            for distance in ("no delay", "0.5 ms", "2 ms")
+            for found in re.findall(
+                rf"^\| {name}(?:, acquire\(\) and release\(\))?{sent}, {distance} \| ([\d,]+) µs",
+                section.partition("<!-- end -->")[0],
+                re.MULTILINE,
+            )
+        ]
+        assert said.split(" | ") == [f"{int(each.replace(',', '')) / 1000:.1f}" for each in measured], name

@@ -5,7 +5,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 TRUST = TESTS.parent / "docs" / "trust"
-NAMES = ("guarantees", "statements", "criticism", "testing", "testing-celery")
+NAMES = ("guarantees", "criticism", "testing")
 PAGES = "".join((TRUST / f"{name}.md").read_text() for name in NAMES)
 
 

@@ -1,4 +1,4 @@
-"""Print the figures of docs/operate/sizing.md."""
+"""Print the figures of docs/operate/topologies.md."""
 
 import argparse
 

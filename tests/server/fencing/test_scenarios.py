@@ -1,4 +1,4 @@
-"""The stories of docs/howto/fencing-evidence.md, on every database, and holders that are stopped in a transaction."""
+"""The stories of ``python -m tests.lab.fencing``, on every database, and holders that are stopped in a transaction."""
 
 from collections.abc import Iterator
 from typing import Any
