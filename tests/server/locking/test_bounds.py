@@ -78,7 +78,7 @@ def fences(nodes: Servers) -> list[str | None]:
 @pytest.mark.parametrize("value", ABSURD_TOKENS)
 async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour: Flavour, value: str):
     """
-    P5, L7: an absurd token costs its node the vote; the others decide, with a token from a clock, and are not raised to
+    An absurd token costs its node the vote; the others decide, with a token from a clock, and are not raised to
     it.
     """
     poison(nodes, value, 0)
@@ -99,7 +99,7 @@ async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour:
 
 
 async def test_absurd_token_does_not_raise_the_others(nodes: Servers, flavour: Flavour):
-    """P5: a second round raises the nodes to the highest token of those that vote, and to no absurd one."""
+    """A second round raises the nodes to the highest token of those that vote, and to no absurd one."""
     poison(nodes, str(2**63 - 1), 0)
     ahead = int((time.time() + 5) * 1e6)  # another client has had the lock, and its clock is ahead
     poison(nodes, str(ahead), 1, 2)
@@ -117,7 +117,7 @@ async def test_absurd_token_does_not_raise_the_others(nodes: Servers, flavour: F
 @pytest.mark.parametrize("value", ABSURD_TOKENS)
 async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: Flavour, value: str):
     """
-    P5: no caller waits for a fault that only an operator can repair; the error names it, and no lock is left behind.
+    No caller waits for a fault that only an operator can repair; the error names it, and no lock is left behind.
     """
     poison(nodes, value, 0, 1)
     manager = real_manager(nodes.urls[:3])
@@ -136,7 +136,7 @@ async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: 
 
 
 async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers, flavour: Flavour):
-    """P19: nodes with an absurd token still extend the lease; without the lock, they neither vote nor refuse."""
+    """Nodes with an absurd token still extend the lease; without the lock, they neither vote nor refuse."""
     manager = real_manager(nodes.urls[:3])
     lease = await flavour.acquire(manager.lock(NAME, wait=0))
     poison(nodes, str(2**63 - 1), 0, 1)
@@ -156,7 +156,7 @@ async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers,
 
 
 async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour: Flavour):
-    """P23: the holder of a lock is known even if the lock's token is absurd."""
+    """The holder of a lock is known even if the lock's token is absurd."""
     holder, other = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
     lease = await flavour.acquire(holder.lock(NAME, wait=0))
     poison(nodes, str(2**63 - 1), 0, 1, 2)
@@ -172,7 +172,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
 
 
 def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
-    """P5: a token in a row of a database is bounded like a token under a key."""
+    """A token in a row of a database is bounded like a token under a key."""
     sqlite_tables.empty()
     manager = real_manager(sqlite_tables.urls[:1])
     manager.lock(NAME, wait=30).acquire().release()
@@ -193,7 +193,7 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
 
 
 def test_floor_does_not_rise_above_what_can_be_proposed():
-    """P5: a token that no node could exceed is ignored, whether a database or a node reported it."""
+    """A token that no node could exceed is ignored, whether a database or a node reported it."""
     highest = HighestToken()
     highest.lift(["a"], 2**63 - 1)
     highest.lift(["a"], HIGHEST)
@@ -224,14 +224,14 @@ EXTEND = Extend((Term((SLUG,), SECRET, SECRET, 30.0, 5),), None)
     ],
 )
 def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, sound: bool):
-    """P4: a node accepts the number that was proposed, or none; a reply to another request does not count."""
+    """A node accepts the number that was proposed, or none; a reply to another request does not count."""
     assert (checked(request_, reply) is reply) is sound
     assert (Assembly().add(request_, reply) is reply) is sound
     assert checked(request_, reply).kind in (reply.kind, Kind.UNKNOWN)
 
 
 def test_usual_reply_with_another_number_is_not_recognized():
-    """P4: the shortcut for the usual replies makes the same comparison."""
+    """The shortcut for the usual replies makes the same comparison."""
     found = COMMON.match(b"$48\r\nACCEPTED %d %d 0 -1 \r\n" % (2 * (1_795_000_000_000_000,)))
 
     assert found
@@ -241,7 +241,7 @@ def test_usual_reply_with_another_number_is_not_recognized():
 
 @pytest.mark.parametrize("word", ["FAILED", "UNKNOWN", "NO_VOTE", "EXCLUDED"])
 def test_node_cannot_say_what_only_a_client_can_know(word: str):
-    """P23: only the client can know that a request was certainly not executed."""
+    """Only the client can know that a request was certainly not executed."""
     reply = parse_reply(f"{word} 5 5 0 -1 ".encode())
 
     assert (reply.kind, reply.detail) == (Kind.UNKNOWN, "malformed reply")
@@ -253,13 +253,13 @@ NUMBERS = ["-5", "x", "", "1e3", "9" * 17, str(2**53), "9" * 5000, "٣", "0x10",
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("line", ["BUSY 5 {} 0 -1 x", "BUSY 5 5 0 {} x"], ids=["time", "place"])
 def test_value_that_is_no_number_makes_a_reply_malformed(line: str, number: str):
-    """P23: the bounds apply to the time and to the queue position."""
+    """The bounds apply to the time and to the queue position."""
     assert parse_reply(line.format(number).encode()).detail == "malformed reply"
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_fence_that_is_no_number_is_absurd(number: str):
-    """P5: the reply is understood whatever the fence is, and the number just above all others stands for it."""
+    """The reply is understood whatever the fence is, and the number just above all others stands for it."""
     assert parse_reply(f"GRANTED {number} 5 0 -1 ".encode()).fence == HIGHEST + 1
     assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == ((Kind.HELD, HIGHEST + 1),)
 
@@ -294,12 +294,12 @@ MALFORMED = [
 
 @pytest.mark.parametrize("raw", MALFORMED, ids=range(len(MALFORMED)))
 def test_nonsensical_survey_is_malformed(raw: list[bytes]):
-    """P23: a nonsensical survey does not raise an exception."""
+    """A nonsensical survey does not raise an exception."""
     assert parse_reply(raw).detail == "malformed reply"
 
 
 def test_survey_bounds_times_and_tokens():
-    """L72: a key may last for thousands of years, and its token may be anything."""
+    """A key may last for thousands of years, and its token may be anything."""
     rows = parse_reply(survey([SLUG, "v", 9e18, "9" * 16, "{b}", "v", 10**18, "soon"])).rows
 
     assert [row.left for row in rows] == [HIGHEST / 1000] * 2
@@ -308,7 +308,7 @@ def test_survey_bounds_times_and_tokens():
 
 def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
     """
-    P5: a token a hundred years ahead would leave no room for later ones; a token of another century is merely odd.
+    A token a hundred years ahead would leave no room for later ones; a token of another century is merely odd.
     """
     now = 1_800_000_000_000_000
     for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
@@ -331,13 +331,13 @@ TOO_MUCH = [b"$%d\r\n" % (LONGEST_REPLY + 1), b"*%d\r\n" % (LONGEST_LIST + 1), b
 
 @pytest.mark.parametrize("head", TOO_MUCH)
 def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
-    """P23: the client keeps nothing of a reply that announces too much."""
+    """The client keeps nothing of a reply that announces too much."""
     with pytest.raises(ValueError, match=r"without end|no length|digits"):
         fed(head + b"\r\n").next()
 
 
 def test_reply_is_bounded_however_it_is_put_together():
-    """P23: a list of short strings does not avoid the limit."""
+    """A list of short strings does not avoid the limit."""
     part = b"$8\r\n12345678\r\n"
     replies = fed(b"*900\r\n" + 300 * part, longest=5000)
     assert replies.next() is PARTIAL
@@ -379,7 +379,7 @@ HEADS = [b"$209715200\r\n", b"+", b"*200000\r\n$65530\r\n"]
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("open_", ["connect", "listen"])
 def test_first_reply_of_a_server_is_bounded(head: bytes, open_: str, flavour: Flavour):
-    """P23: of an INFO of 200 MB, or of the reply to a subscription, the client reads about a megabyte at most."""
+    """Of an INFO of 200 MB, or of the reply to a subscription, the client reads about a megabyte at most."""
     with flooding(head) as about:
         node = open_node(NodeSpec(f"redis://127.0.0.1:{about[0]}"), "t:")
         arguments = ("p", 5.0, print) if open_ == "listen" else (5.0,)
@@ -396,7 +396,7 @@ def test_first_reply_of_a_server_is_bounded(head: bytes, open_: str, flavour: Fl
 
 
 def test_messages_of_a_subscription_are_bounded():
-    """P23: messages after the first reply of a subscription are bounded, too."""
+    """Messages after the first reply of a subscription are bounded, too."""
     head = b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n$209715200\r\n"
     with flooding(head) as about:
         node = open_node(NodeSpec(f"redis://127.0.0.1:{about[0]}"), "t:")
@@ -438,7 +438,7 @@ def trickling(reply: bytes, pause: float) -> Iterator[int]:
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"], ids=["headers", "body"])
 def test_member_that_answers_byte_by_byte_times_out(head: bytes):
-    """P23: the time of a reply is bounded as a whole; such a member would keep the node from using the others."""
+    """The time of a reply is bounded as a whole; such a member would keep the node from using the others."""
     with trickling(head + b"HTTP/1.1 100 Continue\r\n\r\n" * 200, pause=0.02) as port:
         client = Client(Place((("127.0.0.1", port),)), 0, timeout=2.0)
         client.open()
@@ -465,7 +465,7 @@ def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
 @pytest.mark.parametrize("value", [str(2**63 - 1), "9" * 23, str(HIGHEST)])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value: str, held: bool):
-    """L77: repair works whether or not the lock is held; afterwards the node knows the highest token of the others."""
+    """Repair works whether or not the lock is held; afterwards the node knows the highest token of the others."""
     with settings_of(nodes):
         manager = real_manager(nodes.urls[:3])
         lease = manager.lock(NAME, wait=0).acquire()
@@ -497,7 +497,7 @@ def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value
 
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: bool):
-    """L77: a database is searched like a server, so the doctor and the command find tokens of free locks, too."""
+    """A database is searched like a server, so the doctor and the command find tokens of free locks, too."""
     count = 3 if tables.scheme == "sqlite" else 1  # REDLOCK may name a server once
     alias = {"NODES": tables.urls[:count], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
     with override_settings(REDLOCK={"default": alias}):
@@ -521,7 +521,7 @@ def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: 
 
 
 def test_search_that_did_not_see_every_token_says_so(tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """L77: nothing found is not said of a node on which not every token was read."""
+    """Nothing found is not said of a node on which not every token was read."""
     alias = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
     with override_settings(REDLOCK={"default": alias}):
         connect(locks["default"])
@@ -557,7 +557,7 @@ def fence_of_row(tables: Tables) -> int:
 
 
 def test_absurd_token_everywhere_is_removed(nodes: Servers):
-    """L77: if the token has spread, as earlier versions allowed, the next token comes from the clock."""
+    """If the token has spread, as earlier versions allowed, the next token comes from the clock."""
     with settings_of(nodes):
         poison(nodes, str(2**63 - 1), 0, 1, 2)
         out = io.StringIO()
@@ -569,7 +569,7 @@ def test_absurd_token_everywhere_is_removed(nodes: Servers):
 
 
 def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
-    """L74: the node itself decides at that moment whether its token is absurd."""
+    """The node itself decides at that moment whether its token is absurd."""
     with settings_of(nodes):
         poison(nodes, str(2**63 - 1), 0)
         (key,) = [key for key in stale_keys(absurd_tokens()) if key.reason is Staleness.ABSURD]
@@ -582,7 +582,7 @@ def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
 
 
 def test_absurd_token_is_no_token_of_a_listing(nodes: Servers):
-    """L71: pages and commands show the token of the holder."""
+    """Pages and commands show the token of the holder."""
     with settings_of(nodes):
         lease = real_manager(nodes.urls[:3]).lock(NAME, wait=0).acquire()
         poison(nodes, str(2**63 - 1), 0, 1)
@@ -624,7 +624,7 @@ def test_node_in_memory_repairs_as_the_script_does(
 
 
 def test_node_in_memory_is_left_out_as_well(memory: Manager):
-    """P5: the reference of the scripts treats an absurd token in the same way."""
+    """The reference of the scripts treats an absurd token in the same way."""
     manager = memory(3)
     manager.nodes[0].store.records.fences[SLUG] = (2**63 - 1, None)
 
