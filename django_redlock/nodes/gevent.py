@@ -78,10 +78,6 @@ class RealThread:
         _threads.add(self)
         _original("_thread", "start_new_thread")(self._run, ())
 
-    def is_alive(self) -> bool:
-        """Return whether the thread has been started and has not ended."""
-        return self._alive
-
     def join(self, timeout: float) -> None:
         """Wait until the thread ends, for at most *timeout* seconds."""
         until = time.monotonic() + timeout

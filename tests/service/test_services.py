@@ -5,15 +5,13 @@ import select
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 
 import pytest
-from django.db import connections
 
 from django_redlock.testing.servers import spawn
-from tests.services import PostgreSQL, Service, ServiceMissingError, django_database
+from tests.services import PostgreSQL, Service, ServiceMissingError
 
 START_AND_DIE = """
 import os, signal, sys
@@ -36,61 +34,6 @@ def service(request) -> Service:
     if not found.ours:
         pytest.skip(f"{found.variable} names a server that is not ours to kill")
     return found
-
-
-def test_killed_service_comes_back_on_its_port(service):
-    """
-    After SIGKILL a service accepts no connections; started again, it has the same URL.
-    """
-    url = service.url
-
-    service.kill()
-
-    assert not service.running
-    with pytest.raises(Exception):  # noqa: B017, PT011 - each driver has its own
-        service.ping()
-    service.start()
-    assert service.url == url
-    service.ping()
-
-
-def test_frozen_service_answers_when_thawed(service):
-    """
-    A frozen service leaves a client waiting; the client gets its reply when the service continues.
-    """
-    answered = threading.Event()
-
-    def ask() -> None:
-        service.ping()
-        answered.set()
-
-    service.freeze()
-    client = threading.Thread(target=ask)
-    client.start()
-    frozen = not answered.wait(0.3)
-    service.thaw()
-    client.join(120)
-
-    assert frozen
-    assert answered.is_set()
-
-
-@pytest.mark.parametrize("name", ["postgresql", SLOW[0]])
-def test_stopped_database_keeps_its_data(name, request, django_db_blocker):
-    """
-    A database that was shut down properly starts with its data.
-    """
-    server = request.getfixturevalue(name)
-    with django_db_blocker.unblock(), server.database() as database:
-        with django_database("kept", server.settings(database)), connections["kept"].cursor() as cursor:
-            cursor.execute("CREATE TABLE kept (value INT)")
-
-        server.stop()
-        server.start()
-
-        with django_database("kept", server.settings(database)), connections["kept"].cursor() as cursor:
-            cursor.execute("SELECT * FROM kept")
-            assert list(cursor) == []
 
 
 def test_services_end_with_their_process(service):
@@ -125,18 +68,6 @@ def handles_of(pids: Iterable[int]) -> list[int]:
         with suppress(ProcessLookupError):
             handles.append(os.pidfd_open(pid))
     return handles
-
-
-def test_engine_is_a_database_of_django(engine, django_db_blocker):
-    """
-    Each kind of database can be used under an alias of its own, and is removed afterwards.
-    """
-    with django_db_blocker.unblock(), engine.database() as name:
-        with django_database("counting", engine.settings(name)), connections["counting"].cursor() as cursor:
-            cursor.execute("SELECT 40 + 2")
-            assert cursor.fetchone() == (42,)
-
-        assert "counting" not in connections
 
 
 def test_missing_program_says_what_to_type(monkeypatch):

@@ -263,9 +263,10 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._torn = True
         data = bytes(self._room[:nbytes])
         try:
-            replies.feed(data[self._take_common(data) :] if replies.empty else data)
-            while not self.broken and (raw := replies.next()) is not PARTIAL:
-                self._take(raw)
+            if rest := data[self._take_common(data) :] if replies.empty else data:
+                replies.feed(rest)
+                while not self.broken and (raw := replies.next()) is not PARTIAL:
+                    self._take(raw)
             self._torn = False
         except LinkError as error:
             self._end(error)

@@ -251,7 +251,7 @@ class Replies:
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes of the stream."""
-        self.empty = self.empty and not data
+        self.empty = False
         self._size += len(data)
         self._lacking -= len(data)
         self._later.append(data)

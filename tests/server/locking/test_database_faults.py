@@ -5,9 +5,6 @@ import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -70,34 +67,6 @@ def threads_of_ours() -> set[threading.Thread]:
 # A working lock on one database, beyond what a unique row gives
 
 
-HOLD = """
-import json, sys
-from django.conf import settings
-settings.configure(DATABASES=json.loads(sys.argv[1]))
-from tests.drivers import install_mysql
-install_mysql()
-from tests.managers import real_manager
-lease = real_manager(["database://held"], ttl=4.0, node_timeout=0.9).lock("a", wait=20).acquire()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("tables", ["sqlite", *SLOW_DATABASES], indirect=True)
-def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
-    """No row stays behind as a lock for ever. Tests below show that every kind of database ends a hold."""
-    entries = json.dumps({"default": {}, "held": tables.entry()})
-    with closing(real_manager(tables.urls[:1])) as manager:
-        command = [sys.executable, "-c", HOLD, entries]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            with pytest.raises(LockTakenError):
-                manager.lock("a", wait=0).acquire()
-            process.send_signal(signal.SIGKILL)
-        assert manager.lock("a", wait=30).acquire().release() == "released"
-
-
 @pytest.mark.parametrize("tables", ["postgresql", "mariadb"], indirect=True)  # SQLite: see test_own_transaction
 def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tables):
     """Others see the lock before the commit, and a rollback does not release it."""
@@ -125,19 +94,6 @@ def test_hold_ends_by_the_clock_of_the_server(one: LockManager, monkeypatch: pyt
     assert reply.time > 1_700_000_000_000_000
     one.claim("a", wait=0, ttl=0.5, detached=True).acquire()
     assert one.lock("a", wait=30).acquire().release() == "released"
-
-
-def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """After a jump of its clock, nobody knows which locks a database has forgotten, as with any node."""
-    sqlite_tables.empty()
-    ahead = [0]
-    monkeypatch.setattr("django_redlock.nodes.database.table.time_ns", lambda: time.time_ns() + ahead[0])
-    with closing(real_manager(sqlite_tables.urls[:1])) as manager:
-        manager.lock("a", renew=False).acquire()
-        ahead[0] = 3_600_000_000_000
-
-        with pytest.raises(QuorumUnavailableError, match=r"its clock ran 3\d\d\d\.\d+ s forward"):
-            manager.lock("a", wait=0).acquire()
 
 
 def test_requests_to_a_database_are_not_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
@@ -230,27 +186,6 @@ def test_commit_with_an_unknown_outcome_is_no_reply(server: Database, monkeypatc
 
 # Threads and pauses are the same for both servers. Only the end of their connections differs, see the test before.
 ONE_SERVER = pytest.mark.parametrize("server", ["postgresql", *SLOW_DATABASES[1:]], indirect=True)
-
-
-@ONE_SERVER
-async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavour: Flavour):
-    """
-    While the server is dead the error says in time that nothing is known; afterwards everything works again.
-    """
-    with migrated_in_thread(server) as alias:
-        manager = real_manager([f"database://{alias}"], node_timeout=1.0)
-        connect(manager)
-        server.kill()
-
-        with pytest.raises(QuorumUnavailableError):
-            await flavour.acquire(manager.lock("a", wait=0))
-        await asyncio.to_thread(server.start)
-        lease = await flavour.acquire(manager.lock("a", wait=30))
-
-        assert lease.valid()
-        await flavour.release(lease)
-        await flavour.close(manager)
-        manager.close()
 
 
 @ONE_SERVER

@@ -14,10 +14,8 @@ from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
-from django_redlock.inventory.node_checks import CHECKS, Finding
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.inspect import inspect
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from tests.clusters import WEEK, served
 from tests.managers import Flavour, wait_until
@@ -165,13 +163,6 @@ def test_key_names_the_server_and_never_expires(server: Server, client: redis.Re
     assert again.age > 0.0
 
 
-def test_age_is_that_of_the_service(server: Server, client: redis.Redis):
-    """The age is in seconds, by the clock of the node."""
-    served(client)
-
-    assert greeting(server).age == pytest.approx(WEEK, abs=30.0)
-
-
 def test_one_script_per_connection(server: Server, client: redis.Redis):
     """A new connection costs one script, sent together with INFO."""
     client.config_resetstat()
@@ -249,15 +240,6 @@ def test_junk_under_the_key_is_replaced(server: Server, client: redis.Redis, jun
 
     assert greeting(server).age == 0.0
     assert client.get("t:served").startswith(f"{ids} ")
-
-
-def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
-    """A key that is not a string counts as missing, too."""
-    client.rpush("t:served", "a")
-
-    assert greeting(server).age == 0.0
-    assert greeting(server).age is not None
-    assert client.type("t:served") == "string"
 
 
 def test_clock_that_was_set_back_starts_the_age_anew(server: Server, client: redis.Redis):
@@ -371,6 +353,14 @@ def test_script_that_another_server_carried_out_is_noticed():
             open_node(NodeSpec(url), "t:").connect(5.0)
 
 
+def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
+    """A key that is not a string counts as missing, too."""
+    client.rpush("t:served", "a")
+
+    assert greeting(server).age == 0.0
+    assert client.type("t:served") == "string"
+
+
 async def test_durable_node_votes_without_a_key(server: Server, flavour: Flavour):
     """The operator has declared that it loses nothing."""
     name = server.url.removeprefix("redis://").removesuffix("/0")
@@ -381,23 +371,3 @@ async def test_durable_node_votes_without_a_key(server: Server, flavour: Flavour
     assert await flavour.release(lease) == "released"
     await flavour.close(manager)
     manager.close()
-
-
-def findings(server: Server) -> list[Finding]:
-    rules = Rules(3, max_ttl=60.0)
-    node = inspect(open_node(NodeSpec(server.url), "t:"), 2.0)
-    return [finding for check in CHECKS for finding in check(node, rules)]
-
-
-def test_doctor_reports_the_age_of_the_service(server: Server, client: redis.Redis):
-    """A server that is new to the locks, one that has served them for a long time, and one that cannot tell."""
-    (new,) = [finding for finding in findings(server) if finding.id == "restarted"]
-    served(client)
-    known = {finding.id for finding in findings(server)}
-    client.delete("t:served")
-    client.config_set("maxmemory", "1")
-    full = {finding.id for finding in findings(server)}
-
-    assert "gives no vote for 6" in new.text
-    assert not {"restarted", "no-age"} & known
-    assert "no-age" in full

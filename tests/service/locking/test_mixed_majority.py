@@ -18,13 +18,11 @@ from django.core.management import call_command
 from django_redlock.testing import Servers
 from tests.managers import (
     EACH_TABLE_ONCE,
-    SLOW_DATABASES,
     Blocking,
     Flavour,
     Tables,
     connect,
     eventually,
-    held_by,
     real_manager,
 )
 from tests.server.locking.test_waiting import Line
@@ -109,41 +107,6 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
         tokens = contenders.tokens
         assert tokens == sorted(set(tokens))
         assert (tmp_path / "counter").read_text() == str(len(tokens))
-
-
-@pytest.mark.parametrize(
-    "tables", ["postgresql", pytest.param("sqlite", marks=ENDURANCE), SLOW_DATABASES[1]], indirect=True
-)
-def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
-    """
-    Four processes increment a counter, guarded only by the lock of a single database; tokens increase.
-    """
-    databases = {"default": {}, "counting": tables.entry()}
-    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
-
-    with contending(tmp_path, ["database://counting"], databases, **options) as contenders:
-        contenders.go_on(30)
-
-    tokens = contenders.tokens
-    assert tokens == sorted(set(tokens))
-    assert (tmp_path / "counter").read_text() == str(len(tokens))
-
-
-@EACH_TABLE_ONCE
-async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tables: Tables, flavour: Flavour):
-    """One round asks both kinds, blocking and asyncio; each gives its vote and its token."""
-    manager = real_manager([*nodes.urls[:2], tables.urls[0]], quorum=3)
-    connect(manager)
-
-    lease = await flavour.acquire(manager.lock("a", wait=10))
-
-    rows = [reply.rows[0] for reply in manager.survey(slugs=("{a}",)).values()]
-    assert [(row.value[:32], row.fence) for row in rows] == [(lease.secret, lease.fencing_token)] * 3
-    assert await flavour.extend(lease)
-    assert await flavour.release(lease) == "released"
-    assert held_by(manager, "{a}")
-    await flavour.close(manager)
-    manager.close()
 
 
 @EACH_TABLE_ONCE

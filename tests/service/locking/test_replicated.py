@@ -21,7 +21,7 @@ from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.admin.pages import NodeRow, panels
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
@@ -265,19 +265,6 @@ def test_doctor_examines_members(store: Store):
 
     assert found - {"zookeeper-alone"} == {f"{store.scheme}-election", f"{store.scheme}-member", "redlock.W001"}
     assert ("zookeeper-alone" in found) == isinstance(store, Zoo)
-
-
-def test_operators_see_and_end_what_it_holds(store: Store):
-    """The inventory treats it like any node."""
-    entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
-    with override_settings(REDLOCK={"default": entry}):
-        lease = lock("order:7", label="invoice run", ttl=60).acquire()
-        (held,) = inventory.held_locks().locks
-        assert inventory.force_release(held.name, held.fingerprint) == "released"
-        assert not lease.extend()
-        locks.reset()
-
-    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
 
 
 def test_doctor_and_panel_describe_it(store: Store):

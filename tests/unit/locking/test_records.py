@@ -13,7 +13,7 @@ from django_redlock.nodes.records import record as records
 from django_redlock.nodes.records import table
 from django_redlock.nodes.records.clock import RATE, Era, EraClock, Moment
 from django_redlock.nodes.records.record import Decision, Stored, in_present_era, needed_until, parsed
-from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked, joined
+from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked
 
 NOW = 1_700_000_000_000_000
 TTL = 30.0
@@ -249,62 +249,6 @@ class Table(RecordTable):
         return self.look_up(request)
 
 
-def overlaps(seed: int, steps: int = 60) -> bool:
-    """Let three clients take one lock at random, with elections and pauses; return whether two of them held it."""
-    world = World(seed)
-    draw = world.random
-
-    def hinder() -> None:
-        event = draw.random()
-        if event < 0.04:
-            world.elect()
-        world.now += draw.choice([0.0, 0.01, 0.3]) if event < 0.9 else draw.choice([2.0, 20.0, 50.0])
-
-    clients = [Table(world, hinder) for _ in range(3)]
-    holds: list[tuple[float, str]] = []
-    for number in range(steps):
-        client = draw.choice(clients)
-        secret = f"{number:032}"
-        sent, waiting = world.now, draw.choice(["", f"p{number}|1"])
-        request = acquire("a")._replace(value=secret + "{}", secret=secret, waiter=waiting, stamp=number)
-        (reply,) = client.execute([request])
-        if reply.kind in POSITIVE:
-            if any(world.now < until for until, _ in holds if sent + TTL * (1 - RATE) > world.now):
-                return True
-            holds.append((sent + TTL * (1 - RATE), secret))
-        elif reply.kind is Kind.UNKNOWN:
-            client.execute([Release(("{x}",), secret, TTL)])
-        world.now += draw.choice([0.0, 1.0, 10.0, 35.0])
-    return False
-
-
-def test_no_two_clients_hold_a_lock_whatever_leaders_do():
-    """Elections, deposed leaders with slow clocks and paused clients: never two holders at once."""
-    assert [seed for seed in range(200) if overlaps(seed)] == []
-
-
-def no_era_rule(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(records, "in_present_era", lambda record, moment: record)
-
-
-def bounds_swapped(patch: pytest.MonkeyPatch) -> None:
-    bounds = EraClock.bounds
-    patch.setattr(EraClock, "bounds", lambda self: bounds(self)[::-1])
-    patch.setattr(Moment, "margin", property(lambda self: 0.0))
-
-
-def terms_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Table, "judges_terms", False)
-
-
-@pytest.mark.parametrize("mutant", [no_era_rule, bounds_swapped, terms_not_compared])
-def test_each_rule_of_eras_is_needed(mutant: Callable[[pytest.MonkeyPatch], None]):
-    """Without any one of the rules, some schedule of the test above has two holders."""
-    with pytest.MonkeyPatch.context() as patch:
-        mutant(patch)
-        assert any(overlaps(seed) for seed in range(200, 2000))  # the first hits are soon found from there on
-
-
 def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
     """Whatever was left of a hold is left from the new era on, and not for ever."""
     world = World(1)
@@ -364,22 +308,6 @@ def test_release_is_written_before_an_earlier_grant():
 # Groups that fit in one write
 
 
-def test_requests_are_written_in_groups_that_fit():
-    """No write is larger than the store takes; a request with more names is carried out in parts."""
-    world = World(1)
-    client = Table(world, most=10)
-    client.execute([Survey(("{x}",))])
-    names = [f"n{number}" for number in range(25)]
-    one, *few = client.execute([acquire("a", *names), *(acquire("b", f"m{number}") for number in range(9))])
-    (again,) = client.execute([acquire("c", *names)])
-
-    assert one.kind is Kind.ACCEPTED
-    assert [reply.kind for reply in few] == [Kind.ACCEPTED] * 9
-    assert again.kind is Kind.BUSY
-    assert max(client.written) <= 10
-    assert sum(client.written) == 34
-
-
 def test_extension_of_many_leases_is_written_in_groups():
     """Each lease has its own outcome, in the order of the request; a lease with very many names is one."""
     world = World(1)
@@ -406,14 +334,6 @@ def test_groups_of_requests():
     assert chunked(small[0], 1) == [small[0]]
     term = Term(("{x}", "{y}"), "a" * 32, "v", TTL, 1)
     assert [len(one.terms) for one in chunked(Extend((term,) * 3, None), 4) if isinstance(one, Extend)] == [2, 1]
-
-
-def test_extension_is_unclear_if_one_of_its_groups_is():
-    """Other leases may have been extended, so the whole is unknown."""
-    fine = Reply(Kind.HELD, 1, terms=((Kind.HELD, 1),))
-
-    assert joined([fine, Reply(Kind.FAILED, detail="timeout")]).kind is Kind.UNKNOWN
-    assert joined([fine, fine]) == Reply(Kind.HELD, 1, terms=((Kind.HELD, 1),) * 2)
 
 
 def test_store_that_breaks_between_two_groups_leaves_an_unknown_outcome():
