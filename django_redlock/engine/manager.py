@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn, Unpack, cast
+from typing import Any, NoReturn, Unpack
 from weakref import WeakSet, WeakValueDictionary
 
 from ..core.acquisition import Acquisition, GaveUp, Pause
@@ -480,7 +480,8 @@ class Acquirer:
                         pause(step.seconds)
                     step = steps.send(instant())
             except StopIteration as stop:
-                return self._took_over(wanted, stop.value) if wanted.adopt else cast("Granted | GaveUp", stop.value)
+                outcome: Granted | GaveUp = stop.value
+                return self._took_over(wanted, outcome) if wanted.adopt else outcome
         except BaseException:
             # The connections of the interrupted round were closed, so this makes new ones.
             manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
@@ -514,7 +515,8 @@ class Acquirer:
                         await pause(step.seconds)
                     step = steps.send(instant())
             except StopIteration as stop:
-                return self._took_over(wanted, stop.value) if wanted.adopt else cast("Granted | GaveUp", stop.value)
+                outcome: Granted | GaveUp = stop.value
+                return self._took_over(wanted, outcome) if wanted.adopt else outcome
         except BaseException:
             driver.send(acquisition.undo())
             raise
