@@ -2,8 +2,8 @@
 Ask every node which locks it has, and count the nodes' votes (internal).
 
 A :class:`Poll` sends the requests of one listing and files the replies. Its :meth:`~Poll.tally` is the one place that
-says which holder has a quorum. Nothing but the time of a request leads to another one, so the blocking and the asyncio
-callers share all of this.
+says which holder has a quorum. Each request follows from the replies to the ones before it, so the blocking and the
+asyncio callers share all of this, and differ in :func:`run` and :func:`arun` alone.
 """
 
 import math
