@@ -26,7 +26,7 @@ from django.utils.asyncio import async_unsafe
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
 from .core.rules import UNSET, Wait, check_wait, optional_seconds
-from .db.targets import Instance, Instances, Related, Row, Rows, Target
+from .db.targets import Instance, Instances, ModelRow, Related, Rows, Target
 from .engine.lease import Lease
 from .engine.lock import Block, Lock
 from .engine.options import check_switch, explained
@@ -226,7 +226,7 @@ class RowLock(Block[Result]):
         async def enter(lock: Lock) -> Lease:
             return held.enter_context(lock)
 
-        async def free(rows: list[Row]) -> list[Row]:
+        async def free(rows: list[ModelRow]) -> list[ModelRow]:
             return self._free(rows)
 
         self._refuse()
@@ -271,7 +271,7 @@ class RowLock(Block[Result]):
         """Pin the reads of the block; the routers have been asked by now, so fenced() need not ask them again."""
         return reads_pinned([] if self._route_reads else [self._target.db])
 
-    def _read(self, rows: list[Row]) -> Result:
+    def _read(self, rows: list[ModelRow]) -> Result:
         if self._target.related:
             locked = {name for row in rows for name in row.names}
             if any(row.names - locked for row in self._target.again(rows)):
@@ -280,10 +280,10 @@ class RowLock(Block[Result]):
 
     async def _take(
         self,
-        rows: list[Row],
+        rows: list[ModelRow],
         enter: Callable[[Lock], Awaitable[Lease]],
-        free: Callable[[list[Row]], Awaitable[list[Row]]],
-    ) -> tuple[list[Row], list[Lease]]:
+        free: Callable[[list[ModelRow]], Awaitable[list[ModelRow]]],
+    ) -> tuple[list[ModelRow], list[Lease]]:
         """
         Take the locks; return the rows that are ours now, and the leases.
 
@@ -299,7 +299,7 @@ class RowLock(Block[Result]):
                 if not self._skip_locked:
                     raise
                 rows = await free(rows)
-        mine: list[Row] = []
+        mine: list[ModelRow] = []
         leases: list[Lease] = []
         names: set[str] = set()
         for row in rows:
@@ -310,14 +310,14 @@ class RowLock(Block[Result]):
                 names |= row.names
         return mine, leases
 
-    def _free(self, rows: list[Row]) -> list[Row]:
+    def _free(self, rows: list[ModelRow]) -> list[ModelRow]:
         """Return the rows that nobody has locked, as far as the nodes know; query each node once."""
         slugs = {slug(name) for row in rows for name in row.names}
         found = find_locks(slugs, self._using).locks
         busy = {lock.slug for lock in found if lock.state in (State.HELD, State.DEGRADED)}
         return [row for row in rows if busy.isdisjoint(map(slug, row.names))]
 
-    def _lock(self, rows: list[Row], names: Collection[str] = ()) -> Lock:
+    def _lock(self, rows: list[ModelRow], names: Collection[str] = ()) -> Lock:
         """Describe one lock over all *rows*; the manager sorts their names, so two such locks cannot deadlock."""
         names = names or {name for row in rows for name in row.names}
         what = f"{self._target.label} {rows[0].pk}" if len(rows) == 1 else f"{self._target.label}, {len(rows)} rows"

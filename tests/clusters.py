@@ -31,11 +31,7 @@ def cluster_nodes(
     """
     Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it.
 
-    Args:
-        count: How many.
-        options: More arguments for each.
-        password: The password of each.
-        proxies: If given, a proxy for each is added to it, whose address the server announces to clients and replicas.
+    A proxy for each is added to *proxies*, if given; the server announces its address to clients and replicas.
     """
     with ExitStack() as stack:
         servers: list[Server] = []
@@ -55,14 +51,7 @@ def cluster_nodes(
 
 
 class Cluster:
-    """
-    Some masters with a share of the slots each, and a replica for each if asked for.
-
-    Args:
-        servers: The running servers, masters first.
-        masters: How many of them are masters.
-        proxies: The proxies through which clients and replicas reach them; empty if they reach them directly.
-    """
+    """Some masters with a share of the slots each, and a replica for each if asked for."""
 
     def __init__(self, servers: list[Server], masters: int, proxies: Sequence[FaultProxy] = ()) -> None:
         self.servers = servers
@@ -193,14 +182,7 @@ class Cluster:
 
 @contextmanager
 def cluster(masters: int = 3, replicas: bool = False, *, proxied: bool = False) -> Iterator[Cluster]:
-    """
-    Start a cluster.
-
-    Args:
-        masters: How many masters.
-        replicas: Whether each has a replica.
-        proxied: Whether clients and replicas reach the servers through proxies.
-    """
+    """Start a cluster."""
     proxies: list[FaultProxy] | None = [] if proxied else None
     with cluster_nodes(masters * (2 if replicas else 1), OPTIONS, password=PASSWORD, proxies=proxies) as servers:
         it = Cluster(servers, masters, proxies or ())

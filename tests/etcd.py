@@ -117,12 +117,7 @@ class Member(Service):
 
 
 class Cluster:
-    """
-    Three members.
-
-    Args:
-        members: The running members.
-    """
+    """Three members."""
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
@@ -185,15 +180,7 @@ def clock_ahead(seconds: int) -> tuple[str, ...]:
 
 @contextmanager
 def cluster(*options: str, proxied: bool = False, apart: int = 0) -> Iterator[Cluster]:
-    """
-    Start three members with the usual timing: an election takes a second or two.
-
-    Args:
-        options: Options of etcd.
-        proxied: Whether the members reach each other through proxies, so that tests can cut one off.
-        apart: Seconds between the monotonic clocks of two members, with which they count the time of leases, if Linux
-            allows it. Their wall clocks play no part in that.
-    """
+    """Start three members with the usual timing: an election takes a second or two."""
     members = [Member(alone=False, options=options) for _ in range(3)]
     with ExitStack() as stack:
         for member in members:

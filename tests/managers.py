@@ -423,13 +423,7 @@ async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
 
 
 class Virtual:
-    """
-    Makes managers over five nodes in memory, in virtual time.
-
-    Args:
-        sim: The time, and the nodes.
-        flavour: How the managers are used.
-    """
+    """Makes managers over five nodes in memory, in virtual time."""
 
     def __init__(self, sim: Simulation, flavour: Flavour) -> None:
         self.sim = sim

@@ -40,12 +40,7 @@ def commands(block: str) -> list[str]:
 
 
 class Reader:
-    """
-    A reader in a folder, who types what the page says.
-
-    Args:
-        folder: An empty folder; ``.venv`` in it is the environment of the tests.
-    """
+    """A reader in a folder, who types what the page says."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

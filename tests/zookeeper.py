@@ -193,12 +193,7 @@ def operator(url: str) -> Iterator[Any]:
 
 
 class Ensemble:
-    """
-    Three members.
-
-    Args:
-        members: The running members.
-    """
+    """Three members."""
 
     def __init__(self, members: list[Zoo]) -> None:
         self.members = members
@@ -232,12 +227,7 @@ class Ensemble:
 
 @contextmanager
 def ensemble(*, apart: int = 0) -> Iterator[Ensemble]:
-    """
-    Start three members; followers reach their leader through a proxy, so that tests can cut it off.
-
-    Args:
-        apart: Seconds between the wall clocks of two members, if there is a compiler.
-    """
+    """Start three members; followers reach their leader through a proxy, so that tests can cut it off."""
     members = [Zoo(number) for number in (1, 2, 3)]
     if apart and shutil.which("cc"):
         library = members[0].folder / "clock.so"

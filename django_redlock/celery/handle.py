@@ -1,6 +1,7 @@
 """``task.singleton``: inspect and free the slot of a call; in the body, the slot of the run (internal)."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +13,12 @@ from ..core.protocol import EndReason, Outcome
 from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
+from ..inventory.survey import Poll, ask_nodes
 from ..keys import nearest
 from .dispatch import store_revoked
 from .options import Return, SingletonOptions
 from .pending import discard_seen
-from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look, peek
+from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look
 
 if TYPE_CHECKING:
     from .task import SingletonTask
@@ -215,7 +217,7 @@ class Singleton:
 
     def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
         needed = locks[self._task.singleton_options.using].rules.needed
-        return QuorumUnavailableError(name, nodes=dict(seen.reported), needed=needed)
+        return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
 
 
 UNKNOWN = Holder(None, SlotState.UNKNOWN, None)
@@ -258,14 +260,17 @@ def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
         f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
     ]
     holder = Holder(None, SlotState.FREE, None)
-    for name in ticket.places(options.trails):
-        lines += ["", f"{name}:", *_nodes(ticket.using, name)]
+    names = ticket.places(options.trails)
+    poll = ask_nodes(locks[ticket.using], map(slug, names))
+    for name in names:
+        lines += ["", f"{name}:", *_nodes(poll, slug(name))]
         try:
-            seen = peek(ticket.using, name)
+            poll.require_quorum(name)
         except QuorumUnavailableError as error:
             lines.append(f"  {error}")
             holder = UNKNOWN
             continue
+        seen = Seen.of(poll, slug(name))
         if holder.state is SlotState.FREE and not seen.free:
             holder = seen.holder if seen.value else UNKNOWN
     lines += ["", *_next_call(options, holder), *_next_message(options, holder)]
@@ -312,24 +317,18 @@ def _arguments(task: Any, args: Any, kwargs: Any) -> str:
         return f"not all have a form of their own: {error}"
 
 
-def _nodes(using: str, name: str) -> list[str]:
-    """Return one line for each node about its entry for a lock's key."""
-    manager = locks[using]
-    replies = manager.survey(slugs=(slug(name),))
-    lines = []
-    for index, node in enumerate(manager.nodes):
-        reply = replies.get(index)
-        row = reply.rows[0] if reply and reply.rows else None
-        if row is None:
-            lines.append(f"  {node.name}  no answer ({reply})")
-        elif not row.value:
-            lines.append(f"  {node.name}  free")
+def _nodes(poll: Poll, slug: str) -> Iterator[str]:
+    """Yield one line for each node about its entry for a lock's key."""
+    rows = {index: row for vote in poll.tally(slug).votes for index, row in vote.rows.items()}
+    for index, node in enumerate(poll.manager.nodes):
+        if index in poll.silent:
+            yield f"  {node.name}  no answer ({poll.silent[index]})"
+        elif index not in rows:
+            yield f"  {node.name}  free"
         else:
-            owner = decode(row.value)
-            who = f"{Holder.described(owner, row.left).state}, {owner}" if owner else "held by another program"
-            left = "no expiry" if row.left is None else f"{row.left:.1f} s left"
-            lines.append(f"  {node.name}  {who}, {left}")
-    return lines
+            owner, left = decode(rows[index].value), rows[index].left
+            who = f"{Holder.described(owner, left).state}, {owner}" if owner else "held by another program"
+            yield f"  {node.name}  {who}, " + ("no expiry" if left is None else f"{left:.1f} s left")
 
 
 def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:

@@ -21,23 +21,24 @@ another (``watch:``), which message is done (``done:``), and which has begun (``
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.names import Owner, decode, encode_since, secret_of, slug
-from ..core.protocol import SUPERSEDED, Outcome, Reply, Row, Term
+from ..core.protocol import SUPERSEDED, Outcome, Term
 from ..core.rules import MIN_TTL, Wanted
 from ..engine.lease import Lease
 from ..engine.manager import LockManager, fresh_secret
 from ..engine.options import LockOptions
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
+from ..inventory.survey import Poll, ask_nodes
 from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"
@@ -405,7 +406,26 @@ class Seen(NamedTuple):
     nodes: int
     fence: int = 0
     split: tuple["Seen", ...] = ()
-    reported: tuple[tuple[str, str], ...] = ()
+    reported: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, poll: Poll, slug: str) -> "Seen":
+        """Return what a survey shows about the key of one lock."""
+        tally = poll.tally(slug, by=str)  # a quorum must agree on the state, too
+        found = []
+        for vote in tally.votes:
+            left, fence = min(vote.lefts), min(row.fence for row in vote.rows.values())
+            found.append(cls(vote.value, left if left < inf else 0.0, vote.nodes, fence))
+        if tally.winner or tally.is_free:
+            return found[0] if tally.winner else FREE
+        reported = dict(poll.reported)
+        for index, node in enumerate(poll.manager.nodes):
+            if index not in poll.silent:
+                reported[node.name] = str(SlotState.FREE)
+        for seen, vote in zip(found, tally.votes, strict=True):
+            reported |= {poll.manager.nodes[index].name: str(seen.holder) for index in vote.rows}
+        split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
+        return FREE._replace(split=split, reported=reported)
 
     @property
     def free(self) -> bool:
@@ -462,35 +482,7 @@ def look(using: str, *names: str) -> tuple[Seen, ...]:
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
-    manager, slugs = locks[using], tuple(map(slug, names))
-    replies = manager.survey(slugs=slugs)
-    needed = manager.rules.needed
-    if sum(bool(reply.rows) for reply in replies.values()) < needed:
-        raise QuorumUnavailableError(names[0], nodes=_reported(manager, replies), needed=needed)
-    return tuple(_seen(manager, replies, one) for one in slugs)
-
-
-def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen:
-    rows, needed = [row for reply in replies.values() for row in reply.rows if row.slug == slug], manager.rules.needed
-    votes = Counter(row.value for row in rows)
-    value, most = votes.most_common(1)[0]
-    if most >= needed:
-        return _agreed([row for row in rows if row.value == value]) if value else FREE
-    found = [_agreed([row for row in rows if row.value == value]) for value in votes if value]
-    split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
-    return FREE._replace(split=split, reported=tuple(_reported(manager, replies, slug).items()))
-
-
-def _reported(manager: LockManager, replies: Mapping[int, Reply], slug: str = "") -> dict[str, str]:
-    """Return what each node reports about the lock with this slug, by the node's display name."""
-    reported = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
-    for node, reply in replies.items():
-        for row in reply.rows:
-            if row.slug == slug:
-                about = str(Holder.described(decode(row.value), row.left)) if row.value else str(SlotState.FREE)
-                reported[manager.nodes[node].name] = about
-    return reported
-
-
-def _agreed(rows: list[Row]) -> Seen:
-    return Seen(rows[0].value, min(row.left or 0.0 for row in rows), len(rows), min(row.fence for row in rows))
+    slugs = tuple(map(slug, names))
+    poll = ask_nodes(locks[using], slugs)
+    poll.require_quorum(names[0])
+    return tuple(Seen.of(poll, slug) for slug in slugs)

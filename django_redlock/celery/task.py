@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import cache, cached_property, wraps
@@ -22,7 +21,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, cast, overload
 
 from celery import Celery, Task, _state, signals, states
-from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from celery.local import Proxy
 from celery.result import EagerResult
 from celery.utils import uuid
@@ -50,7 +49,7 @@ from .options import (
 )
 from .pending import TrailingCall, discard
 from .slots import HEADER, Ticket
-from .worker import Answered, Arrival, Skipped, stays_with_its_message, under_direct_call
+from .worker import Answered, Arrival, Skipped, under_direct_call
 
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
@@ -129,7 +128,9 @@ def singleton_task(
 
     def decorate(function: Callable[..., Any]) -> Any:
         check_function(function)
-        TaskKey(chosen.key, _parameters(function, celery_options))
+        signature = inspect.signature(function)
+        own = list(signature.parameters.values())[1 if celery_options.get("bind") else 0 :]
+        TaskKey(chosen.key, signature.replace(parameters=own))  # raises
         return _shared(function, chosen, celery_options)
 
     return decorate if function is None else decorate(function)
@@ -157,12 +158,6 @@ def check_function(function: object) -> None:
         )
 
 
-def _parameters(function: Callable[..., Any], celery_options: dict[str, Any]) -> inspect.Signature:
-    signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
-    return signature.replace(parameters=parameters[1:] if celery_options.get("bind") else parameters)
-
-
 def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:
     """Register the task with every present and future app; return a proxy that finds it in the current app."""
 
@@ -188,15 +183,11 @@ def _shared(function: Callable[..., Any], options: SingletonOptions, celery_opti
 log = logging.getLogger("django_redlock")
 
 if TYPE_CHECKING:
-    from celery.contrib.django.task import DjangoTask
-
-    class BaseTask(DjangoTask[P, R]):
-        """Celery's task class for Django, which the app of every Django project has."""
-
-else:  # before Celery 5.7, its classes are not generic when the code runs
+    from celery.contrib.django.task import DjangoTask as BaseTask
+else:
 
     class BaseTask(Task):
-        """Celery's task class."""
+        """Celery's task class, which before Celery 5.7 is not generic when the code runs."""
 
         __class_getitem__ = classmethod(GenericAlias)
 
@@ -380,7 +371,7 @@ class SingletonTask(BaseTask[P, R]):
             execution.ensure()
             raise
         finally:
-            if stays_with_its_message(sys.exc_info()[1], self, execution.ticket, request):
+            if self.singleton_stays(sys.exc_info()[1], execution.ticket):
                 execution.give_back()
             execution.end()
 
@@ -415,26 +406,34 @@ class SingletonTask(BaseTask[P, R]):
             return
         setattr(request, EXECUTION, None)
         ticket = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
-        if ticket and not stays_with_its_message(error, self, ticket, request):
+        if ticket and not self.singleton_stays(error, ticket):
             discard(ticket, self)
 
+    def singleton_stays(self, error: BaseException | None, ticket: Ticket) -> bool:
+        """
+        Return whether a message ends because its process is stopped, so that it may return to the broker.
+
+        The slot then stays with the message, or returns to it, so that no other call is served before it.
+        """
+        stopped = isinstance(error, (WorkerShutdown, WorkerTerminate)) or (
+            # Celery's children report a stop by a signal. The message of a body that calls sys.exit() is acknowledged.
+            isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
+        )
+        late = self.acks_late and self.singleton_options.redelivery != "drop" and not self.request.is_eager
+        return bool(stopped and late and ticket.secret)
+
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Let Celery check the arguments before a slot is taken; by itself, it would do so afterwards."""
-        rules = locks[self.singleton_options.using].rules
-        if rules is not self._allowed_by:
-            self._check_lease(rules)
+        """Check the lease, and let Celery check the arguments before a slot is taken; it would do so afterwards."""
+        rules, lease = locks[self.singleton_options.using].rules, self.singleton_options.lease
+        if rules is not self._allowed_by:  # neither can change, so once is enough
+            try:
+                rules.check_ttl(lease)
+            except ValueError as error:
+                raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
+            self._allowed_by = rules
         check = getattr(self, "__header__", None)
         if self.typing and check:
             check(*args, **kwargs)
-
-    def _check_lease(self, rules: Rules) -> None:
-        """Check that the settings allow the lease; once is enough, because neither can change."""
-        lease = self.singleton_options.lease
-        try:
-            rules.check_ttl(lease)
-        except ValueError as error:
-            raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
-        self._allowed_by = rules
 
 
 def _not_begun(task: Any, **about: Any) -> None:
@@ -458,9 +457,7 @@ def mixed_with(base: Any) -> Any:
     return type(f"Singleton{base.__name__}", (SingletonTask, base), {"__module__": __name__, "abstract": True})
 
 
-_mutex = threading.Lock()
-
-_off: list[object] = []
+_off: list[object] = []  # the blocks that have switched singletons off
 
 
 def switched_off() -> bool:
@@ -506,11 +503,9 @@ class override_singleton(ContextDecorator):
 
     def __enter__(self) -> Self:
         if not self._enabled:
-            with _mutex:
-                _off.append(self)
+            _off.append(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         if not self._enabled:
-            with _mutex:
-                _off.remove(self)
+            _off.remove(self)

@@ -27,7 +27,7 @@ from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, R
 from ..handler import locks
 from ..inventory.survey import Poll, Vote, aask_nodes, ask_nodes
 from ..nodes.redis.node import RedisLockError, RedisLockNotOwnedError
-from .holds import SLACK, Hold, Slot, TaskSlot, Term, ThreadSlot, as_bytes, piece, reference
+from .holds import SLACK, Ownership, Slot, TaskSlot, ThreadSlot, TimedLease, as_bytes, piece, reference
 
 log = logging.getLogger("django_redlock")
 
@@ -150,7 +150,7 @@ class BaseLock:
     async def _release(self, slot: Slot) -> None:
         hold = self._held(slot, "release")
         # If the release is interrupted, the token can still release the lock.
-        slot.hold = Hold(hold.token)
+        slot.hold = Ownership(hold.token)
         lease = hold.lease
         if lease:
             outcome = await self._flavour.call(lease.release, lease.arelease)
@@ -179,7 +179,7 @@ class BaseLock:
     async def _locked(self) -> bool:
         return bool(await self._holders())
 
-    async def _owned(self, hold: Hold | None) -> bool:
+    async def _owned(self, hold: Ownership | None) -> bool:
         if hold is None:
             return False
         if hold.lease is None:
@@ -198,15 +198,15 @@ class BaseLock:
             raise LockError(f"cannot {to_do} a lock without timeout; it is held until it is released", self._key)
         return self._prolong(slot, hold, self.timeout if additional is None else additional, from_now)
 
-    async def _prolong(self, slot: Slot, hold: Hold, additional: float, from_now: bool) -> Literal[True]:
-        lease, term = hold.lease, hold.term
-        if lease is None or term is None:
+    async def _prolong(self, slot: Slot, hold: Ownership, additional: float, from_now: bool) -> Literal[True]:
+        lease, timed = hold.lease, hold.timed
+        if lease is None or timed is None:
             return await self._take_over(slot, hold.token, additional, from_now)
         if not lease.valid():
             self._not_owned("extend", lease.reason)
         now = self._manager.runtime.clock()
-        left = self._check_length(additional + (0.0 if from_now else term.until - now), now - term.since)
-        if not await term.end_at(now + left):
+        left = self._check_length(additional + (0.0 if from_now else timed.until - now), now - timed.since)
+        if not await timed.end_at(now + left):
             self._not_extended(lease, now)
         return True
 
@@ -245,8 +245,8 @@ class BaseLock:
             lease = await self._flavour.call(lock.acquire, lock.aacquire)
         except LockTakenError:
             return False
-        term = None if length is None else Term(lease, length, rules, self._flavour)
-        slot.hold = Hold(lease.secret.encode() if token is None else token, lease, term)
+        timed = None if length is None else TimedLease(lease, length, rules, self._flavour)
+        slot.hold = Ownership(lease.secret.encode() if token is None else token, lease, timed)
         return True
 
     async def _ask(self) -> Poll:
@@ -303,7 +303,7 @@ class BaseLock:
 
     # Errors
 
-    def _held(self, slot: Slot, to_do: str) -> Hold:
+    def _held(self, slot: Slot, to_do: str) -> Ownership:
         """Return the hold of this slot, or raise LockError if there is none."""
         if slot.hold is None:
             raise LockError(f"cannot {to_do} a lock that is not held here", self._key)

@@ -138,7 +138,7 @@ class Attempt:
         first = self._first_round(fencing_token, since.wall)
         self.at = yield first
         self._replies = {**self.skipped, **first.replies} if self.skipped else first.replies
-        if not first.won:
+        if not first.won:  # else all replies have the number proposed, and there is nothing to look at
             self._note_tokens(first)
             if self._waiter:
                 self._enrolled |= first.may_queue()
@@ -214,7 +214,7 @@ class Attempt:
             wanted.strict,
         )
         requests: dict[int, Request] = dict.fromkeys(range(rules.nodes), request)
-        for node in self.skipped:
+        for node in self.skipped:  # silent before, and waiting for it again would lengthen the contest by a timeout
             del requests[node]
         return self._round(requests, lambda replies: Verdict(replies, rules).settled)
 
@@ -294,10 +294,14 @@ class Verdict:
             return True
         if accepted == len(self.replies):
             return False  # the usual case, so far
+        # Votes for the lock are enough for a second round, which raises the token, as soon as the first number cannot
+        # get a quorum any more.
         if self.granted_lock and accepted + pending < self.rules.needed:
             return True
         if self._in_the_way >= self.rules.needed:
             return True
+        # Only misconfigured nodes make waiting pointless. Decided too early, a caller would wait for ever for servers
+        # that will not vote, or give up because of a restart.
         hopeless, spare = self._misconfigured, self.rules.spare
         explained = hopeless > spare or hopeless + pending <= spare
         return explained and self.cut_off
@@ -363,6 +367,7 @@ class Verdict:
         of them compare the same texts, so they agree who that is. If the lock is free, but a node serves a waiter
         first, that waiter comes first.
         """
+        # Not by the secret: every attempt has a new one, so the order would change with each.
         mine = _rank(value[SECRET_SIZE:])
         rivals = [reply.detail for reply in self.replies.values() if reply.kind is Kind.BUSY]
         return count(self.replies, Kind.QUEUED) == 0 and all(mine < _rank(rival) for rival in rivals)

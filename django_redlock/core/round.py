@@ -96,11 +96,14 @@ class Round:
     @property
     def wanted(self) -> bool:
         """Whether a request that a node could not understand should be sent again, in full."""
+        # An attempt that nobody waits for must not be: it would take the lock for a caller that has gone.
         return self.cleanup or not self.closed
 
     def receive(self, node: int, reply: Reply) -> None:
         """Note one node's reply, in time or late."""
         if self.closed:
+            # The caller has acted on the outcome, so a late reply changes no vote. But its token is above the next
+            # proposal, and a node that missed a release would keep the lock from everybody until it expires.
             self.late[node] = reply
             if self.on_late and not (self.won and reply.kind is self.hoped):
                 self.on_late(reply)
@@ -126,6 +129,8 @@ class Round:
         if not self.closed:
             self.closed = True
             if self.admission and self.admission.doubts:
+                # Stored as they count now. If the doubt ended a moment later, the caller would count votes that the
+                # decision did not.
                 self.replies = self._votes()
             elif self.hoped and self._as_hoped == len(self.replies):
                 self.won = self._as_hoped >= self.needed
@@ -159,6 +164,8 @@ class Round:
         """Return the nodes that may still execute, or may have executed, a request without the client knowing."""
         if self.complete:
             return set()
+        # After a lost connection the request may still be in a buffer of the node, which executes it after a release
+        # that came on a new connection.
         known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
@@ -196,6 +203,7 @@ class Round:
 
     def may_hold(self) -> set[int]:
         """Return the nodes that may have something of this round: all but those that certainly executed nothing."""
+        # A node that refused one part of a long request may have granted the parts before it.
         known = self.known()
         return {
             node

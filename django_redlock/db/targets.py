@@ -20,7 +20,7 @@ SELF = "self"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelRow:
     """A row to lock: its primary key, the lock names that stand for it, and its identity among instances."""
 
     pk: Any
@@ -35,13 +35,13 @@ class Target(Protocol[Read]):
     label: str
     related: "Related"
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ModelRow]:
         """Find the rows before they are locked."""
 
-    def again(self, rows: list[Row]) -> list[Row]:
+    def again(self, rows: list[ModelRow]) -> list[ModelRow]:
         """Find which of the rows are still there once they are locked."""
 
-    def read(self, rows: list[Row]) -> Read:
+    def read(self, rows: list[ModelRow]) -> Read:
         """Read the rows once they are locked."""
 
 
@@ -79,7 +79,7 @@ class Related:
             found += [(root, f"{path}__{field}") for root, field in _roots(_follow(model, path))]
         return found
 
-    def rows(self, queryset: QuerySet[Any]) -> list[Row]:
+    def rows(self, queryset: QuerySet[Any]) -> list[ModelRow]:
         """Return the distinct rows of a queryset in one query, at most one more than a lock can have."""
         keys = self.keys(queryset.model)
         fields = list(dict.fromkeys(["pk", *(field for _, field in keys)]))  # Django 5.2.0 returns a repeated one once
@@ -88,7 +88,7 @@ class Related:
             found = dict(zip(fields, values, strict=True))
             known = names.setdefault(found["pk"], set())
             known.update(_name(root, found[field]) for root, field in keys if None not in _parts(found[field]))
-        return [Row(pk, frozenset(each)) for pk, each in names.items()]
+        return [ModelRow(pk, frozenset(each)) for pk, each in names.items()]
 
 
 class Rows(Generic[M]):
@@ -104,7 +104,7 @@ class Rows(Generic[M]):
         self.db = queryset.db
         self.label = queryset.model._meta.label
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ModelRow]:
         """
         Find the rows.
 
@@ -117,15 +117,15 @@ class Rows(Generic[M]):
         check_number(rows, self.label)
         return rows
 
-    def again(self, rows: list[Row]) -> list[Row]:
+    def again(self, rows: list[ModelRow]) -> list[ModelRow]:
         """Find the rows that still match the queryset."""
         return self.related.rows(self._still(rows))
 
-    def read(self, rows: list[Row]) -> list[M]:
+    def read(self, rows: list[ModelRow]) -> list[M]:
         """Return the rows that still match the queryset, in its order."""
         return list(self._still(rows))
 
-    def _still(self, rows: list[Row]) -> QuerySet[M]:
+    def _still(self, rows: list[ModelRow]) -> QuerySet[M]:
         again = self._queryset.using(self.db)
         again.query.clear_limits()  # a slice cannot be filtered; the primary keys stand for it
         return again.filter(pk__in=[row.pk for row in rows])
@@ -150,17 +150,17 @@ class Instances(Generic[M]):
         self.label = ", ".join(dict.fromkeys(instance._meta.label for instance in instances)) or "nothing"
         check_number(instances, self.label)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ModelRow]:
         """Name the rows; query the database only if related rows are locked, too."""
         if self.related:
             return [row for model, some in self._by_model() for row in self._find(model, some)]
         return list({row.key: row for row in map(_row, self._instances)}.values())
 
-    def again(self, rows: list[Row]) -> list[Row]:
+    def again(self, rows: list[ModelRow]) -> list[ModelRow]:
         """Name the rows again, because their related rows may have changed."""
         return self.rows()
 
-    def read(self, rows: list[Row]) -> list[M]:
+    def read(self, rows: list[ModelRow]) -> list[M]:
         """
         Refresh and return the instances of *rows*, with one query per model.
 
@@ -182,7 +182,7 @@ class Instances(Generic[M]):
                 _refresh(instance, fresh[_identity(instance)])
         return [instance for instance in self._instances if _identity(instance) in chosen]
 
-    def _find(self, model: type[M], some: list[M]) -> Iterator[Row]:
+    def _find(self, model: type[M], some: list[M]) -> Iterator[ModelRow]:
         found = {_identity_of(model, row.pk): row.names for row in self.related.rows(_fetch(model, self.db, some))}
         for instance in some:
             row = _row(instance)
@@ -203,7 +203,7 @@ class Instance(Generic[M]):
         self.related, self.db, self.label = related, self._instances.db, self._instances.label
         self.rows, self.again = self._instances.rows, self._instances.again
 
-    def read(self, rows: list[Row]) -> M:
+    def read(self, rows: list[ModelRow]) -> M:
         """Refresh and return the instance."""
         return self._instances.read(rows)[0]
 
@@ -268,10 +268,10 @@ def _check_queryset(queryset: object) -> None:
 # Names
 
 
-def _row(instance: Model) -> Row:
+def _row(instance: Model) -> ModelRow:
     roots = _roots(type(instance))
     names = frozenset(_name(root, getattr(instance, field)) for root, field in roots)
-    return Row(instance.pk, names, _identity(instance))
+    return ModelRow(instance.pk, names, _identity(instance))
 
 
 def _identity(instance: Model) -> str:

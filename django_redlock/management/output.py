@@ -17,7 +17,7 @@ from typing import Any
 from unicodedata import category, east_asian_width
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ..conf import InvalidRedlockError
 from ..inventory import (
@@ -68,6 +68,35 @@ class OperatorCommand(BaseCommand):
                 raise
             raise CommandError(f"The output could not be written: {error.strerror}.") from None
         return printed
+
+    def add_confirmation(self, parser: CommandParser, verb: str, dry: str) -> None:
+        """Add the options with which a command only reports what it would do, or does it without asking."""
+        parser.add_argument("--dry-run", action="store_true", help=dry)
+        without = f"{verb.capitalize()} without asking."
+        parser.add_argument("--noinput", "--no-input", action="store_false", dest="interactive", help=without)
+
+    def confirmed(self, verb: str, what: str, planned: str, **options: Any) -> bool:
+        """
+        Return whether to go on: with ``--no-input``, or after a yes at the terminal.
+
+        Args:
+            verb: What would be done, such as "release".
+            what: The question, without its mark.
+            planned: What a dry run reports.
+            options: The options of the command.
+
+        Raises:
+            CommandError: The answer was no.
+        """
+        dry_run, interactive = options["dry_run"], options["interactive"]
+        stdin: Any = options.get("stdin", sys.stdin)
+        if dry_run or (interactive and not stdin.isatty()):
+            hint = "" if dry_run else f" Nobody is there to ask: use --no-input to {verb}."
+            self.stdout.write(f"Dry run: {planned}.{hint}")
+            return False
+        if interactive and not agreed(f"{what}?"):
+            raise CommandError(f"Nothing was {verb.removesuffix('e')}ed.")
+        return True
 
     def width(self, wide: bool) -> int | None:
         """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""

@@ -101,14 +101,14 @@ class Simulation:
         )
         self._count = itertools.count()
         self._events: list[tuple[float, int, Action]] = []
-        self._processes: list[Process] = []
+        self._processes: list[SimulatedProcess] = []
         self._leases: list[Lease] = []
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._main = Process(self, "this process")
+            self._main = SimulatedProcess(self, "this process")
             self._main.manager.surroundings = DjangoSurroundings()
             stack.enter_context(locks.substituted(self._using, self._main.manager))
             self._stack = stack.pop_all()
@@ -206,9 +206,9 @@ class Simulation:
 
     # Others
 
-    def rival(self, name: str = "", **options: Any) -> "Process":
+    def rival(self, name: str = "", **options: Any) -> "SimulatedProcess":
         """Return another process, with locks over the same nodes; *options* are its own ``OPTIONS``."""
-        return Process(self, name or f"rival {len(self._processes)}", replace(self.rules, **options))
+        return SimulatedProcess(self, name or f"rival {len(self._processes)}", replace(self.rules, **options))
 
     def lose(self, name: str) -> Lease:
         """
@@ -241,11 +241,11 @@ class Simulation:
         while not called.is_set() and self._now < until:
             self._step(until)
 
-    def _process_of(self, manager: object) -> "Process":
+    def _process_of(self, manager: object) -> "SimulatedProcess":
         """Return the process of a manager, or of what a manager does in the background."""
         return next(one for one in self._processes if manager in one.managers)
 
-    def _granted(self, who: "Process", lease: Lease) -> None:
+    def _granted(self, who: "SimulatedProcess", lease: Lease) -> None:
         """Record a new holder, and an overlap with every other holder that considers the lock its own."""
         for other in self._leases:
             same = set(lease.hold.slots()) & set(other.hold.slots()) and not (lease.hold.shared and other.hold.shared)
@@ -255,7 +255,7 @@ class Simulation:
         self._leases.append(lease)
 
 
-class Process:
+class SimulatedProcess:
     """
     One process, with its own locks, memory and renewals.
 
@@ -280,7 +280,7 @@ class Process:
         simulation._processes.append(self)
 
     def __repr__(self) -> str:
-        return f"<Process {self.name!r}>"
+        return f"<SimulatedProcess {self.name!r}>"
 
     def lock(self, name: str, **options: Any) -> Lock:
         """Describe a lock of this process, as :func:`django_redlock.lock` does."""
@@ -413,7 +413,7 @@ class SimulatedLink(MemoryLink):
 class VirtualWatchdog:
     """Replace the thread that renews leases. The process sends no heartbeats, which are for operators."""
 
-    def __init__(self, process_of: Callable[[object], Process]) -> None:
+    def __init__(self, process_of: Callable[[object], SimulatedProcess]) -> None:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:

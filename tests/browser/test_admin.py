@@ -42,7 +42,7 @@ def later(page, seconds: int = 6) -> None:
 
 def test_the_day_of_an_operator(held, open_page, nodes, shoot):
     """
-    L71 to L75: logged in, one sees the lock with 5/5 votes, then 4/5 when a node is killed, and
+    Logged in, one sees the lock with 5/5 votes, then 4/5 when a node is killed, and
     releases it on the confirmation page.
     """
     page = open_page()
@@ -75,7 +75,7 @@ def test_the_day_of_an_operator(held, open_page, nodes, shoot):
 
 def test_a_lock_that_changes_hands_is_not_released(held, open_page):
     """
-    L74: what was ticked for one holder is not released from the next.
+    What was ticked for one holder is not released from the next.
     """
     page = open_page()
     page.locator("input.action-select").check()
@@ -113,7 +113,7 @@ def test_rows_come_and_go(held, open_page):
 
 def test_pause_and_log_out(held, open_page):
     """
-    L72, L75: paused, the page asks nothing, and its time stands still; resumed, it asks again. Left open after logging
+    Paused, the page asks nothing, and its time stands still; resumed, it asks again. Left open after logging
     out, it says so, and not that the server is away.
     """
     page = open_page()
@@ -179,7 +179,7 @@ def names(page) -> list[str]:
 
 def test_find_a_lock_and_look_closer(site, open_page, shoot):
     """
-    L71: an operator searches, filters, sorts, opens a lock, sees each node's view, and comes back.
+    An operator searches, filters, sorts, opens a lock, sees each node's view, and comes back.
     """
     leases = [taken(f"orders:{number}", ttl=600 + number, label=f"shop.import {number}") for number in range(3)]
     leases.append(taken("reports:1", kind="view", ttl=700))
@@ -212,7 +212,7 @@ def test_find_a_lock_and_look_closer(site, open_page, shoot):
 
 def test_ask_a_holder_to_stop_from_the_page_of_the_lock(held, open_page, shoot):
     """
-    L74: on the page of a lock the holder is asked to stop, with a confirmation; then its lease is lost with the reason.
+    On the page of a lock the holder is asked to stop, with a confirmation; then its lease is lost with the reason.
     """
     page = open_page()
     page.locator("#result_list .redlock-name").click()
@@ -228,25 +228,9 @@ def test_ask_a_holder_to_stop_from_the_page_of_the_lock(held, open_page, shoot):
     assert held.reason == "revoked"
 
 
-def test_give_more_time(held, open_page):
-    """
-    L74: a lock is kept for longer, by the seconds that were typed.
-    """
-    held.extend(ttl=200)
-    page = open_page()
-    page.locator("input.action-select").check()
-    page.select_option("select[name=action]", "extend")
-    page.locator("button[name=index]").first.click()
-    page.fill("#redlock-seconds", "800")
-    page.get_by_role("button", name="Give more time").click()
-
-    expect(page.locator(".messagelist")).to_contain_text("for longer")
-    assert find_lock(held.name).remaining > 400
-
-
 def test_release_several(site, open_page):
     """
-    L75: several are ticked, listed on the confirmation, and released, those and no others.
+    Several are ticked, listed on the confirmation, and released, those and no others.
     """
     leases = [taken(f"orders:{number}", ttl=600 + number) for number in range(4)]
     page = open_page()
@@ -263,7 +247,7 @@ def test_release_several(site, open_page):
 
 def test_node_down_and_back(held, open_page, nodes, shoot):
     """
-    L73: a node that dies and comes back is seen to, on the list without a reload and on the panel of nodes.
+    A node that dies and comes back is seen to, on the list without a reload and on the panel of nodes.
     """
     page = open_page()
     nodes[1].kill()
@@ -284,7 +268,7 @@ def test_node_down_and_back(held, open_page, nodes, shoot):
 
 def test_who_may_only_look(held, browser, site, django_user_model, transactional_db):
     """
-    L75: a user with the view permission sees the list and the lock, and nothing to press; one without sees a 403.
+    A user with the view permission sees the list and the lock, and nothing to press; one without sees a 403.
     """
     from django.contrib.auth.models import Permission
 
@@ -322,7 +306,6 @@ def tab_to(page, selector: str, key: str = "Tab"):
     [
         ("Rel", "button[value=release]", "was released"),
         ("Ask", "button[value=stop]", "was asked to stop"),
-        ("Keep", "button[value=extend]", "keeps others out for longer."),
     ],
 )
 def test_every_action_by_keyboard(held, open_page, typed, button, said):
@@ -337,9 +320,6 @@ def test_every_action_by_keyboard(held, open_page, typed, button, said):
     tab_to(page, "button[name=index]", "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.locator(".redlock-choices")).to_be_visible()
-    if typed == "Keep":
-        tab_to(page, "#redlock-seconds")
-        page.keyboard.type("800")
     tab_to(page, button)
     page.keyboard.press("Enter")
 
@@ -371,7 +351,7 @@ def test_every_other_way_by_keyboard(held, open_page, nodes):
     tab_to(page, "a.redlock-name", "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_text("What each node has").first).to_be_visible()
-    for action in ("stop", "extend", "release"):
+    for action in ("stop", "release"):
         tab_to(page, f"button[name=action][value={action}]")
     table = tab_to(page, ".redlock-wide")
     with page.expect_response("**/lock/**"):
@@ -422,7 +402,7 @@ def test_what_a_screen_reader_hears(held, open_page, nodes):
 
 def test_the_page_of_a_lock_fits(site, open_page, shoot):
     """
-    L71: however long the name of the holder's work, the table of nodes does not run out of a window of 1200 pixels; at
+    However long the name of the holder's work, the table of nodes does not run out of a window of 1200 pixels; at
     400 each node is a card.
     """
     task = "warehouse.inventory.tasks.synchronise_stock_levels_with_suppliers"
@@ -441,7 +421,7 @@ def test_the_page_of_a_lock_fits(site, open_page, shoot):
 
 def test_what_changes_is_announced_politely(site, open_page, nodes):
     """
-    L73: the list says which node was lost and how many rows changed, not each of many; the page of a lock says that it
+    The list says which node was lost and how many rows changed, not each of many; the page of a lock says that it
     is free, and the page of the nodes which of them does not answer.
     """
     leases = [taken(f"orders:{number}") for number in range(6)]
@@ -467,7 +447,7 @@ def test_what_changes_is_announced_politely(site, open_page, nodes):
 
 def test_the_filters_are_folded_where_there_is_no_room(held, open_page):
     """
-    L71: below 1,100 pixels the filters are folded, also when a window becomes that narrow. With room they open again.
+    Below 1,100 pixels the filters are folded, also when a window becomes that narrow. With room they open again.
     """
     page = open_page(viewport={"width": 1280, "height": 800})
     filters = page.locator("#changelist-filter details")
@@ -481,7 +461,7 @@ def test_the_filters_are_folded_where_there_is_no_room(held, open_page):
 
 def test_a_long_name_is_copied(site, open_page):
     """
-    L71: the list cuts a long name; its button and that of its page copy all of it.
+    The list cuts a long name; its button and that of its page copy all of it.
     """
     lease = taken(name := "orders:" + "long-name:" * 12)
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
@@ -496,7 +476,7 @@ def test_a_long_name_is_copied(site, open_page):
 
 def test_filter_by_node_and_by_who_waits(site, open_page):
     """
-    L71: the filters that an operator clicks: what one node has, and what somebody waits for.
+    The filters that an operator clicks: what one node has, and what somebody waits for.
     """
     leases = [taken("orders:1"), taken("orders:2")]
     page = open_page()
@@ -510,7 +490,7 @@ def test_filter_by_node_and_by_who_waits(site, open_page):
 
 def test_without_a_quorum_nothing_is_said_to_be_free(held, open_page, nodes):
     """
-    L73: when too few nodes answer the rows stay as they were last known, and the page says that it does not know.
+    When too few nodes answer the rows stay as they were last known, and the page says that it does not know.
     """
     page = open_page()
     rows = page.locator("#result_list tbody tr")

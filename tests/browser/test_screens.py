@@ -186,7 +186,6 @@ class Visit:
 
 CONFIRMATIONS = {
     "Ask the holder to stop": "Ask it to stop",
-    "Keep others out for longer": "Give more time",
     "Release": "Release it",
 }
 
@@ -215,7 +214,7 @@ def second_alias(nodes):
 
 def test_every_page_fits_every_window(site, open_page, nodes, shoot):
     """
-    L71, L73: the list, a lock, the confirmations and the nodes fit windows of 400 to 1400 pixels, light and dark, and
+    The list, a lock, the confirmations and the nodes fit windows of 400 to 1400 pixels, light and dark, and
     an audit finds nothing that keeps people from using them. test_every_page_in_every_state has other numbers of locks.
     """
     fill(nodes, 50)
@@ -228,7 +227,7 @@ def test_every_page_fits_every_window(site, open_page, nodes, shoot):
 
 def test_every_page_in_trouble(site, open_page, nodes, shoot):
     """
-    L73: the same with a node down and without a quorum, as the page finds out by itself and after a reload.
+    The same with a node down and without a quorum, as the page finds out by itself and after a reload.
     """
     fill(nodes, 50)
     visit = Visit(open_page(), shoot, "down")
@@ -247,7 +246,7 @@ def test_every_page_in_trouble(site, open_page, nodes, shoot):
 
 def test_one_of_two_aliases_in_trouble(site, open_page, nodes, shoot):
     """
-    L73: the pages with a second alias that has lost its quorum: its locks are unknown, those of the first are shown.
+    The pages with a second alias that has lost its quorum: its locks are unknown, those of the first are shown.
     """
     fill(nodes, 3)
     with second_alias(nodes):
@@ -327,7 +326,7 @@ def test_pages_that_read_from_right_to_left(site, open_page, nodes):
 @pytest.mark.parametrize("count", [0, 1, 50, 5000])
 def test_every_page_in_every_state(site, open_page, nodes, shoot, count, trouble):
     """
-    L71, L73: every page at every width and in both schemes, audited in each, with every number of locks in every state.
+    Every page at every width and in both schemes, audited in each, with every number of locks in every state.
     """
     fill(nodes, count)
     with second_alias(nodes) if trouble is second_alias else nullcontext():
@@ -351,7 +350,7 @@ def test_every_page_in_every_state(site, open_page, nodes, shoot, count, trouble
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, record_property):
     """
-    L71, L73: without scrolling, one sees the lock in the worst state, who holds it, for how long, on how many nodes,
+    Without scrolling, one sees the lock in the worst state, who holds it, for how long, on how many nodes,
     how many wait, and which node is ill. The report has the seconds from opening the page to the answer.
     """
     fill(nodes, 50)
@@ -386,7 +385,7 @@ def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, re
 
 def test_old_rows_look_old_and_their_time_stands_still(site, open_page):
     """
-    L73: what is no longer known is grey, says when it was known, and its countdown stands still. When the server
+    What is no longer known is grey, says when it was known, and its countdown stands still. When the server
     answers again, it is as before.
     """
     lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
@@ -410,7 +409,7 @@ def test_old_rows_look_old_and_their_time_stands_still(site, open_page):
 
 def test_old_rows_show_the_time_of_the_server(site, open_page, nodes):
     """
-    L73: the time at which a row was last known is that of the page's own "As of", whatever the browser's time zone.
+    The time at which a row was last known is that of the page's own "As of", whatever the browser's time zone.
     Each row has its own: those of one alias are not older because too few nodes of another answered before.
     """
     with second_alias(nodes):
@@ -435,7 +434,7 @@ def test_old_rows_show_the_time_of_the_server(site, open_page, nodes):
 
 def test_a_server_that_hangs_makes_the_page_old(site, open_page):
     """
-    L73: a request that is never answered does not leave a page that looks up to date: rows and nodes turn grey.
+    A request that is never answered does not leave a page that looks up to date: rows and nodes turn grey.
     """
     lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
     page = open_page()
@@ -455,7 +454,7 @@ def test_a_server_that_hangs_makes_the_page_old(site, open_page):
 
 def test_the_page_of_a_lock_keeps_what_was_known(site, open_page, nodes):
     """
-    L73: when too few nodes answer, the page of a lock still shows who held it, in grey and with the time when that was
+    When too few nodes answer, the page of a lock still shows who held it, in grey and with the time when that was
     known. When they answer again, it is as before.
     """
     lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
@@ -502,7 +501,7 @@ def test_the_page_of_a_refused_request(browser, shoot, status):
 
 def test_one_alias_without_a_quorum_leaves_the_rows_of_the_others(site, open_page, nodes):
     """
-    L73: rows of an alias of which too few nodes answer stay and are grey, also those of other programs, whose keys look
+    Rows of an alias of which too few nodes answer stay and are grey, also those of other programs, whose keys look
     different; the rows of the other aliases go on.
     """
     foreign = "another {program}"
@@ -534,7 +533,7 @@ def test_one_alias_without_a_quorum_leaves_the_rows_of_the_others(site, open_pag
 
 def test_a_row_that_arrived_can_be_ticked_and_is_counted(site, open_page):
     """
-    L73, L74: what an operator ticks, also in a row that came later, is counted above the list; a row that left is not.
+    What an operator ticks, also in a row that came later, is counted above the list; a row that left is not.
     The number is written only when it changes. The action asks nothing about changes that nobody made.
     """
     first = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()

@@ -13,7 +13,7 @@ from tests.conftest import needs
 @pytest.mark.parametrize("theme", ["unfold", "jazzmin"])
 def test_the_pages_render_in_a_theme(theme):
     """
-    L73, L74: every page answers, and a lock is released, with the admin's templates replaced by a theme's.
+    Every page answers, and a lock is released, with the admin's templates replaced by a theme's.
     """
     needs(f"django-{theme}", find_spec(theme), f"pip install django-{theme}")
 

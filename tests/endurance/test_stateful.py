@@ -1,12 +1,11 @@
 """
 A model of a few lines predicts the effects of two managers on one or three real nodes, and of faults on these nodes.
+
+Other kinds of node give the same replies: tests/endurance/test_majorities.py.
 """
 
-import json
 import time
-from base64 import b64decode
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,30 +23,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redlock.core.protocol import SHARED, Kind
-from django_redlock.engine.lease import Lease
-from django_redlock.engine.manager import LockManager
-from django_redlock.exceptions import LockLostError, LockTakenError
-from django_redlock.nodes.etcd.client import encoded
-from django_redlock.nodes.records.record import digest
+from django_redlock import Lease, LockLostError, LockManager, LockTakenError
 from django_redlock.testing import Server, Servers
-from tests.clusters import Cluster
-from tests.etcd import Member
 from tests.managers import real_manager
-from tests.zookeeper import Zoo
 
 NAMES = ["a", "b"]
+SHARED = "shared".ljust(32, "-")  # the secret of a key whose holders share it
 PATIENCE = 20.0  # seconds after which a request that nobody waited for has been executed
 
 
-class RedisNode:
+class Node:
     """A Redis or Valkey server, with a connection that looks into it and makes it forget."""
 
-    has_scripts = True
-
-    def __init__(self, server: Server, prefix: str = "t:") -> None:
+    def __init__(self, server: Server) -> None:
         self.url = server.url
-        self._prefix = prefix
         self._server = server
         self._client = server.client(socket_timeout=10.0)
 
@@ -61,7 +50,7 @@ class RedisNode:
 
     def expire(self, name: str) -> None:
         """End a hold before its time."""
-        self._client.delete(f"{self._prefix}{{{name}}}:h")
+        self._client.delete(f"t:{{{name}}}:h")
 
     def restart(self) -> None:
         """Start again, empty."""
@@ -69,124 +58,12 @@ class RedisNode:
 
     def holders(self, name: str) -> set[str]:
         """Return the secrets of those who hold a name."""
-        value = (self._client.get(f"{self._prefix}{{{name}}}:h") or "")[:32]
-        return set(self._client.zrange(f"{self._prefix}{{{name}}}:r", 0, -1)) if value == SHARED else {value} - {""}
+        value = (self._client.get(f"t:{{{name}}}:h") or "")[:32]
+        return set(self._client.zrange(f"t:{{{name}}}:r", 0, -1)) if value == SHARED else {value} - {""}
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
-
-
-class ClusterNode(RedisNode):
-    """The same for a cluster of one master, which has to be given its slots again when it starts empty."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster.servers[0], "{t}:")
-        self.url = cluster.url
-        self._cluster = cluster
-
-    def restart(self) -> None:
-        """Start again, empty."""
-        super().restart()
-        self._cluster.build()
-
-
-class EtcdNode:
-    """The same for an etcd with one member."""
-
-    has_scripts = False
-
-    def __init__(self, member: Member) -> None:
-        self.url = member.url
-        self._member = member
-
-    def forget(self) -> None:
-        """Forget everything."""
-        self._member.clear()
-
-    def expire(self, name: str) -> None:
-        """End a hold before its time; what else is known of the name stays."""
-        if record := self._record(name):
-            left = {field: value for field, value in record.items() if field not in ("holder", "sharers")}
-            self._member.ask("kv/put", {"key": self._key(name), "value": encoded(json.dumps(left))})
-
-    def restart(self) -> None:
-        """Start again, empty."""
-        self._member.wipe()
-        self._member.start()
-
-    def holders(self, name: str) -> set[str]:
-        """Return the secrets of those who hold a name."""
-        record = self._record(name)
-        value = str(record.get("holder", [""])[0])[:32]
-        return set(record.get("sharers", {})) if value == SHARED else {value} - {""}
-
-    def close(self) -> None:
-        """Do nothing: no connection is kept."""
-
-    def _record(self, name: str) -> dict[str, Any]:
-        found = self._member.ask("kv/range", {"key": self._key(name)}).get("kvs", [])
-        record: dict[str, Any] = json.loads(b64decode(found[0]["value"])) if found else {}
-        return record
-
-    @staticmethod
-    def _key(name: str) -> str:
-        return encoded(f"t:h/{{{name}}}")
-
-
-class ZookeeperNode:
-    """The same for a ZooKeeper with one member."""
-
-    has_scripts = False
-
-    def __init__(self, zoo: Zoo) -> None:
-        self.url = zoo.url
-        self._zoo = zoo
-        self._open = ExitStack()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._client = self._open.enter_context(self._zoo.client())
-
-    def forget(self) -> None:
-        """Forget everything."""
-        self._zoo.clear()
-
-    def expire(self, name: str) -> None:
-        """End a hold before its time; what else is known of the name stays."""
-        if record := self._record(name):
-            left = {field: value for field, value in record.items() if field not in ("holder", "sharers")}
-            self._client.set(self._path(name), json.dumps(left).encode())
-
-    def restart(self) -> None:
-        """Start again, empty."""
-        self._open.close()
-        self._zoo.wipe()
-        self._zoo.start()
-        self._begin()
-
-    def holders(self, name: str) -> set[str]:
-        """Return the secrets of those who hold a name."""
-        record = self._record(name)
-        value = str(record.get("holder", [""])[0])[:32]
-        return set(record.get("sharers", {})) if value == SHARED else {value} - {""}
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._open.close()
-
-    def _record(self, name: str) -> dict[str, Any]:
-        path = self._path(name)
-        record: dict[str, Any] = json.loads(self._client.get(path)[0]) if self._client.exists(path) else {}
-        return record
-
-    @staticmethod
-    def _path(name: str) -> str:
-        short = digest(f"{{{name}}}")
-        return f"/t:/h{int(short[:2], 16) % 16:02}/{short}"
-
-
-Node = RedisNode | EtcdNode | ZookeeperNode
 
 
 @dataclass(eq=False)
@@ -334,7 +211,7 @@ class Locks(RuleBasedStateMachine):
         self.servers[node].forget()
         self.places[node] = {name: Place() for name in NAMES}
 
-    @precondition(lambda self: len(self.servers) == 1 and self.servers[0].has_scripts)
+    @precondition(lambda self: len(self.servers) == 1)
     @rule()
     def forget_scripts(self) -> None:
         """
@@ -365,7 +242,7 @@ class Locks(RuleBasedStateMachine):
 
     @staticmethod
     def heard(manager: LockManager) -> list[int]:
-        return [node for node, reply in manager.survey(slugs=("{a}",)).items() if reply.kind is Kind.LISTED]
+        return [node for node, reply in manager.survey(slugs=("{a}",)).items() if reply.kind.name == "LISTED"]
 
     def settle(self) -> None:
         """
@@ -386,36 +263,11 @@ class Locks(RuleBasedStateMachine):
 @pytest.mark.parametrize("count", [1, 3])
 def test_locks_behave_as_the_model_predicts(nodes: Servers, count: int):
     """Acquire, extend, release, expire, flush and restart, in any order."""
-    behave([RedisNode(server) for server in nodes[:count]], examples=20)
-
-
-ALONE_OR_NOT = pytest.mark.parametrize("redis", [0, 2], ids=["alone", "with two Redis servers"])
-
-
-@ALONE_OR_NOT
-def test_locks_over_a_cluster_behave_as_the_model_predicts(nodes: Servers, five_clusters: list[Cluster], redis: int):
-    """The same over a cluster, alone and in a majority with Redis servers."""
-    behave([*(RedisNode(server) for server in nodes[:redis]), ClusterNode(five_clusters[0])], examples=8)
-
-
-@ALONE_OR_NOT
-def test_locks_over_etcd_behave_as_the_model_predicts(nodes: Servers, etcd: Member, redis: int):
-    """The same over an etcd, alone and in a majority with Redis servers."""
-    behave([*(RedisNode(server) for server in nodes[:redis]), EtcdNode(etcd)], examples=8)
-
-
-@ALONE_OR_NOT
-def test_locks_over_zookeeper_behave_as_the_model_predicts(nodes: Servers, zookeeper: Zoo, redis: int):
-    """The same over a ZooKeeper, alone and in a majority with Redis servers."""
-    behave([*(RedisNode(server) for server in nodes[:redis]), ZookeeperNode(zookeeper)], examples=6)
-
-
-def behave(servers: Sequence[Node], examples: int) -> None:
-    """Try many sequences of what holders do and of what happens to nodes."""
+    servers = [Node(server) for server in nodes[:count]]
     run_state_machine_as_test(
         lambda: Locks(servers),
         settings=settings(
-            max_examples=examples,
+            max_examples=20,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

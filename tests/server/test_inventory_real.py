@@ -9,17 +9,12 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.core.names import heartbeat, slug
-from django_redlock.core.protocol import LONGEST_VALUE
-from django_redlock.engine.lease import LeaseHold
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
     HeldLock,
     Staleness,
     State,
-    afind_locks,
-    aheld_locks,
     ask_to_stop,
     find_lock,
     find_locks,
@@ -35,7 +30,7 @@ OPTIONS = {"restart_guard": False, "node_timeout": 7.0, "ttl": 30.0, "max_ttl": 
 
 
 @pytest.fixture
-def five(nodes: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+def five(nodes: Servers) -> Iterator[Servers]:
     """Five real servers under the default alias; they have just started, so the restart guard is off."""
     with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": OPTIONS}}):
         yield nodes
@@ -55,7 +50,7 @@ def found(name: str = "orders:7") -> HeldLock:
 
 def stale(name: str = "orders:7", later: float = 0.0) -> list[Staleness]:
     """Return why the keys under a name are stale, or would be the given number of seconds *later*."""
-    return [key.reason for key in stale_keys(find_locks([slug(name)]), time.time() + later)]
+    return [key.reason for key in stale_keys(find_locks([f"{{{name}}}"]), time.time() + later)]
 
 
 @pytest.fixture
@@ -68,54 +63,10 @@ def lively(monkeypatch: pytest.MonkeyPatch) -> None:
 # States
 
 
-def test_held_and_degraded(five):
-    """
-    L71, L73: a lock on all nodes is held; with a node killed, or a node that forgot it, it is degraded.
-    """
-    lease = taken()
-    states = [found().state]
-    five[0].kill()
-    states.append(found().state)
-    five[0].restart()
-    locks.reset()
-    states.append(found().state)
-
-    assert states == [State.HELD, State.DEGRADED, State.DEGRADED]
-    assert found().votes == 4
-    assert lease.valid()
-
-
-def test_partial_then_split(five):
-    """
-    L71: a lock that three of five nodes forgot is partial, with the nodes that have it; with a second holder on two
-    other nodes, it is split.
-    """
-    taken(label="first")
-    everywhere(five[2:], "FLUSHALL")
-    partial = found()
-    taken(label="second")
-    everywhere(five[4:], "FLUSHALL")
-
-    assert (partial.state, partial.votes, partial.remaining) == (State.PARTIAL, 2, None)
-    assert [bool(view.fingerprint) for view in partial.views] == [True, True, False, False, False]
-    assert found().state == State.SPLIT
-    assert [view.owner.label if view.owner else "" for view in found().views] == ["first"] * 2 + ["second"] * 2 + [""]
-
-
-def test_no_expiry(five):
-    """
-    L72: a lock that somebody persisted on a quorum is shown as one that never ends, without a number.
-    """
-    taken()
-    everywhere(five[:3], "PERSIST", "redlock:{orders:7}:h")
-
-    assert (found().state, found().remaining) == (State.NO_EXPIRY, None)
-
-
 @pytest.mark.endurance
 def test_orphaned_is_known_and_not_guessed(five):
     """
-    L77: the lock of a process that got SIGKILL is orphaned a while later. The lock of a living process that has not
+    The lock of a process that got SIGKILL is orphaned a while later. The lock of a living process that has not
     renewed it for as long is not. Neither is stale: an operator who knows that the process is dead releases its lock.
     """
     with holding(five.urls, "dead", ttl=60) as dead, holding(five.urls, "alive", ttl=60) as alive:
@@ -137,16 +88,16 @@ def test_orphaned_is_known_and_not_guessed(five):
 @pytest.mark.endurance
 def test_a_process_that_died_after_its_heartbeat_is_known_to_be_dead(five):
     """
-    L77: a process sends a heartbeat once it has held a lock for a moment, and is dead when it no longer does.
+    A process sends a heartbeat once it has held a lock for a moment, and is dead when it no longer does.
     """
     with holding(five.urls, "orders:7", ttl=60) as holder:
         holder.hear("held")
         owner = found().owner
         assert owner is not None
         with five[0].client() as client:
-            wait_until(lambda: client.exists(f"redlock:{heartbeat(owner.process)}:h"))
-            assert 60_000 < client.pttl(f"redlock:{heartbeat(owner.process)}:h") <= 71_000  # longer than a lease
-            assert client.exists(f"redlock:{heartbeat(owner.process)}:f") == 0
+            wait_until(lambda: client.exists(f"redlock:{{{owner.process}}}~p:h"))
+            assert 60_000 < client.pttl(f"redlock:{{{owner.process}}}~p:h") <= 71_000  # longer than a lease
+            assert client.exists(f"redlock:{{{owner.process}}}~p:f") == 0
         holder.kill()
 
         wait_until(lambda: found().state == State.ORPHANED)
@@ -154,7 +105,7 @@ def test_a_process_that_died_after_its_heartbeat_is_known_to_be_dead(five):
 
 def test_processes_are_no_locks(five, lively):
     """
-    L70: a process's heartbeat is in no listing, and is not sent again after its last lock.
+    A process's heartbeat is in no listing, and is not sent again after its last lock.
     """
     lease = taken()
     with five[0].client() as client:
@@ -168,7 +119,7 @@ def test_processes_are_no_locks(five, lively):
 
 def test_closed_connections_are_no_death(five, lively):
     """
-    L76, L77: a process that closes its idle connections and still holds a lock continues to send heartbeats.
+    A process that closes its idle connections and still holds a lock continues to send heartbeats.
     """
     lease = lock("orders:7").acquire()
     manager = locks["default"]
@@ -186,7 +137,7 @@ def test_closed_connections_are_no_death(five, lively):
 @pytest.mark.endurance
 def test_a_lock_that_is_handed_over_is_not_left_behind(five):
     """
-    L76, L77: a lock that its process does not renew may have been handed to another process with its token. The end of
+    A lock that its process does not renew may have been handed to another process with its token. The end of
     the process proves nothing, so the lock is neither orphaned nor cleared.
     """
     with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
@@ -199,7 +150,7 @@ def test_a_lock_that_is_handed_over_is_not_left_behind(five):
 
 def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
     """
-    L74: a lease that was made longer is renewed late; its holder still finds it lost then.
+    A lease that was made longer is renewed late; its holder still finds it lost then.
     """
     lease = taken()
     assert lease.extend(60)
@@ -213,7 +164,7 @@ def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
 
 def test_all_heartbeats_of_a_process_keep_one_key(five):
     """
-    L76, L77: blocking code, two consecutive event loops and a recreated manager each send the process's heartbeat, even
+    Blocking code, two consecutive event loops and a recreated manager each send the process's heartbeat, even
     if another of them sent it a moment ago, so their locks are never treated as orphaned.
     """
 
@@ -231,7 +182,7 @@ def test_all_heartbeats_of_a_process_keep_one_key(five):
 
 def test_an_event_loop_sends_the_heartbeat_of_its_process(five, lively):
     """
-    L77: a process that holds locks only in an event loop sends heartbeats as well.
+    A process that holds locks only in an event loop sends heartbeats as well.
     """
 
     async def held() -> None:
@@ -248,7 +199,7 @@ def test_an_event_loop_sends_the_heartbeat_of_its_process(five, lively):
 
 def test_extensions_are_counted(five):
     """
-    L71: the inventory has the number of extensions, also when a node missed some, and the time since which a lock is
+    The inventory has the number of extensions, also when a node missed some, and the time since which a lock is
     held.
     """
     lease = taken()
@@ -262,7 +213,7 @@ def test_extensions_are_counted(five):
 
 def test_waiters_are_listed_in_the_order_of_their_turns(five):
     """
-    L47, L71: waiters are listed in order, with host and process id; a killed waiter disappears from the list after a
+    Waiters are listed in order, with host and process id; a killed waiter disappears from the list after a
     while.
     """
     lease = taken(ttl=60)
@@ -300,16 +251,17 @@ def wait_for(five: Servers, number: int, *names: str) -> None:
 
 def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
     """
-    L70, L71: a list needs only the number of a thousand waiters; the page of one lock names the first hundred.
+    A list needs only the number of a thousand waiters; the page of one lock names the first hundred.
     """
     names = ["orders:7", "orders:8"]
     for name in names:
         taken(name)
     wait_for(five, 600, *names)
+    slugs = [f"{{{name}}}" for name in names]
 
     one = found("orders:7")
-    both = find_locks(map(slug, names)).locks
-    counted = find_locks(map(slug, names), waiters=0).locks
+    both = find_locks(slugs).locks
+    counted = find_locks(slugs, waiters=0).locks
     call_command("redlock_inspect", "orders:7")
     said = capsys.readouterr().out
 
@@ -323,7 +275,7 @@ def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
 
 def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
     """
-    L70: each extension moves a lock to the end of the index. The locks behind it are still listed, even if the last
+    Each extension moves a lock to the end of the index. The locks behind it are still listed, even if the last
     lock of a page moved, and a listing that is marked complete has all of them.
     """
     leases = [taken(f"n{number}", ttl=30) for number in range(3 * PAGE)]
@@ -347,7 +299,7 @@ def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
 
 def test_foreign_values_are_neither_sent_nor_block_a_listing(five):
     """
-    L78: a node sends only the beginning of a value of megabytes, and omits an index entry of that size. A page full of
+    A node sends only the beginning of a value of megabytes, and omits an index entry of that size. A page full of
     those ends a listing, which reports that there may be more.
     """
     taken("orders:7", ttl=60)
@@ -360,14 +312,14 @@ def test_foreign_values_are_neither_sent_nor_block_a_listing(five):
         everywhere(five, "ZADD", "redlock:index", 1, "{" + f"{number}".rjust(11_000, "y") + "}")
     hidden = held_locks()
 
-    assert row.value == "x" * LONGEST_VALUE
+    assert row.value == "x" * 16_384
     assert ([held.name for held in snapshot.locks], snapshot.complete) == (["orders:7", "big"], True)
     assert (hidden.locks, hidden.complete) == ((), False)
 
 
 def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
     """
-    L70, L72: locks without an end are last in the index, and they are the locks that need attention.
+    Locks without an end are last in the index, and they are the locks that need attention.
     """
     for batch in range(3):
         lock([f"{batch}:{number}" for number in range(PAGE)], renew=False).acquire()
@@ -381,25 +333,9 @@ def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
     assert [held.name for held in snapshot.locks if held.state is State.NO_EXPIRY] == ["for ever"]
 
 
-def test_asked_without_blocking(five):
-    """
-    L70: the asyncio twins return the same.
-    """
-    taken()
-
-    async def both():
-        try:
-            return await aheld_locks(), await afind_locks([slug("orders:7")])
-        finally:
-            await locks["default"].aclose()
-
-    for snapshot in asyncio.run(both()):
-        assert [(held.name, held.state) for held in snapshot.locks] == [("orders:7", State.HELD)]
-
-
 def test_listing_of_ten_thousand_is_bounded(five):
     """
-    L70: beside ten thousand held locks, a listing makes a bounded number of small requests, and reports that there is
+    Beside ten thousand held locks, a listing makes a bounded number of small requests, and reports that there is
     more.
     """
     manager = locks["default"]
@@ -426,7 +362,7 @@ def test_listing_of_ten_thousand_is_bounded(five):
 @pytest.mark.endurance
 def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
     """
-    L72, L76: somebody removed the expiry from the keys of a lock, or set a long one. A living holder corrects this with
+    Somebody removed the expiry from the keys of a lock, or set a long one. A living holder corrects this with
     its next renewal. If the holder is dead, the keys are stale.
     """
 
@@ -452,7 +388,7 @@ def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
 
 def test_values_of_another_program_are_compared_whole(five):
     """
-    L74, L77: two values with the same beginning are two holders, and an operator who saw one does not release the
+    Two values with the same beginning are two holders, and an operator who saw one does not release the
     other.
     """
     first, second = ("locked by the nightly export on host " + host for host in ("web-1", "web-10"))
@@ -469,82 +405,30 @@ def test_values_of_another_program_are_compared_whole(five):
     assert found().state is State.PARTIAL
 
 
-def test_keys_that_never_end_are_stale(five):
-    """
-    L77: a key without expiry is stale.
-    """
-    taken()
-    everywhere(five, "PERSIST", "redlock:{orders:7}:h")
-
-    assert stale() == []  # while its lease goes on
-    assert stale(later=100) == [Staleness.NO_EXPIRY]
-
-
-def test_keys_that_end_too_late_are_stale(five):
-    """
-    L77: a key that somebody gave more time than any lease has is stale.
-    """
-    taken()
-    everywhere(five, "EXPIRE", "redlock:{orders:7}:h", 3600)
-
-    assert stale() == []
-    assert stale(later=100) == [Staleness.TOO_LONG]
-
-
-def test_keys_of_another_library_are_stale(five):
-    """
-    L77: keys of redis-py's own lock under our name on two nodes are stale.
-    """
-    for server in five[:2]:
-        with server.client() as client:
-            client.lock("redlock:{orders:7}:h", timeout=50).acquire(blocking=False)
-
-    assert stale() == [Staleness.FOREIGN] * 2  # each with a value of its own
-
-
-def test_remains_of_a_lock_are_stale(five):
-    """
-    L77: the rest on two nodes of a lock that the others forgot is stale when it is older than its lease, but not while
-    its holder may still restore it.
-    """
-    taken()
-    extended = taken("orders:8")
-    assert extended.extend()
-    everywhere(five[2:], "FLUSHALL")
-
-    assert stale(later=100) == []  # taken or renewed in the last half of its lease
-    for name in ("orders:7", "orders:8"):
-        everywhere(five[:2], "PEXPIRE", f"redlock:{{{name}}}:h", 14_000)  # as after 16 seconds
-    assert stale() == []  # younger than its lease
-    assert stale(later=100) == [Staleness.RESIDUE]
-    assert stale("orders:8", later=100) == []  # its holder has extended it: nobody knows when it did so last
-
-
 # Actions of an operator
 
 
-def test_a_holder_that_is_asked_to_stop_stops(five, monkeypatch):
+def test_a_holder_that_is_asked_to_stop_stops(five):
     """
-    L74: a holder that is asked to stop finds its lease lost with the reason, at its next renewal. Until then nobody
+    A holder that is asked to stop finds its lease lost with the reason, at its next renewal. Until then nobody
     else gets the lock. The next holder has a higher token.
     """
-    due = LeaseHold.due
-    monkeypatch.setattr(LeaseHold, "due", lambda hold: due(hold) - 0.33 * hold.ttl)  # after 0.2 s
-    held = lock("orders:7", ttl=60).acquire()
+    quick = {**OPTIONS, "node_timeout": 2.0, "ttl": 10.0}  # it is renewed every three seconds
+    with override_settings(REDLOCK={"default": {"NODES": five.urls, "OPTIONS": quick}}):
+        held = lock("orders:7").acquire()
 
-    assert ask_to_stop("orders:7", found().fingerprint) == "asked"
-    assert find_lock("orders:7") is not None
-    assert held.lost.wait(30)
-    assert (held.reason, held.valid()) == ("revoked", False)
-    held.release()
-
-    with lock("orders:7", wait=0) as lease:
-        assert lease.fencing_token > held.fencing_token
+        assert ask_to_stop("orders:7", found().fingerprint) == "asked"
+        assert find_lock("orders:7") is not None
+        assert held.lost.wait(30)
+        assert (held.reason, held.valid()) == ("revoked", False)
+        held.release()
+        with lock("orders:7", wait=0) as lease:
+            assert lease.fencing_token > held.fencing_token
 
 
 def test_only_the_holder_that_was_seen_is_asked(five):
     """
-    L74: a request about a holder that is gone affects nobody; several holders at once cannot be asked.
+    A request about a holder that is gone affects nobody; several holders at once cannot be asked.
     """
     seen = taken()
     old = found().fingerprint
@@ -561,7 +445,7 @@ def test_only_the_holder_that_was_seen_is_asked(five):
 
 def test_shared_holders_that_were_listed_are_released_together(five):
     """
-    L74: shared holders have one key, and are still distinguished. A holder that joined after the listing keeps the
+    Shared holders have one key, and are still distinguished. A holder that joined after the listing keeps the
     lock, whether or not the others are gone. A holder that was listed and is still there loses it, with the reason.
     """
     first = taken(shared=True)
@@ -585,7 +469,7 @@ def test_shared_holders_that_were_listed_are_released_together(five):
 
 def test_too_few_nodes_to_do_anything(five):
     """
-    L73: with three of five nodes frozen, an operator's request is reported as unknown and never half executed in
+    With three of five nodes frozen, an operator's request is reported as unknown and never half executed in
     silence.
     """
     taken()
@@ -608,7 +492,7 @@ def everywhere(servers: Servers, *command: object) -> None:
 
 def test_one_foreign_key_does_not_hide_the_others(five):
     """
-    L73, L78: a queue of another type, or a fence that is not a number, affects its own row and no other.
+    A queue of another type, or a fence that is not a number, affects its own row and no other.
     """
     taken()
     for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1", "\u0663"]):
@@ -639,7 +523,7 @@ def test_one_foreign_key_does_not_hide_the_others(five):
 )
 def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
     """
-    L65, L73: a node that is full, or lost its replicas or a right, answers and gives no vote; a listing reports it.
+    A node that is full, or lost its replicas or a right, answers and gives no vote; a listing reports it.
     """
     held = taken()
     everywhere(five[:3], *command)
@@ -661,40 +545,25 @@ def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
     assert held_locks().trouble == ""
 
 
-def test_nodes_that_became_replicas_on_the_way(five):
-    """
-    L65, L73: a node that becomes a replica while connected takes no more locks, and a listing reports it.
-    """
-    assert held_locks().trouble == ""
-    everywhere(five[:3], "REPLICAOF", "127.0.0.1", "1")
-    try:
-        snapshot = held_locks()
-    finally:
-        everywhere(five[:3], "REPLICAOF", "NO", "ONE")
-
-    assert [node.detail for node in snapshot.nodes] == ["READONLY"] * 3 + [""] * 2
-    assert "no lock can be taken" in snapshot.quorum
-
-
 def test_any_number_of_names_can_be_asked_for_at_once(five):
     """
-    L70: one request to a node for thousands of names gets an answer for each.
+    One request to a node for thousands of names gets an answer for each.
     """
     lease = taken("n7")
-    names = tuple(slug(f"n{number}") for number in range(9000))
+    names = tuple(f"{{n{number}}}" for number in range(9000))
 
     replies = locks["default"].survey(slugs=names)
 
     for reply in replies.values():
         assert len(reply.rows) == 9000
-        assert [row.slug for row in reply.rows if row.value] == [slug("n7")]
+        assert [row.slug for row in reply.rows if row.value] == ["{n7}"]
     assert lease.valid()
 
 
 @pytest.mark.parametrize("kind", ["q", "s", "f"])
 def test_a_key_of_another_type_beside_a_lock_hides_nothing(five, kind):
     """
-    L73: a key of another program beside one lock costs that lock a detail, and no other lock anything.
+    A key of another program beside one lock costs that lock a detail, and no other lock anything.
     """
     taken("orders:7")
     taken("orders:8")
@@ -704,7 +573,7 @@ def test_a_key_of_another_type_beside_a_lock_hides_nothing(five, kind):
             client.delete(f"redlock:{{orders:7}}:{kind}")
             client.hset(f"redlock:{{orders:7}}:{kind}", "a", "b")
 
-    snapshot = find_locks([slug("orders:7"), slug("orders:8")])
+    snapshot = find_locks(["{orders:7}", "{orders:8}"])
 
     assert [node.detail for node in snapshot.nodes] == [""] * 5
     assert sorted(held.name for held in held_locks().locks) == sorted(held.name for held in snapshot.locks)
@@ -713,7 +582,7 @@ def test_a_key_of_another_type_beside_a_lock_hides_nothing(five, kind):
 
 def test_a_shared_lock_released_by_force_is_lost_as_revoked(five):
     """
-    L74: each of several holders learns why it lost the lock.
+    Each of several holders learns why it lost the lock.
     """
     leases = [taken(shared=True) for _ in range(2)]
 

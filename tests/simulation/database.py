@@ -49,14 +49,7 @@ class Row:
 
 
 class Database:
-    """
-    One primary. Statements are atomic; a claimed row stays locked until its transaction ends.
-
-    Args:
-        world: The world that it belongs to.
-        profile: The hazards.
-        faults: Whether they are on.
-    """
+    """One primary. Statements are atomic; a claimed row stays locked until its transaction ends."""
 
     def __init__(self, world: World, profile: Profile, faults: Faults) -> None:
         self.rows: dict[str, Row] = {}

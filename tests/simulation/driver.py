@@ -105,18 +105,7 @@ class Lease:
 
 
 class Process(Computer):
-    """
-    A client: one process with the production state machines.
-
-    Args:
-        world: The world that it belongs to.
-        name: Its name in the trace.
-        machines: The nodes.
-        rules: The numbers to work with.
-        profile: The hazards.
-        faults: Whether they are on.
-        oracles: Notified of every acquisition, extension and release.
-    """
+    """A client: one process with the production state machines."""
 
     def __init__(
         self,
@@ -244,10 +233,8 @@ class Process(Computer):
         """
         Release a lock; return what the nodes report about it.
 
-        Args:
-            lease: Its lease.
-            sends: Whether the release is sent without waiting for the replies, unless the lease is near its end; None
-                leaves that to chance.
+        If it *sends* the release, it does not wait for the replies, unless the lease is near its end. None leaves that
+        to chance.
         """
         timeout = self.rules.timeout(TTL)
         chosen = self.world.random.random() < 0.5 if sends is None else sends

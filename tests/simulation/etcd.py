@@ -30,14 +30,7 @@ Apply = Callable[[], dict[str, Any]]
 
 
 class Member:
-    """
-    One member: what it believes, and the clock by which it counts leases while it leads.
-
-    Args:
-        world: The world that it belongs to.
-        number: Its number.
-        rate: Seconds that its clock counts per second.
-    """
+    """One member: what it believes, and the clock by which it counts leases while it leads."""
 
     def __init__(self, world: World, number: int, rate: float) -> None:
         self.number = number
@@ -71,14 +64,7 @@ class Proposal:
 
 
 class Cluster:
-    """
-    Three members with one state.
-
-    Args:
-        world: The world that it belongs to.
-        name: Its name in the trace.
-        profile: The hazards.
-    """
+    """Three members with one state."""
 
     def __init__(self, world: World, name: str, profile: Profile) -> None:
         self._world = world

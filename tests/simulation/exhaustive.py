@@ -14,7 +14,7 @@ silence, because a round may time out anyway. States that differ only by a renum
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -45,17 +45,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """
-    The phase of a client.
-
-    Args:
-        key: Equal for phases with equal futures, except for each node's replies.
-        asks: Its request in the present round, to which node.
-        said: Each node's grant in the present round; a refusal counts as silence.
-        highest: The highest number it has seen.
-        token: The token it got, if it is done and got one.
-        done: Whether it is done.
-    """
+    """The phase of a client."""
 
     key: Hashable = None
     asks: dict[int, Any] = field(default_factory=dict)
@@ -73,47 +63,15 @@ def secret(client: int, attempt: int) -> str:
     return f"{client}{attempt}".rjust(SECRET_SIZE, "x")
 
 
-class Protocol:
-    """A protocol to search: how a client continues after a history, and a node's reply."""
-
-    nodes = 3
-
-    def phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
-        """
-        Return the phase of a client in an attempt that began with *highest* as the highest number seen, after
-        *history*.
-        """
-        raise NotImplementedError
-
-    def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
-        """Return a node's reply, and its state afterwards."""
-        raise NotImplementedError
-
-    def secret_of(self, request: Any) -> str:
-        """Return whose key a request needs to find, if it needs one."""
-        return ""
-
-    def show(self, reply: Any) -> str:
-        """Return a reply in words."""
-        return str(reply)
-
-
-class Production(Protocol):
-    """
-    The protocol of this package. Requests and replies are numbers in a list, so that states are quick to compare.
-
-    Args:
-        nodes: The number of nodes.
-        quorum: How many must agree.
-        walls: The time on each client's wall clock, in microseconds.
-    """
+class Production:
+    """The protocol of this package. Requests and replies are numbers in a list, so that states are quick to compare."""
 
     def __init__(self, nodes: int = 3, quorum: int | None = None, walls: tuple[int, ...] = (2, 2)) -> None:
         self.nodes = nodes
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL)
         self.walls = walls
-        self.phase = cache(self._phase)  # type: ignore[method-assign]
-        self.execute = cache(self._execute)  # type: ignore[method-assign]
+        self.phase = cache(self._phase)
+        self.execute = cache(self._execute)
         self._messages: list[Request | Reply] = []
         self._numbers: dict[Request | Reply, int] = {}
 
@@ -194,19 +152,11 @@ Step = tuple[str, State, str]
 
 
 class Search:
-    """
-    Search all states of a protocol.
-
-    Args:
-        protocol: The protocol.
-        attempts: How many attempts each client makes.
-        numbers: The highest number that each node has accepted before, in attempts that failed; None is none.
-        limit: States after which to stop.
-    """
+    """Search all states of a protocol."""
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: Production,
         attempts: tuple[int, ...] = (1, 1),
         numbers: tuple[int, ...] | None = None,
         limit: int = 300_000,
@@ -346,54 +296,6 @@ def way(parents: dict[Hashable, tuple[Hashable, str] | None], key: Hashable) -> 
 def put(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     """Return *items* with one of them replaced."""
     return (*items[:index], item, *items[index + 1 :])
-
-
-# The designs that do not work
-
-
-class Naive(Protocol):
-    """
-    Every node counts the locks it grants; the token is computed from the counters of a quorum.
-
-    Args:
-        combine: Computes it.
-        write_back: Whether it is then written to a quorum, where a counter that is as high already agrees.
-    """
-
-    def __init__(self, combine: Callable[[list[int]], int], write_back: bool = False) -> None:
-        self.combine = combine
-        self.write_back = write_back
-
-    def phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
-        needed = self.nodes // 2 + 1
-        counters: dict[int, int] = {}
-        agreed: set[int] = set()
-        said: dict[int, Hashable] = {}
-        for event in history:
-            if event == TIMEOUT:
-                return Phase(done=True)
-            node, reply = event
-            said[node] = reply
-            if len(counters) >= needed:
-                agreed.add(node)
-            elif reply:
-                counters[node] = reply
-        if len(counters) < needed:
-            return Phase(1, dict.fromkeys(range(self.nodes), ("count", secret(client, attempt))), said)
-        token = self.combine(list(counters.values()))
-        agreed |= {node for node, counter in counters.items() if counter == token}
-        if not self.write_back or len(agreed) >= needed:
-            return Phase(token=token, done=True)
-        return Phase(("write", token), dict.fromkeys(counters.keys() - agreed, ("write", token)), said)
-
-    def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
-        what, value = request
-        if what == "write":
-            number = max(cell.number, value)
-            return value, cell._replace(number=number)
-        if cell.holder not in ("", value):
-            return 0, cell
-        return cell.number + 1, Cell(value, cell.number + 1)
 
 
 CONFIGURATIONS = {

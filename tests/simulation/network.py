@@ -21,14 +21,7 @@ MOMENT = 0.0004  # seconds that a message normally takes
 
 
 class Machine(Place):
-    """
-    One node: the production node in memory on a machine that can fail.
-
-    Args:
-        world: The world that it belongs to.
-        number: Its index in the settings.
-        oracles: Notified of everything that it executes.
-    """
+    """One node: the production node in memory on a machine that can fail."""
 
     def __init__(self, world: World, number: int, oracles: "Oracles") -> None:
         super().__init__(world)
@@ -153,12 +146,6 @@ def describe(request: Request) -> str:
 class Wire:
     """
     One connection from a client to a node: in order in both directions, until it fails.
-
-    Args:
-        client: The process that made it.
-        machine: The node.
-        profile: The hazards.
-        faults: Whether they are on.
 
     ``on_reply`` gets each reply, unless the connection fails; ``on_end`` is called on a reset.
     """

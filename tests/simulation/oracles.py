@@ -76,12 +76,6 @@ class Oracles:
 
     Uniqueness, order and exclusion apply to a *slug*: the name of a lock or, for a lock with several permits, one of
     them.
-
-    Args:
-        world: The world of the schedule.
-        quorum: Votes that make a lock.
-        nodes: The number of nodes.
-        guarded: Whether restarted nodes must give no vote.
     """
 
     def __init__(self, world: World, nodes: int, quorum: int, guarded: bool) -> None:

@@ -36,15 +36,7 @@ PREFIX = "r:"
 
 
 class Store(Place):
-    """
-    A replicated store as one node.
-
-    Args:
-        world: The world that it belongs to.
-        number: Its index in the settings.
-        oracles: Notified of everything that is written.
-        profile: The hazards.
-    """
+    """A replicated store as one node."""
 
     up, boot, booted = True, 0, -1e9
     wrong, stepped = False, -1e9

@@ -24,12 +24,7 @@ FEW = 5  # schedules after which to collect garbage: while there is little, it i
 
 
 class Runs:
-    """
-    Processes that run schedules; to be used in a ``with`` block.
-
-    Args:
-        jobs: The number of processes.
-    """
+    """Processes that run schedules; to be used in a ``with`` block."""
 
     def __init__(self, jobs: int) -> None:
         # Not forked: the calling process may have threads.

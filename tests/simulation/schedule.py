@@ -130,15 +130,7 @@ class Client(Process):
 
 
 class Schedule:
-    """
-    Everything in one schedule.
-
-    Args:
-        profile: The hazards.
-        seed: The source of all randomness.
-        traced: Whether to keep a trace.
-        options: More for :class:`django_redlock.core.rules.Rules`.
-    """
+    """Everything in one schedule."""
 
     def __init__(self, profile: Profile, seed: int, traced: bool = False, **options: object) -> None:
         self.profile = profile

@@ -50,12 +50,7 @@ class Cancelled(Exception):
 
 
 class Place:
-    """
-    A place for events: a process or a node, which may be paused.
-
-    Args:
-        world: The world that it belongs to.
-    """
+    """A place for events: a process or a node, which may be paused."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -76,13 +71,7 @@ Event = tuple[float, int, Place | None, bool, Callable[..., object], tuple[Any, 
 
 
 class World:
-    """
-    All events of one schedule, in order of time.
-
-    Args:
-        seed: The source of all randomness.
-        traced: Whether to keep a trace.
-    """
+    """All events of one schedule, in order of time."""
 
     def __init__(self, seed: int, traced: bool = False) -> None:
         self.random = Random(seed)
@@ -115,14 +104,7 @@ class World:
 
 
 class Clock:
-    """
-    A clock with a rate of its own, which can step.
-
-    Args:
-        world: The world whose time it shows.
-        base: The time that it showed at the beginning.
-        rate: Seconds that it counts per second.
-    """
+    """A clock with a rate of its own, which can step."""
 
     def __init__(self, world: World, base: float, rate: float = 1.0) -> None:
         self._world = world
@@ -185,13 +167,7 @@ class Task:
 
 
 class Computer(Place):
-    """
-    A process: its clocks, its tasks, and the moments at which it does not run.
-
-    Args:
-        world: The world that it belongs to.
-        name: Its name in the trace.
-    """
+    """A process: its clocks, its tasks, and the moments at which it does not run."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world)

@@ -10,7 +10,7 @@ from celery.exceptions import Ignore
 from django_redlock.celery import pending, request, slots, worker
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.slots import SlotState
-from django_redlock.core.acquisition import Acquisition
+from django_redlock.core.acquisition import Acquisition, GaveUp
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import fresh_secret
@@ -152,13 +152,13 @@ def runs_as_well(right: Any) -> Any:
 
 def anybodys_word(right: Any) -> Any:
     """Take a lock for taken, and a call for a duplicate, on the word of a single node."""
+    refused = lambda found: any(reply.kind is Kind.BUSY for reply in found.replies.values())  # noqa: E731
+    return property(lambda found: right.__get__(found) or refused(found))
 
-    def gave_up(acquisition: Any) -> Any:
-        found = right(acquisition)
-        refused = any(reply.kind is Kind.BUSY for reply in found.replies.values())
-        return replace(found, taken=found.taken or refused, agreed=True)
 
-    return gave_up
+def nobody_else(right: Any) -> Any:
+    """Take what one node reports for the word of all."""
+    return property(lambda found: True)
 
 
 def gives_up(right: Any) -> Any:
@@ -196,11 +196,17 @@ MUTANTS = (
     Mutant(
         "split votes are joined",
         ("at once, one silent", "by name, one silent"),
-        (Acquisition, "_gave_up"),
+        (GaveUp, "taken"),
         anybodys_word,
-        also=((Acquisition, "_contend", gives_up),),
+        also=((GaveUp, "agreed", nobody_else), (Acquisition, "_contend", gives_up)),
     ),
-    Mutant("a minority is believed", ("one after another", "flapping"), (Acquisition, "_gave_up"), anybodys_word),
+    Mutant(
+        "a minority is believed",
+        ("one after another", "flapping"),
+        (GaveUp, "taken"),
+        anybodys_word,
+        also=((GaveUp, "agreed", nobody_else),),
+    ),
     Mutant("the backend decides", ("backend away",), (worker.Arrival, "stored"), asks_plainly),
     Mutant("silence after the take fails", ("quorum away",), (worker.Arrival, "_without_nodes"), lets_it_fail),
     Mutant(

@@ -29,49 +29,7 @@ at a time, again and again; or, now and then for a moment, two or all.
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """
-    What may happen in a schedule.
-
-    Args:
-        name: What to call it.
-        options: The task's, unless they are drawn.
-        callers: How many call at the same time.
-        calls: How many calls each of them makes.
-        countdowns: The countdowns from which a call's is drawn.
-        expires: The times from which that is drawn after which a call expires; None is never.
-        workers: How many.
-        idle: Whether the workers begin when all calls have been made.
-        spread: Over how many seconds the calls of a caller are spread.
-        length: Length of a run, in seconds, on average.
-        late: Whether workers acknowledge late.
-        reorder: How often the broker gives out another message than the oldest.
-        fail: How often a run fails, or is retried.
-        kills: How many workers are killed.
-        redeliver: How often a message is delivered a second time while its worker has it.
-        purge: Whether the queue is purged once.
-        broken: How many publishes fail.
-        downs: How often a lock node is away for a while.
-        owned: How many calls of each caller have an id of their own.
-        freed: How often an operator frees the pending call.
-        revoked: How many calls are revoked.
-        newcomers: Whether a worker starts after each revocation, which does not know of it.
-        longest: After how many seconds the schedule is over, whatever is left.
-        same: How often a call has the arguments of others.
-        held: Whether the first call is made, and begins, before all others.
-        outage: Which lock nodes are away, besides the *downs*.
-        ways: The seconds that a request to a lock node may travel; each machine and node draws its own.
-        node_timeout: Seconds for which a round waits for its slowest node.
-        dying: How many callers are killed between their claim and their publish, or right after it.
-        backend: What is wrong with the result backend again and again: ``away``, ``slow`` or ``full``.
-        prefetched: How often a message waits in its worker for up to four seconds.
-        unseen: The seconds from which those are drawn after which the broker notices that a worker is dead.
-        recycled: How often a worker's process is replaced after a message, so that nobody redelivers its releases.
-        cut: How often a run exceeds its time limit, or is terminated, before its body begins.
-        stops: How many runs are ended by a signal that stops their workers.
-        ignored: Whether results are ignored.
-        draws: Values for some of the other fields; each seed takes one of each, so that many seeds see all pairs.
-        oracles: What must hold.
-    """
+    """What may happen in a schedule."""
 
     name: str
     options: SingletonOptions

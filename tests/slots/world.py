@@ -34,7 +34,7 @@ from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from django_redlock.engine.connections import Connection, ConnectionSet, IdleConnections
 from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError
-from django_redlock.testing.simulation import EPOCH, RETRY, Process, Simulation, VirtualNotifications
+from django_redlock.testing.simulation import EPOCH, RETRY, SimulatedProcess, Simulation, VirtualNotifications
 
 SWITCH = 0.4  # how often a machine loses its turn before a request
 LONGEST_RETRY = 30.0  # seconds between two tries to redeliver a release to a node that stays away
@@ -52,14 +52,7 @@ class Dead(BaseException):
 
 
 class Machine:
-    """
-    One process.
-
-    Args:
-        world: Where it runs.
-        name: What to call it.
-        work: What it does; the machine ends when this returns.
-    """
+    """One process."""
 
     def __init__(self, world: "World", name: str, work: Callable[["Machine"], None]) -> None:
         self.world = world
@@ -69,7 +62,7 @@ class Machine:
         self.wakes = 0.0
         self.called: threading.Event | None = None
         self.bell = threading.Event()  # rung when a reply has come
-        self.process: Process = world.sim.rival(name)
+        self.process: SimulatedProcess = world.sim.rival(name)
         driver = self.process.manager.driver
         driver.gather.idle = TurnConnections(world)
         driver.redelivery = TurnRedelivery(world, self)  # type: ignore[assignment]
@@ -103,14 +96,7 @@ class Machine:
 
 
 class TurnLink:
-    """
-    One connection of a machine to a node.
-
-    Args:
-        world: Where it is.
-        machine: Whose it is.
-        number: The node's number.
-    """
+    """One connection of a machine to a node."""
 
     def __init__(self, world: "World", machine: Machine, number: int) -> None:
         self._world = world
@@ -281,15 +267,7 @@ class PlainInfo:
 
 
 class World:
-    """
-    Virtual time, lock nodes and machines.
-
-    Args:
-        seed: Decides everything.
-        ways: The seconds that a request may travel, on average; each pair of a machine and a node draws one.
-        node_timeout: Seconds for which a round waits for its slowest node.
-        traced: Whether to keep what happens, in words.
-    """
+    """Virtual time, lock nodes and machines."""
 
     def __init__(
         self, seed: int, *, ways: tuple[float, ...] = (0.0,), node_timeout: float = 0.25, traced: bool = False

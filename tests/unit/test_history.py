@@ -20,7 +20,7 @@ from django_redlock.contrib.history import recorder as recorders
 from django_redlock.contrib.history.admin import DASH
 from django_redlock.contrib.history.models import Hold, kinds
 from django_redlock.contrib.history.recorder import KEEP, MOST, Recorder
-from django_redlock.nodes.memory import forget_nodes
+from tests.held import client_of, nodes_in_memory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,11 +32,10 @@ def recorder(monkeypatch) -> Iterator[Recorder]:
     """A recorder that writes on command."""
     recorder = Recorder()
     monkeypatch.setattr(recorder, "_begin", lambda: None)
-    with override_settings(REDLOCK={"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}):
+    with nodes_in_memory():
         recorder.listen()
         yield recorder
         recorder.stop()
-    forget_nodes()
 
 
 def held(
@@ -162,7 +161,7 @@ def test_old_rows_go(recorder):
 
 def test_hostile_names_are_bounded(recorder):
     """
-    L78: long names and control characters fit into a row.
+    Long names and control characters fit into a row.
     """
     lock("x" * 5000 + "\x00\n").acquire().release()
 
@@ -191,19 +190,7 @@ def test_advice():
     held("lazy", 50, 0.1, ttl=600.0)
     held("hot", 50, 0.5, waited=9.0)
     held("busy", 50, 0.5)
-    Hold.objects.bulk_create(
-        Hold(
-            alias="default",
-            name="busy",
-            template="busy",
-            outcome="taken",
-            waited=0,
-            host="",
-            pid=1,
-            ended=timezone.now(),
-        )
-        for _ in range(50)
-    )
+    held("busy", 50, None, outcome="taken")
     held("rare", 3, 100.0, outcome="expired")
 
     said = {kind: " ".join(texts) for kind, texts in advice().items()}
@@ -259,11 +246,7 @@ def test_the_doctor_without_a_history():
 @pytest.fixture
 def viewer() -> Client:
     """A user who may see the history."""
-    user = User.objects.create_user("staff", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename="view_hold"))
-    client = Client()
-    client.force_login(user)
-    return client
+    return client_of("view_hold")
 
 
 def test_the_list_and_the_chart(viewer):
@@ -303,7 +286,7 @@ def test_durations_and_outcomes_are_for_people(viewer):
 
 def test_a_former_lock_leads_to_the_live_one(viewer):
     """
-    L75: who may see the held locks finds a link to that lock among them; nobody else does.
+    Who may see the held locks finds a link to that lock among them; nobody else does.
     """
     held("orders:7&q", 1, 1.0)
     without = viewer.get(LIST).content.decode()
@@ -333,7 +316,7 @@ def test_an_empty_history_says_how_to_go_on(viewer):
 @pytest.mark.parametrize("path", ["", "kinds/"])
 def test_the_history_needs_its_permission(path):
     """
-    L75: staff without the permission gets a 403.
+    Staff without the permission gets a 403.
     """
     client = Client()
     client.force_login(User.objects.create_user("nobody", is_staff=True))

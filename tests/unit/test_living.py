@@ -28,7 +28,7 @@ from django_redlock.inventory import (
     stale_keys,
 )
 from django_redlock.testing import Simulation
-from django_redlock.testing.simulation import Process, VirtualWatchdog
+from django_redlock.testing.simulation import SimulatedProcess, VirtualWatchdog
 
 RULES = {"ttl": 30.0, "max_ttl": 60.0, "restart_guard": False, "clock_guard": False, "node_timeout": 0.2}
 
@@ -64,15 +64,15 @@ class World:
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.living: list[Process] = []
+        self.living: list[SimulatedProcess] = []
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> SimulatedProcess:
         """Start another process."""
         with patch.object(process, "name", name):
             self.living.append(self.sim.rival(name))
         return self.living[-1]
 
-    def take(self, who: Process, name: str, **options: Any) -> Lease:
+    def take(self, who: SimulatedProcess, name: str, **options: Any) -> Lease:
         """Have a process take a lock that is free."""
         with patch.object(process, "name", who.name):
             lock = who.lock(name, wait=0, **options)
@@ -84,7 +84,7 @@ class World:
         self.sim._leases.clear()
         note_drops()
 
-    def kill(self, who: Process) -> None:
+    def kill(self, who: SimulatedProcess) -> None:
         """End a process without a warning."""
         self.living.remove(who)
         who.kill()
@@ -135,7 +135,7 @@ def reasons(name: str = "orders:7") -> list[Staleness]:
 
 def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
     """
-    L76: nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned.
+    Nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned.
     """
     with pytest.warns(ResourceWarning, match=r"Lock 'orders:7' .*dropped"):
         world.drop("orders:7")
@@ -153,7 +153,7 @@ def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
 
 def test_an_orphaned_lock_is_known_and_left_to_end(world):
     """
-    L77: the lock of a process that was killed is orphaned. It ends by itself; a process that stands still looks the
+    The lock of a process that was killed is orphaned. It ends by itself; a process that stands still looks the
     same and may go on, so nothing is cleared.
     """
     dead, paused = world.process("dead"), world.process("paused")
@@ -175,7 +175,7 @@ def test_an_orphaned_lock_is_known_and_left_to_end(world):
 @pytest.mark.parametrize("left", [None, 3600.0])
 def test_a_lock_without_an_end_is_stale_when_its_last_lease_is_over(world, left):
     """
-    L77: somebody took the expiry from a lock, or made it a long one. It is stale when its process has given no sign of
+    Somebody took the expiry from a lock, or made it a long one. It is stale when its process has given no sign of
     life for longer than a lease lasts, and not before that.
     """
     worker = world.process("worker")
@@ -206,7 +206,7 @@ class History(World):
     def __init__(self, sim: Simulation, seed: int) -> None:
         super().__init__(sim)
         self.random = random.Random(seed)
-        self.leases: list[tuple[Process, Lease]] = []
+        self.leases: list[tuple[SimulatedProcess, Lease]] = []
         self.done: list[str] = []
         self.removed = 0
 
@@ -310,7 +310,7 @@ ACTIONS = [name.removeprefix("do_") for name in vars(History) if name.startswith
 
 def test_redlock_clear_never_removes_what_a_living_process_holds():
     """
-    L76, L77: in random histories of processes that are paused and killed, leases that are dropped, nodes that fail,
+    In random histories of processes that are paused and killed, leases that are dropped, nodes that fail,
     and keys that somebody meddled with, ``redlock_clear`` only removes what no living process holds.
     """
     removed = 0

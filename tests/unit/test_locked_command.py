@@ -145,7 +145,7 @@ def test_lost_lock_is_reported_at_the_end():
 @pytest.mark.parametrize("end", [force_release, ask_to_stop])
 def test_a_run_that_an_operator_ended(end):
     """
-    L74: a run whose lock an operator takes away, or asks to stop, reports it, and exits with 76.
+    A run whose lock an operator takes away, or asks to stop, reports it, and exits with 76.
     """
 
     def work(self):
@@ -175,7 +175,7 @@ def test_exception_of_the_command_releases():
 
 def test_max_hold_is_that_of_the_command():
     """
-    Renewal ends at the decorator's ``max_hold`` (L27).
+    Renewal ends at the decorator's ``max_hold``.
     """
     ends = []
 

@@ -13,7 +13,6 @@ from enum import StrEnum
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
-from django.core.handlers.base import BaseHandler
 from django.db import connection, connections, models, transaction
 from django.db.backends.signals import connection_created
 from django.test import TestCase
@@ -241,18 +240,6 @@ def test_refreshed_instances_forget_what_they_knew_of_others():
 
 def new_customer():
     return Customer.objects.create(region=Region.objects.create())
-
-
-@pytest.mark.django_db
-def test_instance_of_a_list_that_is_gone_raises(when_locked):
-    """If a row of a list was deleted meanwhile, DoesNotExist is raised, and the locks are released."""
-    orders = [Order.objects.create() for _ in range(2)]
-    when_locked(lambda: Order.objects.filter(pk=orders[1].pk).delete())
-
-    with pytest.raises(Order.DoesNotExist, match=f"Order {orders[1].pk} is gone"), lock_for_update(orders):
-        pytest.fail("entered")
-
-    assert is_free(*map(order_name, orders))
 
 
 @pytest.mark.django_db
@@ -644,27 +631,6 @@ class InsideTestCase(TestCase):
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_request_that_is_a_transaction_is_refused(monkeypatch, leases):
-    """Under ATOMIC_REQUESTS a view has to leave the transaction to the block; the error says how."""
-    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
-    order = Order.objects.using("warehouse").create(total=1)
-
-    def view():
-        with lock_for_update(order):
-            order.total = 2
-            order.save()
-
-    with pytest.raises(
-        RuntimeError, match=r"ATOMIC_REQUESTS, use @locked_view instead, or @transaction\.non_atomic_requests"
-    ):
-        BaseHandler().make_view_atomic(view)()
-    assert leases == []
-    BaseHandler().make_view_atomic(transaction.non_atomic_requests("warehouse")(view))()
-
-    assert total_seen_by_others(order) == 2
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_two_databases_have_a_block_each(order):
     """A block of one database inside that of another locks and commits by itself; a failure inside rolls both back."""
     local = Order.objects.create(pk=order.pk + 1, total=1)
@@ -719,17 +685,6 @@ def test_lock_is_released_after_the_rollback(order, seen_at_release):
 
     assert seen_at_release == [1]
     assert is_free(order_name(order))
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_lost_connection_releases_after_the_outcome(order, seen_at_release):
-    """A connection that breaks inside the block loses its changes, and then the lock."""
-    with lock_for_update(order):
-        order.total = 2
-        order.save()
-        connections["warehouse"].close()
-
-    assert seen_at_release == [1]
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
@@ -891,18 +846,6 @@ async def test_async_blocks_at_once_have_a_transaction_each(async_connections):
         [2, 1, 4],
         ["NoneType", "ZeroDivisionError", "NoneType"],
     )
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-async def test_async_block_skips_locked_rows(async_connections):
-    """``skip_locked`` and an empty queryset work as in blocking code."""
-    orders = [await Order.objects.using("warehouse").acreate() for _ in range(2)]
-    everything = Order.objects.using("warehouse").order_by("pk")
-
-    async with lock(order_name(orders[0])), lock_for_update(everything, skip_locked=True) as locked:
-        assert locked == [orders[1]]
-    async with lock_for_update(everything.none()) as locked:
-        assert locked == []
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])

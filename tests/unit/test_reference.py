@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
@@ -13,12 +13,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 import django_redlock
-from django_redlock import signals
+from django_redlock import locks, signals
 from django_redlock.celery import SingletonOptions
-from django_redlock.celery.signals import DUPLICATE, LOST, OVERLAP, STOLEN
-from django_redlock.core.protocol import EndReason, Failure
-from django_redlock.core.rules import Rules
-from django_redlock.engine.options import LockOptions
+from django_redlock.celery import signals as celery_signals
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.management import locked, output
 from django_redlock.management.commands import redlock_release, redlock_run
@@ -27,7 +24,7 @@ from tests.unit.test_public_api import PATHS
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(django_redlock.__file__).parent
 DOCS = ROOT / "docs"
-CELERY_EVENTS = [each.name for each in (DUPLICATE, OVERLAP, LOST, STOLEN)]
+CELERY_EVENTS = [getattr(celery_signals, name).name for name in ("DUPLICATE", "OVERLAP", "LOST", "STOLEN")]
 
 
 @cache
@@ -67,11 +64,12 @@ def names(text: str) -> list[str]:
 # Options
 
 
-def test_options_of_an_alias():
+def test_options_of_an_alias(settings):
     """
     Every key of OPTIONS is listed once, in the order of the code, with its default.
     """
-    known = {field.name: field.default for field in fields(Rules) if field.name != "nodes"}
+    settings.REDLOCK = {"default": {"NODES": "memory://options"}}
+    known = {field.name: field.default for field in fields(locks["default"].rules) if field.name != "nodes"}
     listed = {row[0].strip("`"): row[2] for row in rows(section("options", "OPTIONS of an alias"))}
 
     assert sorted(listed) == sorted(known)
@@ -92,26 +90,7 @@ def test_arguments_of_functions(heading: str):
     """
     Every argument is listed, in the order of the signature.
     """
-    assert names(section("options", heading)) == list(arguments(FUNCTIONS[heading]))
-
-
-def arguments(function: Callable[..., object]) -> Iterator[str]:
-    """Yield the names of the arguments, also of those that several functions share."""
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            yield from LockOptions.__annotations__
-        else:
-            yield name
-
-
-def test_middleware_has_the_arguments_of_the_view():
-    """
-    The text says that locked_paths() has one more argument than locked_view().
-    """
-    paths = inspect.signature(import_module("django_redlock.middleware").locked_paths)
-
-    assert list(paths.parameters) == ["paths", *inspect.signature(django_redlock.locked_view).parameters]
-    assert paths.parameters["key"].default == "user_or_ip"
+    assert names(section("options", heading)) == list(inspect.signature(FUNCTIONS[heading]).parameters)
 
 
 def test_options_of_singleton_tasks():
@@ -141,20 +120,6 @@ def test_checks_have_a_cause_and_a_remedy():
     assert [row[0] for row in listed if len(row) != 3 or not all(row)] == []
 
 
-def test_words_of_nodes():
-    """
-    Every word with which a node is reported to have given no vote is explained.
-    """
-    explained = section("settings", "Why a node gave no vote")
-    internal = {Failure.RESTARTED, Failure.WRONG_MODE}  # reported with the seconds left, and by the mode's name
-
-    assert [
-        failure.value
-        for failure in set(Failure) - internal
-        if re.split(r"[,(]", failure.value)[0].strip() not in explained
-    ] == []
-
-
 def test_signals():
     """
     Every signal is listed, and nothing else.
@@ -165,11 +130,9 @@ def test_signals():
 
 def test_reasons_of_a_loss():
     """
-    Every reason for which a lease ends is listed; "margin" is one of the error alone.
+    Every reason for which a lease ends is listed.
     """
-    listed = names(section("events", "Why a lease ended"))
-
-    assert sorted(listed) == sorted({*map(str, EndReason), "margin"}) == sorted(EXPLANATIONS)
+    assert sorted(names(section("events", "Why a lease ended"))) == sorted(EXPLANATIONS)
 
 
 def test_arguments_of_signals():
@@ -309,16 +272,6 @@ def test_everything_public_is_in_the_reference():
     assert missing == []
     assert [path for path in PATHS if path not in page("api")] == []
     assert len(shown) == len({name for name, _ in documented()})
-
-
-def test_listed_members_exist():
-    """
-    A member that the page of the API lists is there, and has a docstring to show.
-    """
-    listed = [(name, member) for name, members in documented() for member in re.findall(r"\w+", members or "")]
-
-    assert len(listed) > 30
-    assert [each for each in listed if inspect.getattr_static(resolve_name(each[0]), each[1], ...) is ...] == []
 
 
 def test_external_names_exist():

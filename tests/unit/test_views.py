@@ -7,12 +7,10 @@ import json
 import threading
 import uuid
 from datetime import date
-from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
@@ -345,19 +343,6 @@ def test_streaming_response_holds_the_lock_until_it_is_closed(client):
     assert is_free(NAME)
 
 
-@pytest.mark.django_db
-async def test_async_stream_holds_the_lock_until_it_is_closed(async_client, async_connections):
-    """The same for an async view, whose response is closed in a thread."""
-    answer = await async_client.post("/astream/7/")
-    assert not is_free(NAME)
-
-    content = b"".join([part async for part in answer.streaming_content])
-    await sync_to_async(answer.close)()
-
-    assert content == b"onetwo"
-    assert is_free(NAME)
-
-
 # Responses
 
 
@@ -388,15 +373,6 @@ def test_program_gets_problem_details(client, accept):
     assert (problem["status"], problem["title"]) == (409, "Already in progress")
     assert set(problem) == {"status", "title", "detail"}
     assert "order:7" not in problem["detail"]
-
-
-@pytest.mark.parametrize("accept", ["", "*/*", "image/png"])
-def test_page_is_for_all_who_do_not_ask_for_json(client, accept):
-    """A client without a preference, such as htmx, gets HTML."""
-    with lock(NAME):
-        answer = client.post("/touch/7/", headers={"accept": accept})
-
-    assert answer["Content-Type"] == "text/html; charset=utf-8"
 
 
 def test_json_of_the_page_on_views(client):
@@ -719,10 +695,3 @@ class LazyUser:
     @property
     def pk(self):
         return User.objects.using("warehouse").get().pk
-
-
-def test_partial_view_has_a_name():
-    """A view without a dotted name of its own can be locked, too."""
-    view = locked_view("order:{pk}")(partial(show, order_id=1))
-
-    assert view(requests.post("/"), pk=7).status_code == 200

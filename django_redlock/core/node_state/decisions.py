@@ -263,6 +263,7 @@ class NodeState:
         for slug in term.slugs:
             self._renew(term, slug)
             if slug in lost:
+                # The node may have lost the fence with the key, and would accept a lower number from the next holder.
                 records.write_fence((slug,), term.fencing_token, keep, now)
             elif keep is not None and slug in records.fences:
                 records.write_fence((slug,), records.fence(slug, now), keep, now)
@@ -305,7 +306,7 @@ class NodeState:
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
         free = [slug for slug in mine if self._let_go(request, slug)]
-        if request.tombstone > 0:
+        if request.tombstone > 0:  # also if nothing was held: the request to hold it may arrive after this one
             self._tombstone(request, {request.secret})
         self._queues.released(request, free)
         kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE

@@ -1,6 +1,5 @@
 """Delete keys that no live holder needs."""
 
-import sys
 import time
 from collections import defaultdict
 from typing import Any
@@ -9,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import ActionResult, StaleKey, Staleness, printable, remove_stale, stale_keys
-from ..output import NO_QUORUM, OperatorCommand, agreed, deletion, listing, positive, warn
+from ..output import NO_QUORUM, OperatorCommand, deletion, listing, positive, warn
 
 PARTIAL = 1
 
@@ -29,14 +28,8 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
-        parser.add_argument(
-            "--dry-run",
-            action="store_true",
-            help="Only report what would be deleted. The default when nobody can be asked, unless --no-input is given.",
-        )
-        parser.add_argument(
-            "--noinput", "--no-input", action="store_false", dest="interactive", help="Delete without asking."
-        )
+        dry = "Only report what would be deleted. The default when nobody can be asked, unless --no-input is given."
+        self.add_confirmation(parser, "delete", dry)
         parser.add_argument(
             "--name",
             action="append",
@@ -53,16 +46,7 @@ class Command(OperatorCommand):
         )
 
     @no_translations
-    def handle(
-        self,
-        *,
-        using: str,
-        dry_run: bool,
-        interactive: bool,
-        names: list[str] | None,
-        older_than: int | None,
-        **options: Any,
-    ) -> None:
+    def handle(self, *, using: str, names: list[str] | None, older_than: int | None, **options: Any) -> None:
         """Show what is stale and why, ask for confirmation, and delete it."""
         snapshot = listing(using, names)
         warn(self, snapshot)
@@ -73,18 +57,10 @@ class Command(OperatorCommand):
             self.stdout.write(_explanation(key))
         if not keys:
             self.stdout.write("Nothing is stale.")
-        elif self._may_delete(keys, dry_run, interactive, options.get("stdin", sys.stdin)):
+            return
+        planned = _in_words(keys, "{} would be deleted", "{} would be replaced")
+        if self.confirmed("delete", _in_words(keys, "delete {}", "replace {}").capitalize(), planned, **options):
             self._delete(keys)
-
-    def _may_delete(self, keys: list[StaleKey], dry_run: bool, interactive: bool, stdin: Any) -> bool:
-        if dry_run or (interactive and not stdin.isatty()):
-            hint = "" if dry_run else " Nobody is there to ask: use --no-input to delete."
-            planned = _in_words(keys, "{} would be deleted", "{} would be replaced")
-            self.stdout.write(f"Dry run: {planned}.{hint}")
-            return False
-        if interactive and not agreed(f"{_in_words(keys, 'delete {}', 'replace {}').capitalize()}?"):
-            raise CommandError("Nothing was deleted.")
-        return True
 
     def _delete(self, keys: list[StaleKey]) -> None:
         outcomes: dict[ActionResult, list[StaleKey]] = defaultdict(list)

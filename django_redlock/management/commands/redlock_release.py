@@ -1,6 +1,5 @@
 """Take locks away from whoever holds them, politely or by force."""
 
-import sys
 import time
 from typing import Any
 
@@ -12,7 +11,6 @@ from ..output import (
     MISUSED,
     NO_QUORUM,
     OperatorCommand,
-    agreed,
     deletion,
     holder,
     listing,
@@ -58,10 +56,7 @@ class Command(OperatorCommand):
             "--terminate-task", action="store_true", help="Revoke the tasks, and end the processes that run them."
         )
         parser.add_argument("--reason", default="", help="For the log.")
-        parser.add_argument("--dry-run", action="store_true", help="Only report what would be released.")
-        parser.add_argument(
-            "--noinput", "--no-input", action="store_false", dest="interactive", help="Release without asking."
-        )
+        self.add_confirmation(parser, "release", "Only report what would be released.")
 
     @no_translations
     def handle(
@@ -75,8 +70,6 @@ class Command(OperatorCommand):
         revoke_task: bool,
         terminate_task: bool,
         reason: str,
-        dry_run: bool,
-        interactive: bool,
         **options: Any,
     ) -> None:
         """Show the locks, ask for confirmation, and release them."""
@@ -92,7 +85,8 @@ class Command(OperatorCommand):
             raise CommandError(text, returncode=MISUSED)
         self._show(locks, fingerprint)
         seen = [lock for lock in locks if fingerprint in (None, lock.fingerprint)]
-        if seen and self._may_release(len(seen), dry_run, interactive, options.get("stdin", sys.stdin)):
+        count = "1 lock" if len(seen) == 1 else f"{len(seen)} locks"
+        if seen and self.confirmed("release", f"Release {count}", f"{count} would be released", **options):
             reason = printable(reason[:200])
             asked, left = self._ask(seen, polite) if polite else (set[str](), set[str]())
             revoked = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
@@ -106,7 +100,7 @@ class Command(OperatorCommand):
                 self.stdout.write(style(f"{printable(lock.name)}: {OUTCOME_TEXTS[outcome]}{hint}"))
                 outcomes.add(outcome)
             _conclude(outcomes, all(revoked))
-        elif locks and not seen and not dry_run:
+        elif locks and not seen and not options["dry_run"]:
             raise CommandError("Nothing was released: the holder has changed.", returncode=CHANGED)
 
     def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
@@ -117,15 +111,6 @@ class Command(OperatorCommand):
             self.stdout.write(f"{printable(lock.name)}: {about}.{other}")
         if not locks:
             self.stdout.write("Nothing is held.")
-
-    def _may_release(self, count: int, dry_run: bool, interactive: bool, stdin: Any) -> bool:
-        if dry_run or (interactive and not stdin.isatty()):
-            hint = "" if dry_run else " Nobody is there to ask: use --no-input to release."
-            self.stdout.write(f"Dry run: {_locks(count)} would be released.{hint}")
-            return False
-        if interactive and not agreed(f"Release {_locks(count)}?"):
-            raise CommandError("Nothing was released.")
-        return True
 
     def _ask(self, locks: list[HeldLock], grace: float) -> tuple[set[str], set[str]]:
         """
@@ -192,10 +177,6 @@ def _conclude(outcomes: set[ActionResult], revoked: bool) -> None:
         raise CommandError("Not all were released.")
     if not revoked:
         raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
-
-
-def _locks(count: int) -> str:
-    return "1 lock" if count == 1 else f"{count} locks"
 
 
 def _is_still_held(lock: HeldLock, now: HeldLock | None) -> bool:

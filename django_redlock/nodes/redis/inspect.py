@@ -6,7 +6,6 @@ need. It connects as the user of the locks, and the keys that it writes are gone
 """
 
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +16,14 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
-from ...core.protocol import Failure, is_absurd
+from ...core.protocol import Failure
 from ..base import LinkError, Node, run
-from ..token_search import TokenSearch, search_each
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
 from .link import BlockingDialer, exchange
-from .node import RedisNode, parse_age
-from .wire import fencing_token, resp, unchanged, whole
+from .node import RedisNode
+from .wire import resp, unchanged
 
-AT_ONCE = 100  # keys on a page, about
 SAMPLES = 5  # round trips; the shortest one counts
 IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
 IGNORED |= {"socket_timeout", "socket_connect_timeout"}
@@ -182,7 +179,7 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: I
     refused = tuple(_refused(connection, blank.user, node.encoder.prefix, database)) if rights else ()
     age = None
     with suppress(LinkError):
-        age = parse_age(served).seconds
+        age = node.read_age(served).seconds
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
 
 
@@ -196,44 +193,6 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
         there = int(reply[0]) + int(reply[1]) / 1e6 if isinstance(reply, list) else wall + took / 2
         samples.append((took, there - (wall + took / 2)))
     return min(samples)
-
-
-def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> TokenSearch:
-    """
-    Return the slugs with an absurd fencing token on a server among *nodes*, whether the locks are held or free.
-
-    Each server is searched for *seconds* at most, and only if its user has the right ``+scan``.
-    """
-    servers = [node for node in nodes if isinstance(node, RedisNode)]
-    return search_each(servers, lambda node: _search(node, timeout, seconds))
-
-
-def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
-    prefix, cursor = node.encoder.prefix, "0"
-    pattern = re.sub(r"([\\*?\[\]^])", r"\\\1", prefix) + "*:f"
-    connection = _find(node, timeout)[0] if isinstance(node, DiscoveredNode) else _open(node, timeout)
-    until = time.monotonic() + seconds
-    try:
-        while True:
-            page = _command(connection, "SCAN", cursor, "MATCH", pattern, "COUNT", AT_ONCE)
-            if not isinstance(page, list):
-                return  # its user may lack the right, as documented
-            keys = [key.decode("utf-8", "replace") for key in page[1]]
-            values = _command(connection, "MGET", *keys) if keys else []
-            now = _command(connection, "TIME")
-            if not isinstance(values, list) or not isinstance(now, list):
-                raise LinkError(Failure.REFUSED)
-            micros = whole(now[0].decode()) * 10**6
-            for key, value in zip(keys, values, strict=True):
-                if value is not None and is_absurd(fencing_token(value.decode("utf-8", "replace")), micros):
-                    yield key[len(prefix) : -len(":f")]
-            cursor = page[0].decode()
-            if cursor == "0":
-                return
-            if time.monotonic() > until:
-                raise TimeoutError
-    finally:
-        connection.disconnect()
 
 
 def commands(prefix: str, db: int) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -32,13 +32,7 @@ MIDDLEWARE = ("sessions.middleware.Session", "auth.middleware.Authentication", "
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """
-    One run.
-
-    Args:
-        servers: Five servers that nobody else uses.
-        quick: Whether a few repetitions are enough.
-    """
+    """One run."""
 
     servers: "Servers"
     quick: bool

@@ -14,15 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """
-    Something to be timed.
-
-    Args:
-        name: Its name in the tables.
-        once: Does the work once.
-        share: Share of the rounds in which it takes part, for contenders that are very slow.
-        loop: The event loop that awaits what *once* returns; None calls *once*.
-    """
+    """Something to be timed."""
 
     name: str
     once: Callable[[], Any]
@@ -54,15 +46,7 @@ class Times:
 
 
 def interleave(contenders: Sequence[Contender], rounds: int, batch: int = 10, warm_up: int = 5) -> dict[str, Times]:
-    """
-    Time the contenders A B C A B C and so on.
-
-    Args:
-        contenders: What to time.
-        rounds: How many turns each contender gets.
-        batch: Calls per turn, so that caches are as warm as in a loop.
-        warm_up: Calls of each contender before the first one that counts.
-    """
+    """Time the contenders A B C A B C and so on."""
     times = {contender.name: Times() for contender in contenders}
     for contender in contenders:
         _take_turn(contender, Times(), warm_up)

@@ -104,16 +104,7 @@ HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
 
 
 class Arena:
-    """
-    Servers, proxies and workers; in a ``with`` block.
-
-    Args:
-        folder: An empty folder for diaries, clocks and other files.
-        profile: What may go wrong.
-        database: The entry for ``DATABASES``.
-        nodes: The number of servers.
-        workers: The number of processes.
-    """
+    """Servers, proxies and workers; in a ``with`` block."""
 
     def __init__(
         self, folder: Path, profile: Profile, database: dict[str, Any], nodes: int = 3, workers: int = 4

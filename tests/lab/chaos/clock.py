@@ -21,13 +21,7 @@ def build(folder: Path) -> Path:
 
 
 class Clock:
-    """
-    The wall clock of one server.
-
-    Args:
-        library: The file made by :func:`build`.
-        path: A file that tells the server by how much its clock is wrong.
-    """
+    """The wall clock of one server."""
 
     def __init__(self, library: Path, path: Path) -> None:
         path.write_bytes(bytes(8))

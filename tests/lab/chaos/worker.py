@@ -21,12 +21,7 @@ THINK = 0.05  # seconds between reading and writing, at most
 
 
 class Worker:
-    """
-    Works until it is killed, or asked to stop by the end of its standard input.
-
-    Args:
-        order: The settings from ``__main__.py``.
-    """
+    """Works until it is killed, or asked to stop by the end of its standard input."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         nodes = [{"URL": url, "NAME": f"node {place}"} for place, url in enumerate(order["urls"])]

@@ -70,12 +70,7 @@ class Stage:
             raise
 
     def runs_again(self, task: Any, what: str, seconds: float = 0.0, since: float | None = None) -> str:
-        """
-        Call a task with the same arguments until its body runs once more; return how long that took.
-
-        Args:
-            since: When the time begins, in seconds on the steady clock; None is now.
-        """
+        """Call a task with the same arguments until its body runs once more; return how long that took."""
         before, start = self.count(what, "began"), time.monotonic() if since is None else since
         while time.monotonic() < start + PATIENCE:
             self.call(task, what, seconds)

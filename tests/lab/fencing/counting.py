@@ -11,12 +11,7 @@ def prepare(alias: str) -> None:
 
 
 class CounterTable:
-    """
-    A counter in a database, in plain SQL, and the order in which holders incremented it.
-
-    Args:
-        alias: Alias in ``DATABASES``.
-    """
+    """A counter in a database, in plain SQL, and the order in which holders incremented it."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

@@ -42,16 +42,7 @@ class BrokenSource:
 
 
 class Experiment:
-    """
-    Threads that increment one counter, each section with a lease that excludes nobody.
-
-    Args:
-        alias: Alias in ``DATABASES``.
-        name: Name of the lock.
-        fence: Whether an increment is a fenced transaction; otherwise it is two statements.
-        retries: How often to repeat a section after a conflict.
-        locked: Whether the threads take turns after all, with tokens in order, as under a lock that works.
-    """
+    """Threads that increment one counter, each section with a lease that excludes nobody."""
 
     sections = THREADS * SECTIONS
 

@@ -26,13 +26,7 @@ FAILED = "failed with "
 
 
 class Process:
-    """
-    A holder in a process of its own, as the test sees it.
-
-    Args:
-        databases: For ``DATABASES``.
-        nodes: For ``REDLOCK``.
-    """
+    """A holder in a process of its own, as the test sees it."""
 
     def __init__(self, databases: dict[str, Any], nodes: list[str]) -> None:
         settings = json.dumps({"databases": databases, "nodes": nodes}, default=str)

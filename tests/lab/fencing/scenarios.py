@@ -28,16 +28,7 @@ STEPS = 3
 
 @dataclass
 class Stage:
-    """
-    The stage of a story.
-
-    Args:
-        database: Alias of a prepared database in this process.
-        other: Alias of another one.
-        entry: The entry of the first one in ``DATABASES``, for other processes.
-        nodes: Addresses of real servers.
-        say: Is called with each event.
-    """
+    """The stage of a story."""
 
     database: str
     other: str

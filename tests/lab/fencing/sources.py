@@ -11,14 +11,7 @@ _aliases: list[str] = []
 
 
 def lease_of(name: str | list[str], fencing_token: int = 0, **options) -> Lease:
-    """
-    Return a lease that nobody else respects, because nobody else uses its node: no lock at all.
-
-    Args:
-        name: Name of the lock.
-        fencing_token: Its fencing token, whatever the node granted; 0 keeps the granted one.
-        options: For the lock.
-    """
+    """Return a lease that nobody else respects, because nobody else uses its node: no lock at all."""
     given = {"ttl": 60.0, "renew": False, "wait": 30} | options
     alias = f"nobody-else-{next(_numbers)}"
     rules = {"restart_guard": False, "node_timeout": min(5.0, given["ttl"] / 6)}

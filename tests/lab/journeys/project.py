@@ -30,12 +30,7 @@ CELERY_BROKER_URL = "memory://"
 
 
 class Project:
-    """
-    A project ``mysite`` with an app ``shop`` in a folder.
-
-    Args:
-        folder: An empty folder.
-    """
+    """A project ``mysite`` with an app ``shop`` in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -40,15 +40,7 @@ SIZE = 14  # pixels of a usual text
 
 @dataclass
 class Canvas:
-    """
-    One picture.
-
-    Args:
-        width: In pixels.
-        height: In pixels.
-        title: What the picture shows, for screen readers.
-        colours: A theme.
-    """
+    """One picture."""
 
     width: int
     height: int

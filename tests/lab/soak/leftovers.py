@@ -26,16 +26,7 @@ NOTE, NOTE_LASTS = "{done:", 61.0  # seconds
 
 @dataclass(frozen=True)
 class Slot:
-    """
-    A key of ours on one node.
-
-    Args:
-        node: The node's index.
-        name: The subject of the key.
-        task: Id of the task that has it.
-        queued: Whether its message waits.
-        seconds: How long it lasts.
-    """
+    """A key of ours on one node."""
 
     node: int
     name: str
@@ -79,12 +70,7 @@ def left(nodes: Servers) -> list[Slot]:
 
 
 class Loss:
-    """
-    Evidence on whether a message was lost between the broker and a worker.
-
-    Args:
-        book: The records.
-    """
+    """Evidence on whether a message was lost between the broker and a worker."""
 
     def __init__(self, book: Any) -> None:
         url = os.environ["SOAK_BROKER"]

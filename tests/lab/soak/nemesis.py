@@ -84,11 +84,6 @@ class Nemesis:
     """
     Kills children, workers and one node at a time, which comes back empty; from time to time a node only stops for a
     while, or the result backend is away.
-
-    Args:
-        fleet: The workers.
-        nodes: The lock nodes.
-        backend: The way to the result backend.
     """
 
     def __init__(self, fleet: Fleet, nodes: Servers, backend: FaultProxy) -> None:

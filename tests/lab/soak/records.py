@@ -18,12 +18,7 @@ CREATE TABLE IF NOT EXISTS call (task TEXT, key INTEGER, at REAL, accepted INTEG
 
 
 class Records:
-    """
-    The database of one soak.
-
-    Args:
-        path: Its file.
-    """
+    """The database of one soak."""
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(path, timeout=60, isolation_level=None)

@@ -88,7 +88,7 @@ def site(live: Live, database: str, request: pytest.FixtureRequest) -> Iterator[
 )
 def test_requests_at_once_see_what_the_one_before_committed(site: Site, database: str, paths: tuple[str, str]):
     """
-    Each of 50 concurrent requests to a view reads what the previous one has committed, and no request is lost (L52).
+    Each of 50 concurrent requests to a view reads what the previous one has committed, and no request is lost.
     The views are a function, a class, and a coroutine function.
     """
     Order.objects.using(database).bulk_create([Order(pk=7), Order(pk=8)])

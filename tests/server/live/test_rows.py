@@ -26,7 +26,7 @@ from .lockers import ROWS, SET
 def test_overlapping_sets_in_opposite_order_never_deadlock(live: Live, database: str, seconds: int):
     """
     Two processes that lock overlapping sets of rows, one forwards and one backwards, and wait for ever, continue until
-    their time has run out and lose no increment (L56, L52).
+    their time has run out and lose no increment.
     """
     Order.objects.using(database).bulk_create(Order(pk=pk) for pk in range(1, ROWS + 1))
     processes = [
@@ -75,7 +75,7 @@ def add(order: Order, number: int) -> None:
 
 def test_lock_is_free_when_the_outcome_is_known(database: str, total_at_release: list[int]):
     """
-    On every engine the lock outlasts commit, rollback and the rollback of a savepoint (L52, L54, L55).
+    On every engine the lock outlasts commit, rollback and the rollback of a savepoint.
     """
     order = Order.objects.using(database).create(pk=7)
 
@@ -100,7 +100,7 @@ def test_lock_is_free_when_the_outcome_is_known(database: str, total_at_release:
 def test_lost_connection_undoes_the_block_and_frees_the_lock(database: str, engine: Any, total_at_release: list[int]):
     """
     When the server ends the connection inside the block, the error is raised, nothing is committed, and the lock is
-    free (L54).
+    free.
     """
     order = Order.objects.using(database).create(pk=7)
 
@@ -129,7 +129,7 @@ KILL = {"postgresql": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}"}
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any, fresh_nodes: None):
     """
-    UUID, composite, inherited and related keys work on a database with types of its own (L57).
+    UUID, composite, inherited and related keys work on a database with types of its own.
     """
     voucher = Voucher.objects.using(database).create()
     stock = Stock.objects.using(database).create(place="here", article="pen")

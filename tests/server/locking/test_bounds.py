@@ -34,7 +34,7 @@ from django_redlock.core.protocol import (
     failed,
 )
 from django_redlock.engine.manager import LockManager
-from django_redlock.inventory import Staleness, find_locks, held_locks, remove_stale, stale_keys
+from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
@@ -464,12 +464,8 @@ def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
 
 @pytest.mark.parametrize("value", [str(2**63 - 1), "9" * 23, str(HIGHEST)])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
-def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
-    """
-    Repair works whether or not the lock is held; afterwards the node knows the highest token of the others. The
-    doctor finds the token of a held lock; that of a free one is found by the lock's name.
-    """
-    names = None if held else [NAME]
+def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value: str, held: bool):
+    """L77: repair works whether or not the lock is held; afterwards the node knows the highest token of the others."""
     with settings_of(nodes):
         manager = real_manager(nodes.urls[:3])
         lease = manager.lock(NAME, wait=0).acquire()
@@ -478,14 +474,13 @@ def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
         poison(nodes, value, 0)
         found = [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
         dry, wet = io.StringIO(), io.StringIO()
-        call_command("redlock_clear", names=names, dry_run=True, stdout=dry)
+        call_command("redlock_clear", dry_run=True, stdout=dry)
         before = fences(nodes)[0]
 
-        call_command("redlock_clear", names=names, interactive=False, stdout=wet)
+        call_command("redlock_clear", interactive=False, stdout=wet)
 
-        assert [(finding.level, NAME in finding.text, "redlock_clear" in finding.remedy) for finding in found] == (
-            [("error", True, True)] if held else []
-        )
+        assert [(finding.level, NAME in finding.text) for finding in found] == [("error", True)]
+        assert "redlock_clear" in found[0].remedy
         assert "its fencing token is absurd" in dry.getvalue()
         assert before == value
         assert "Dry run: 1 token would be replaced." in dry.getvalue()
@@ -500,14 +495,17 @@ def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
         manager.close()
 
 
-def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables):
-    """The doctor and the command find the token of a held lock in a database, too."""
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: bool):
+    """L77: a database is searched like a server, so the doctor and the command find tokens of free locks, too."""
     count = 3 if tables.scheme == "sqlite" else 1  # REDLOCK may name a server once
     alias = {"NODES": tables.urls[:count], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
     with override_settings(REDLOCK={"default": alias}):
         manager = locks["default"]
         connect(manager)
         lease = manager.lock(NAME, wait=0).acquire()
+        if not held:
+            lease.release()
         poison_row(tables, lease.fencing_token, 2**63 - 1)
         found = [finding for finding in diagnose(timeout=30.0).findings if finding.id == "absurd-token"]
         told = io.StringIO()
@@ -518,7 +516,26 @@ def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables):
         assert "Replaced 1 token." in told.getvalue()
         assert fence_of_row(tables) == (lease.fencing_token if count == 3 else 0)
         assert not [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
-        assert lease.release() == "released"
+        assert not held or lease.release() == "released"
+        locks.reset()
+
+
+def test_search_that_did_not_see_every_token_says_so(tables: Tables, monkeypatch: pytest.MonkeyPatch):
+    """L77: nothing found is not said of a node on which not every token was read."""
+    alias = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
+    with override_settings(REDLOCK={"default": alias}):
+        connect(locks["default"])
+        locks["default"].lock(NAME, wait=0).acquire().release()
+        name = locks["default"].nodes[0].name
+        before = [finding.node for finding in diagnose(timeout=30.0).findings if finding.id == "unsearched"]
+        monkeypatch.setattr("django_redlock.nodes.database.inspect._rows", lambda table: 1 / 0)
+        errors = io.StringIO()
+
+        after = [finding.node for finding in diagnose(timeout=30.0).findings if finding.id == "unsearched"]
+        call_command("redlock_clear", interactive=False, stdout=io.StringIO(), stderr=errors)
+
+        assert (before, after) == ([], [name])
+        assert f"Not all fencing tokens of free locks were read on {name}." in errors.getvalue()
         locks.reset()
 
 
@@ -555,7 +572,7 @@ def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
     """L74: the node itself decides at that moment whether its token is absurd."""
     with settings_of(nodes):
         poison(nodes, str(2**63 - 1), 0)
-        (key,) = [key for key in stale_keys(find_locks([f"{{{NAME}}}"])) if key.reason is Staleness.ABSURD]
+        (key,) = [key for key in stale_keys(absurd_tokens()) if key.reason is Staleness.ABSURD]
         poison(nodes, "7", 0)
 
         outcome = remove_stale(key)

@@ -1,7 +1,6 @@
 """A Redis or Valkey Cluster as one node: failovers, slots that move, and what is refused."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -49,42 +48,6 @@ def guarded(cluster: Cluster) -> LockManager:
 
 async def held(flavour: Flavour, manager: LockManager, name: object = "a", **options: object):
     return await flavour.acquire(manager.lock(name, **{"wait": 30, **options}))
-
-
-async def test_every_request_works_in_a_cluster(three: Cluster, flavour: Flavour):
-    """
-    All keys are in one slot, so several names, shared locks, permits, queues and surveys work as elsewhere.
-    """
-    manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
-
-    several = await held(flavour, manager, ["a", "b", "c"], wait=0)
-    assert await flavour.extend(several)
-    with pytest.raises(LockTakenError):
-        await held(flavour, other, "b", wait=0)
-    readers = [await held(flavour, each, "r", wait=0, shared=True) for each in (manager, other)]
-    permits = [await held(flavour, each, "p", wait=0, limit=2) for each in (manager, other)]
-    with pytest.raises(LockTakenError):
-        await held(flavour, manager, "p", wait=0, limit=2)
-    listed = manager.survey(count=100)[0]
-    assert {row.slug for row in listed.rows} >= {"{a}", "{b}", "{c}", "{r}"}
-
-    served: list[str] = []
-
-    def wait() -> None:
-        with other.lock("a", wait=60):
-            served.append("other")
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    await eventually(lambda: any(row.waiting for row in manager.survey(slugs=("{a}",), waiters=1)[0].rows))
-    assert await flavour.release(several) == "released"
-    waiter.join(60)
-    assert served == ["other"]
-    for lease in (*readers, *permits):
-        assert await flavour.release(lease) == "released"
-    for each in (manager, other):
-        await flavour.close(each)
-        each.close()
 
 
 async def test_cluster_is_one_vote_of_a_majority(three: Cluster, nodes, flavour: Flavour):

@@ -88,7 +88,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("tables", ["sqlite", *SLOW_DATABASES], indirect=True)
 def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
-    """No row stays behind as a lock for ever. Tests below show that every kind of database ends a hold."""
+    """L58, P24: no row stays behind as a lock for ever. Tests below show that every kind of database ends a hold."""
     entries = json.dumps({"default": {}, "held": tables.entry()})
     with closing(real_manager(tables.urls[:1])) as manager:
         command = [sys.executable, "-c", HOLD, entries]
@@ -125,7 +125,7 @@ manager.close()
 
 @pytest.mark.parametrize("tables", ["sqlite"], indirect=True)
 def test_lock_of_a_greenlet_is_renewed(tables: Tables):
-    """The watchdog of greenlets has a thread of its own, and so a connection of its own."""
+    """P33: the watchdog of greenlets has a thread of its own, and so a connection of its own."""
     needs("gevent", find_spec("gevent"), "pip install gevent")
     entries = json.dumps({"default": {}, "held": tables.entry()})
 
@@ -138,7 +138,7 @@ def test_lock_of_a_greenlet_is_renewed(tables: Tables):
 
 @EACH_TABLE_ONCE
 async def test_waiters_of_a_database_are_served_in_order(one: LockManager, flavour: Flavour):
-    """A caller that finds the lock taken gets it in its turn, without a notification."""
+    """P27, L45: a caller that finds the lock taken gets it in its turn, without a notification."""
     holder = await flavour.acquire(one.lock("a"))
     line = Line(flavour, one)
     tasks = [await line.join(number) for number in range(3)]
@@ -151,7 +151,7 @@ async def test_waiters_of_a_database_are_served_in_order(one: LockManager, flavo
 
 @pytest.mark.parametrize("tables", ["sqlite"], indirect=True)  # no request goes to the database
 async def test_lock_is_entered_again_by_its_holder(one: LockManager, flavour: Flavour):
-    """A thread or task does not wait for itself."""
+    """L43: a thread or task does not wait for itself."""
     lock = one.lock("a", reentrant=True, wait=0)
 
     async with flavour.entered(lock) as outer:
@@ -164,7 +164,7 @@ async def test_lock_is_entered_again_by_its_holder(one: LockManager, flavour: Fl
 
 @pytest.mark.parametrize("tables", ["postgresql", "mariadb"], indirect=True)  # SQLite: see test_own_transaction
 def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tables):
-    """Others see the lock before the commit, and a rollback does not release it."""
+    """L52: others see the lock before the commit, and a rollback does not release it."""
     with suppress(ZeroDivisionError), transaction.atomic(using=tables.aliases[0]):
         tables.query("SELECT 1")
         lease = one.lock("a").acquire()
@@ -177,7 +177,7 @@ def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tabl
 
 
 def test_hold_ends_by_the_clock_of_the_server(one: LockManager, monkeypatch: pytest.MonkeyPatch):
-    """A client with a wrong clock holds as long as any other, and the node reports its own time."""
+    """L6, P24: a client with a wrong clock holds as long as any other, and the node reports its own time."""
     one.runtime = replace(one.runtime, wall=lambda: 0.0)
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("time.time_ns", lambda: 0)
@@ -192,7 +192,7 @@ def test_hold_ends_by_the_clock_of_the_server(one: LockManager, monkeypatch: pyt
 
 
 def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """After a jump of its clock, nobody knows which locks a database has forgotten, as with any node."""
+    """P21: after a jump of its clock, nobody knows which locks a database has forgotten, as with any node."""
     sqlite_tables.empty()
     ahead = [0]
     monkeypatch.setattr("django_redlock.nodes.database.table.time_ns", lambda: time.time_ns() + ahead[0])
@@ -205,7 +205,7 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
 
 
 def test_requests_to_a_database_are_not_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
-    """Django logs statements with their values while DEBUG is on; none contains a lock's secret."""
+    """P36: Django logs statements with their values while DEBUG is on; none contains a lock's secret."""
     caplog.set_level(logging.DEBUG, logger="django.db.backends")
     with override_settings(DEBUG=True), closing(real_manager(tables.urls[:1])) as manager:
         with manager.lock("a") as lease:
@@ -218,7 +218,7 @@ def test_requests_to_a_database_are_not_logged(tables: Tables, caplog: pytest.Lo
 
 
 def test_expired_rows_are_deleted_after_a_while(tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """Expired rows no longer count and are deleted in time; rows without an end stay."""
+    """P29: expired rows no longer count and are deleted in time; rows without an end stay."""
     with closing(LockTable(tables.aliases[0], "cleaned:", 5.0)) as table:
         table.execute([acquire("short", ttl=0.01, keep=0.01), acquire("long"), acquire("ever", ttl=0.01, keep=None)])
         table.execute([Release((), "c" * 32, 0.01), Release(("{short}",), "d" * 32, 0.01)])
@@ -236,7 +236,7 @@ def test_expired_rows_are_deleted_after_a_while(tables: Tables, monkeypatch: pyt
 
 
 def test_locks_of_another_prefix_are_other_locks(tables: Tables):
-    """Two projects may share a table."""
+    """L19: two projects may share a table."""
     with closing(real_manager(tables.urls[:1])) as one, closing(real_manager(tables.urls[:1], "u:")) as two:
         first, second = (manager.lock("a", wait=0, renew=False).acquire() for manager in (one, two))
 
@@ -248,7 +248,7 @@ def test_locks_of_another_prefix_are_other_locks(tables: Tables):
 
 
 def test_locked_row_counts_as_no_reply(one: LockManager, tables: Tables):
-    """The statement is given up in time and certainly not executed, and the next one is."""
+    """P23: the statement is given up in time and certainly not executed, and the next one is."""
     with closing(LockTable(tables.aliases[0], "t:", 0.5)) as table:
         table.execute([acquire()])
         with transaction.atomic(using=tables.aliases[0]):
@@ -268,7 +268,7 @@ def server(request: pytest.FixtureRequest) -> Database:
 
 
 def test_commit_with_an_unknown_outcome_is_no_reply(server: Database, monkeypatch: pytest.MonkeyPatch):
-    """A server that dies while it writes may have written; one that dies while it reads has not."""
+    """P24, L4: a server that dies while it writes may have written; one that dies while it reads has not."""
     with migrated(server) as alias, closing(LockTable(alias, "t:", 2.0)) as table:
         table.execute([acquire()])
         put, decide = table._put, table._decide
@@ -299,7 +299,7 @@ ONE_SERVER = pytest.mark.parametrize("server", ["postgresql", *SLOW_DATABASES[1:
 @ONE_SERVER
 async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavour: Flavour):
     """
-    While the server is dead the error says in time that nothing is known; afterwards everything works again.
+    L3, P25: while the server is dead the error says in time that nothing is known; afterwards everything works again.
     """
     with migrated_in_thread(server) as alias:
         manager = real_manager([f"database://{alias}"], node_timeout=1.0)
@@ -319,7 +319,7 @@ async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavo
 
 @ONE_SERVER
 async def test_frozen_database_keeps_nobody_longer_than_the_node_timeout(server: Database, flavour: Flavour):
-    """Each attempt ends in time, and closing leaves neither a thread nor a connection."""
+    """L2, L40, P25: each attempt ends in time, and closing leaves neither a thread nor a connection."""
     with migrated_in_thread(server) as alias:
         before = threads_of_ours()
         manager = real_manager([f"database://{alias}"], node_timeout=0.5)
@@ -363,7 +363,7 @@ def migrated_in_thread(server: Database) -> Iterator[str]:
 
 @EACH_TABLE_ONCE
 async def test_no_thread_is_left_behind(tables: Tables, flavour: Flavour):
-    """The thread of a database ends with the last manager that uses it."""
+    """L40: the thread of a database ends with the last manager that uses it."""
     before = threads_of_ours()
     manager = real_manager(tables.urls[:1])
     connect(manager)
@@ -377,7 +377,7 @@ async def test_no_thread_is_left_behind(tables: Tables, flavour: Flavour):
 
 
 async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tables):
-    """Asyncio.run() ends although nobody closed anything, and nothing is left behind."""
+    """L40: asyncio.run() ends although nobody closed anything, and nothing is left behind."""
     node = one.nodes[0]
     assert isinstance(node, DatabaseNode)
 
@@ -395,7 +395,7 @@ async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tabl
 
 
 def test_child_has_a_connection_of_its_own(tables: Tables):
-    """After a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
     with closing(real_manager(tables.urls[:1])) as manager:
         fork_and_lock(manager)
         assert manager.lock("b", wait=0).acquire().release() == "released"
@@ -405,7 +405,7 @@ def test_child_has_a_connection_of_its_own(tables: Tables):
 
 
 def test_table_that_is_missing_is_named_with_what_to_type(tmp_path: Path):
-    """No caller waits for a quorum that needs a command first; the lock works as soon as that command has run."""
+    """P23: no caller waits for a quorum that needs a command first; the lock works as soon as that command has run."""
     server = SQLite(tmp_path)
     with server.database() as name, django_database("empty", server.settings(name)):
         with closing(real_manager(["database://empty"])) as manager:
@@ -419,7 +419,7 @@ def test_table_that_is_missing_is_named_with_what_to_type(tmp_path: Path):
 
 
 def test_database_in_memory_is_refused(tmp_path: Path):
-    """Neither another process nor another connection would find the locks."""
+    """P23: neither another process nor another connection would find the locks."""
     with django_database("fleeting", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
         with closing(real_manager(["database://fleeting"])) as manager, pytest.raises(QuorumUnavailableError) as caught:
             manager.lock("a", wait=60).acquire()
@@ -427,7 +427,7 @@ def test_database_in_memory_is_refused(tmp_path: Path):
 
 
 def test_one_server_under_two_aliases_has_one_vote(sqlite_tables: Tables, tmp_path: Path):
-    """A link to the same file is the same node."""
+    """P22, L13: a link to the same file is the same node."""
     entry = connections.settings[sqlite_tables.aliases[0]]
     link = tmp_path / "link.sqlite3"
     os.link(entry["NAME"], link)
@@ -438,7 +438,7 @@ def test_one_server_under_two_aliases_has_one_vote(sqlite_tables: Tables, tmp_pa
 
 
 def test_restarted_server_that_may_forget_gives_no_vote_for_a_while(server: Database):
-    """The servers of the tests run without fsync, and are guarded like a Redis server."""
+    """P20, L62: the servers of the tests run without fsync, and are guarded like a Redis server."""
     with migrated(server) as alias, ExitStack() as stack:
         soon, late = (
             stack.enter_context(
@@ -461,7 +461,7 @@ def test_restarted_server_that_may_forget_gives_no_vote_for_a_while(server: Data
 
 
 def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
-    """A reply that is on disk before it is sent survives a restart, so the server votes at once."""
+    """P20: a reply that is on disk before it is sent survives a restart, so the server votes at once."""
     with migrated(mariadb) as alias, closing(LockTable(alias, "t:", 5.0)) as table:
         (before,) = mariadb.execute("SELECT @@innodb_flush_log_at_trx_commit")
         mariadb.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
@@ -472,7 +472,7 @@ def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
 
 
 def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
-    """SQLite waits for the disk on this connection, whatever the project configured for its own."""
+    """P20: SQLite waits for the disk on this connection, whatever the project configured for its own."""
     server = SQLite(tmp_path)
     careless = {"init_command": "PRAGMA synchronous = OFF"}
     with server.database() as name, django_database("file", server.settings(name, OPTIONS=careless)):
@@ -484,7 +484,7 @@ def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
 
 @pytest.mark.service
 def test_standby_does_not_vote_and_is_another_server_when_promoted():
-    """Every process that knew the earlier server notices a failover."""
+    """P22, L63: every process that knew the earlier server notices a failover."""
     with PostgreSQL() as server, migrated(server) as alias:
         with closing(LockTable(alias, "t:", 5.0)) as table:
             before = table.open()
@@ -503,7 +503,7 @@ def test_standby_does_not_vote_and_is_another_server_when_promoted():
 
 def test_replaced_file_is_noticed_only_by_processes_that_knew_it(tmp_path: Path):
     """
-    A process that knew the earlier files gives the new ones no vote; one that starts later lets them vote.
+    P20, L62: a process that knew the earlier files gives the new ones no vote; one that starts later lets them vote.
 
     The page about guarantees states this limit: two leases of one name are valid here, because both files lack it.
     """
@@ -535,7 +535,7 @@ def test_replaced_file_is_noticed_only_by_processes_that_knew_it(tmp_path: Path)
 
 @pytest.mark.parametrize("tables", ["sqlite"], indirect=True)  # the servers of the tests run without fsync
 def test_emptied_table_is_noticed_by_nobody(tables: Tables):
-    """The server is the same, so no process sees that rows are missing; the guarantees state this limit."""
+    """P20, L62: the server is the same, so no process sees that rows are missing; the guarantees state this limit."""
     with closing(patient_manager(tables.urls[:3], restart_guard=True)) as manager:
         connect(manager)
         first = manager.lock("a", wait=0, renew=False).acquire()
@@ -546,7 +546,7 @@ def test_emptied_table_is_noticed_by_nobody(tables: Tables):
 
 
 def test_wrong_password_is_reported_without_showing_it(postgresql: PostgreSQL):
-    """The error has the code, and neither user, host nor password."""
+    """P36, L68: the error has the code, and neither user, host nor password."""
     entry = postgresql.settings("nowhere_at_all", PASSWORD="sesame")
     with django_database("shut", entry), closing(real_manager(["database://shut"])) as manager:
         with pytest.raises(QuorumUnavailableError, match="no such database") as caught:
@@ -556,7 +556,7 @@ def test_wrong_password_is_reported_without_showing_it(postgresql: PostgreSQL):
 
 
 def test_rights_that_are_documented_suffice(server: Database):
-    """A user that may only read and write the table takes, lists and clears locks."""
+    """P35: a user that may only read and write the table takes, lists and clears locks."""
     rights = "SELECT, INSERT, UPDATE, DELETE"
     with migrated(server) as alias:
         entry = connections.settings[alias]
@@ -585,7 +585,7 @@ def test_rights_that_are_documented_suffice(server: Database):
 
 
 def test_entry_that_cannot_be_a_node_is_refused():
-    """The error lists the existing aliases."""
+    """L14: the error lists the existing aliases."""
     with pytest.raises(ValueError, match="DATABASES has no alias 'nowhere', it has 'default'"):
         open_node(NodeSpec("database://nowhere"), "t:")
     with pytest.raises(ValueError, match="takes no OPTIONS"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock import LockLostError, LockTakenError
 from django_redlock.core.protocol import SHARED, Kind, Release
 from django_redlock.core.round import cleanup
 from django_redlock.engine.manager import LockManager
@@ -332,38 +332,6 @@ async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
     manager.close()
 
 
-async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, flavour: Flavour):
-    """Scripts that were flushed cost one more request, whether the request is in parts or whole."""
-    manager = real_manager(nodes.urls, node_timeout=2.0)
-    await flavour.release(await take(flavour, manager, "warm up"))
-    for node in nodes:
-        with node.client() as client:
-            client.script_flush()
-
-    lease = await take(flavour, manager, [f"n{number}" for number in range(500)])
-
-    assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
-    manager.close()
-
-
-async def test_minority_of_parts_leaves_nothing(nodes: Servers, flavour: Flavour):
-    """A node that granted some parts and refused others releases what it granted."""
-    manager = real_manager(nodes.urls[:1], node_timeout=2.0)
-    names = [f"n{number:04}" for number in range(600)]
-    holder = await take(flavour, manager, "n0300")
-
-    with pytest.raises(LockTakenError):
-        await take(flavour, manager, names)
-
-    for slug in ("{n0000}", "{n0199}", "{n0599}"):
-        assert held_by(manager, slug)
-    assert holder.valid()
-    await flavour.release(holder)
-    await flavour.close(manager)
-    manager.close()
-
-
 # renewal in batches
 
 
@@ -407,19 +375,5 @@ async def test_extension_of_many_leases_survives_frozen_nodes(nodes: Servers, fl
         node.thaw()
     for lease in leases:
         await flavour.release(lease)
-    await flavour.close(manager)
-    manager.close()
-
-
-async def test_nothing_is_taken_without_a_quorum(nodes: Servers, flavour: Flavour):
-    """Shared locks and locks with permits need a quorum like any other."""
-    manager = real_manager(nodes.urls)
-    for node in nodes[:3]:
-        node.kill()
-
-    for options in ({"shared": True}, {"limit": 2}):
-        with pytest.raises(QuorumUnavailableError):
-            await take(flavour, manager, "a", **options)
-
     await flavour.close(manager)
     manager.close()

@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from subprocess import run
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.test import override_settings
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.core.node_state import NodeState
-from django_redlock.core.protocol import ENDLESS, SHARED, Failure, Kind, Release, Request, Survey
+from django_redlock import QuorumUnavailableError, lock, locks
+from django_redlock.core.protocol import Failure, Kind, Release, Survey
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
@@ -23,19 +19,15 @@ from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.clock import steady
-from django_redlock.nodes.etcd import node as tables
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
 from django_redlock.nodes.etcd.node import EtcdNode, EtcdTable
 from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
-from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.etcd import Member
-from tests.managers import held_by, patient_manager
-from tests.server.locking.test_database import SECRET, acquire, requests
-
-from .test_replicated import comparable, readable
+from tests.managers import patient_manager
+from tests.server.locking.test_database import SECRET, acquire
 
 
 def node(url: str, **options: Any) -> EtcdNode:
@@ -60,93 +52,6 @@ def other(etcd: Member) -> Iterator[EtcdTable]:
         yield found
 
 
-@pytest.fixture
-def one(etcd: Member) -> Iterator[LockManager]:
-    """A manager whose only node is an etcd."""
-    with closing(patient_manager([etcd.url])) as manager:
-        yield manager
-
-
-# The same replies
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
-def test_etcd_answers_as_the_node_in_memory(etcd: Member, sequence: list[Request], together: bool):
-    """
-    Whatever requests come in whatever order, at once or one by one, replies and queues are the same.
-    """
-    store = NodeState(time.time)
-    if together:
-        sequence = [request for request in sequence if not isinstance(request, Survey)]
-    with closing(EtcdTable(node(etcd.url).place, f"{uuid4()}:", 30.0)) as table:
-        table.open()
-        expected = [comparable(store.execute(request)) for request in sequence]
-        batches = [sequence] if together and sequence else [[request] for request in sequence]
-        answers = [comparable(reply) for batch in batches for reply in table.execute(batch)]
-
-        assert answers == expected
-        for slug in ("{x}", "{y}", "{z}", "{queue}"):
-            known = load(Names({slug}, set()), table.key, table.read)
-            assert known.store.waiters(slug) == store.waiters(slug)
-
-
-def test_many_names_and_holders_fit_into_transactions(table: EtcdTable):
-    """Etcd takes 128 operations at once, so very many names, and the end of very many holds, go in parts."""
-    slugs = tuple(f"{{n{number}}}" for number in range(250))
-    (taken,) = table.execute([acquire(slugs=slugs)])
-    (refused,) = table.execute([acquire("n249", "b" * 32)])
-    sharers = [acquire(secret=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
-    table.execute(sharers)
-    (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
-    (late,) = table.execute([sharers[0]])
-
-    assert [reply.kind for reply in (taken, refused)] == [Kind.ACCEPTED, Kind.BUSY]
-    assert [reply.kind for reply in (released, late)] == [Kind.RELEASED, Kind.CANCELLED]
-
-
-def test_attempt_refused_in_a_later_part_leaves_nothing(one: LockManager):
-    """What earlier parts of a request were granted is released."""
-    holder = one.lock("n0140", wait=0).acquire()
-
-    with pytest.raises(LockTakenError):
-        one.lock([f"n{number:04}" for number in range(150)], wait=0).acquire()
-
-    assert held_by(one, "{n0000}")
-    assert holder.release() == "released"
-
-
-def test_survey_lists_page_by_page_what_is_held(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """Pages are in the order of the names; locks that have ended are left out, and nothing is without an end."""
-    monkeypatch.setattr(tables, "PAGE", 2)
-    table.execute([acquire(f"n{number}", f"{number:032}") for number in range(5)])
-    table.execute([acquire("n1x", ttl=-5.0)])
-
-    (first,) = table.execute([Survey(size=3)])
-    (second,) = table.execute([Survey(after=first.cursor, size=3)])
-    (last,) = table.execute([Survey(after=ENDLESS, size=3)])
-
-    assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
-    assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
-    assert (bool(first.cursor), second.cursor, last.rows) == (True, "", ())
-
-
-def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """Expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
-    monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
-    monkeypatch.setattr(tables, "PAGE", 2)
-    table.execute(
-        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
-    )
-    table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), SECRET)])
-    assert list(table._page("w/", "", 100)[0]) == ["t:w/p"]
-    for _ in range(10):
-        table._clean_at = 0.0
-        table.clean()
-
-    assert sorted(table._page("", "", 100)[0]) == ["t:clock", "t:h/{ever}", "t:id"]
-
-
 @pytest.mark.parametrize(("prefix", "root"), [("t:staging:", "t:staging:"), ("t:x/y:", "t:x%2Fy:")])
 def test_records_of_another_alias_are_left_alone(
     etcd: Member, table: EtcdTable, monkeypatch: pytest.MonkeyPatch, prefix: str, root: str
@@ -163,20 +68,6 @@ def test_records_of_another_alias_are_left_alone(
         assert staging.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
         assert sorted(staging._page("", "", 100)[0]) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
         assert not table.execute([Survey(size=10)])[0].rows
-
-
-def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """The requests of the process wait while it cleans up, so that takes a handful of round trips."""
-    table.execute([acquire(f"n{number:03}", f"{number:032}", ttl=0.01, keep=0.01) for number in range(150)])
-    monkeypatch.setattr(replicated, "CLEANING", -100.0)
-    call, calls = table.call, []
-    monkeypatch.setattr(table, "call", lambda path, body: calls.append(path) or call(path, body))
-    table._clean_at = 0.0
-    table.clean()
-
-    assert len(calls) <= 4
-    assert table._clean_at <= table.now() + 1.0  # the rest follows soon
-    assert len(table._page("h/", "", 500)[0]) == 150 - tables.LARGEST_WRITE
 
 
 def let_age(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,22 +121,11 @@ def test_record_of_a_release_is_kept_for_a_while(table: EtcdTable, other: EtcdTa
     assert not table.execute([Survey(("{x}",))])[0].rows[0].value
 
 
-def test_requests_that_are_too_large_together_are_carried_out_alone(table: EtcdTable):
-    """Etcd refuses a request with more than 1,500 kB."""
-    large = [acquire(f"n{number}", f"{number:032}", value=f"{number:032}" + "x" * 60_000) for number in range(40)]
-    table.patience = 1.0
-
-    assert {reply.kind for reply in table.execute(large)} == {Kind.ACCEPTED}
-    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 2_000_000)])
-    assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
-
-
-def test_doctor_examines_members_and_alarms(etcd: Member):
-    """The trial of the doctor succeeds; a member that is gone, an alarm and a short ttl are findings."""
-    gone = reserve_port(etcd)
-    options = {"ttl": 5.0, "node_timeout": 1.0}
-    with override_settings(REDLOCK={"default": {"NODES": f"{etcd.url},127.0.0.1:{gone}", "OPTIONS": options}}):
-        fine = {finding.id for finding in diagnose(timeout=30.0).findings}
+def test_doctor_reports_an_alarm(etcd: Member):
+    """A cluster without space takes no locks, and the error says so."""
+    options = {"ttl": 30.0, "node_timeout": 1.0}
+    with override_settings(REDLOCK={"default": {"NODES": etcd.url, "OPTIONS": options}}):
+        lock("a", wait=30).acquire().release()
         etcd.ask("maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"})
         full = diagnose(timeout=30.0)
         with pytest.raises(QuorumUnavailableError, match="is out of space"):
@@ -254,7 +134,6 @@ def test_doctor_examines_members_and_alarms(etcd: Member):
         etcd.ask("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
         locks.reset()
 
-    assert fine == {"etcd-election", "etcd-member", "redlock.W001"}
     assert [finding.id for finding in full.findings if finding.level is Level.ERROR] == ["etcd-alarm"]
     assert full.nodes[0].facts["alarms"] == "NOSPACE"
 
@@ -289,17 +168,6 @@ def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other
         time.sleep(0.05)
 
     assert table.execute([Survey(("{x}",))])[0].rows[0].value.startswith("b" * 32)
-
-
-def test_restarted_etcd_keeps_locks(table: EtcdTable, etcd: Member):
-    """It writes to disk before it replies; its new term begins a new era."""
-    table.execute([acquire(ttl=60.0)])
-    era = load(Names({"{x}"}, set()), table.key, table.read).moment.era
-    etcd.stop()
-    etcd.start()
-
-    assert table.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
-    assert load(Names({"{x}"}, set()), table.key, table.read).moment.era != era
 
 
 def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
@@ -406,9 +274,6 @@ def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: 
     assert table.execute([acquire()])[0].failure is Failure.NO_LEADER
 
 
-# Notifications
-
-
 def test_vote_counts_only_in_the_term_in_which_it_was_decided(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
     """A write that another leader has carried out gives no vote: the clock that decided was not its own."""
     table.execute([acquire("other")])
@@ -422,24 +287,6 @@ def test_vote_counts_only_in_the_term_in_which_it_was_decided(table: EtcdTable, 
     (reply,) = table.execute([acquire()])
 
     assert (reply.kind, reply.failure) == (Kind.UNKNOWN, Failure.LEADER_CHANGED)
-
-
-def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):
-    """The name of the waiter arrives on the connection of its process, and the end of the watch is noticed."""
-    with (
-        closing(node(etcd.url).listen("p", 30.0, print)) as link,
-        closing(node(etcd.url).listen("q", 30.0, print)) as no,
-    ):
-        table.execute([acquire(), acquire(secret="b" * 32, waiter="p|7", stamp=1)])
-        table.execute([Release(("{x}",), SECRET)])
-        assert readable(link)
-        assert link.read() == ["p|7"]
-        assert no.read() == []
-        etcd.kill()
-        assert readable(link)
-        with pytest.raises(LinkError):
-            link.read()
-    etcd.start()
 
 
 # Users and certificates

@@ -1,4 +1,4 @@
-"""What etcd and ZooKeeper have in common as nodes: notifications, processes, operators and majorities."""
+"""What etcd and ZooKeeper have in common as nodes: decisions, notifications, processes, operators, majorities."""
 
 import asyncio
 import json
@@ -8,28 +8,44 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from io import StringIO
-from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.admin.pages import NodeRow, panels
-from django_redlock.core.protocol import ABSENT, Failure, Kind, Release, Reply, Request, Survey
+from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import (
+    ABSENT,
+    ENDLESS,
+    SHARED,
+    Failure,
+    Kind,
+    Release,
+    Reply,
+    Request,
+    Survey,
+)
+from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.records import replicated
+from django_redlock.nodes.records.record import Names, load
 from django_redlock.testing import Servers
+from django_redlock.testing.servers import reserve_port
 from tests.etcd import Member
 from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets, wait_until
-from tests.server.locking.test_database import SECRET, acquire
+from tests.server.locking.test_database import SECRET, acquire, requests
 from tests.zookeeper import Zoo
-
-from .test_mixed_majority import contending
 
 Store = Member | Zoo
 
@@ -97,6 +113,118 @@ def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], objec
     monkeypatch.setattr(table, "_decide", decide_slowly)
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
+def test_store_answers_as_the_node_in_memory(store: Store, sequence: list[Request], together: bool):
+    """Whatever requests come in whatever order, at once or one by one, replies and queues are the same."""
+    memory = NodeState(time.time)
+    if together:
+        sequence = [request for request in sequence if not isinstance(request, Survey)]
+    with closing(open_node(NodeSpec(store.url), f"{uuid4()}:").table(30.0)) as own:
+        own.open()
+        expected = [comparable(memory.execute(request)) for request in sequence]
+        batches = [sequence] if together and sequence else [[request] for request in sequence]
+        answers = [comparable(reply) for batch in batches for reply in own.execute(batch)]
+
+        assert answers == expected
+        for slug in ("{x}", "{y}", "{z}", "{queue}"):
+            known = load(Names({slug}, set()), own.key, own.read)
+            assert known.store.waiters(slug) == memory.waiters(slug)
+
+
+def test_many_names_and_holders_fit_into_transactions(table: Any):
+    """A store takes some operations at once, so very many names, and the end of very many holds, go in parts."""
+    slugs = tuple(f"{{n{number}}}" for number in range(450))
+    (taken,) = table.execute([acquire(slugs=slugs)])
+    (refused,) = table.execute([acquire("n449", "b" * 32)])
+    sharers = [acquire(secret=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
+    table.execute(sharers)
+    (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
+    (late,) = table.execute([sharers[0]])
+
+    assert [reply.kind for reply in (taken, refused)] == [Kind.ACCEPTED, Kind.BUSY]
+    assert [reply.kind for reply in (released, late)] == [Kind.RELEASED, Kind.CANCELLED]
+
+
+def test_requests_that_are_too_large_together_are_carried_out_alone(table: Any):
+    """A store refuses a request with more than 1,000 or 1,500 kB, or closes the connection."""
+    large = [acquire(f"n{number}", f"{number:032}", value=f"{number:032}" + "x" * 60_000) for number in range(40)]
+    together = table.execute(large)
+    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 2_000_000)])
+
+    assert {reply.kind for reply in together} == {Kind.ACCEPTED}
+    assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
+    assert table.execute([acquire("small")])[0].kind is Kind.ACCEPTED
+
+
+def test_survey_lists_page_by_page_what_is_held(table: Any, monkeypatch: pytest.MonkeyPatch):
+    """Each lock is on one page; locks that have ended are left out, and nothing is without an end."""
+    monkeypatch.setattr(sys.modules[type(table).__module__], "PAGE", 2)
+    table.execute([acquire(f"n{number}", f"{number:032}") for number in range(30)])
+    table.execute([acquire("n1x", ttl=-5.0)])
+
+    pages, cursor = [], ""
+    while cursor or not pages:
+        (reply,) = table.execute([Survey(after=cursor, size=7)])
+        cursor = reply.cursor
+        pages.append([row.slug for row in reply.rows])
+    (last,) = table.execute([Survey(after=ENDLESS, size=3)])
+
+    assert sorted(slug for page in pages for slug in page) == sorted(f"{{n{number}}}" for number in range(30))
+    assert all(len(page) <= 7 for page in pages)
+    assert last.rows == ()
+
+
+def test_records_that_nobody_needs_are_deleted(table: Any, monkeypatch: pytest.MonkeyPatch):
+    """Expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
+    table.execute(
+        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
+    )
+    keys = [table.key("h", "{short}"), table.key("h", "{ever}"), table.key("x", SECRET)]
+    assert sorted(table.read(keys)[1]) == sorted(keys)
+    for _ in range(10):
+        table._clean_at = 0.0
+        table.clean()
+
+    assert list(table.read(keys)[1]) == keys[1:2]
+
+
+def test_restarted_store_keeps_locks(table: Any, store: Store):
+    """It writes to disk before it replies."""
+    table.execute([acquire(ttl=60.0)])
+    store.stop()
+    store.start()
+
+    assert table.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
+
+
+async def test_first_waiter_is_notified_of_a_release(table: Any, store: Store):
+    """The name of the waiter arrives on the connection of its process, and the end of the watch is noticed."""
+    one, other = (node(store.url).listen(process, 30.0, print) for process in "pq")
+    loop = await node(store.url).alisten("r", 30.0, print)
+    with closing(one), closing(other), closing(loop):
+        for number, process in enumerate("ppr"):
+            name, waiter = f"n{number}", f"{process}|{number}"
+            table.execute([acquire(name), acquire(name, "b" * 32, waiter=waiter, stamp=1)])
+            table.execute([Release((f"{{{name}}}",), SECRET)])
+            assert process == "r" or readable(one)
+            assert (await asyncio.wait_for(loop.read(), 60) if process == "r" else one.read()) == [waiter]
+        assert other.read() == []
+        store.kill()
+        assert readable(other)
+        with pytest.raises(LinkError):
+            other.read()
+        with pytest.raises(LinkError):
+            await asyncio.wait_for(loop.read(), 60)
+    for process in "pq":
+        with pytest.raises(LinkError):
+            node(store.url).listen(process, 30.0, print)
+    with pytest.raises(LinkError):
+        await node(store.url).alisten("r", 30.0, print)
+    await asyncio.to_thread(store.start)
+
+
 def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """Another client's write between our read and our write is not overwritten."""
     between(table, monkeypatch, lambda: other.execute([acquire(secret="b" * 32)]))
@@ -125,6 +253,18 @@ def test_connected_process_notices_that_the_store_was_emptied(table: Any, store:
         table.execute([acquire(secret="b" * 32)])
 
     assert lost.value.failure is Failure.RESTARTED
+
+
+def test_doctor_examines_members(store: Store):
+    """The trial of the doctor succeeds; a member that is gone and a short ttl are findings."""
+    gone = reserve_port(store)
+    options = {"ttl": 5.0, "node_timeout": 1.0}
+    with override_settings(REDLOCK={"default": {"NODES": f"{store.url},127.0.0.1:{gone}", "OPTIONS": options}}):
+        found = {finding.id for finding in diagnose(timeout=30.0).findings}
+        locks.reset()
+
+    assert found - {"zookeeper-alone"} == {f"{store.scheme}-election", f"{store.scheme}-member", "redlock.W001"}
+    assert ("zookeeper-alone" in found) == isinstance(store, Zoo)
 
 
 def test_operators_see_and_end_what_it_holds(store: Store):
@@ -187,24 +327,6 @@ def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monke
     assert [slug for page in pages for slug in page] == ["{held}"]
     table.patience = 30.0
     assert [row.slug for row in table.execute([Survey(size=1)])[0].rows] == ["{held}"]
-
-
-async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
-    """The same for asyncio."""
-    link = await node(store.url).alisten("p", 30.0, print)
-    table.execute([acquire(), acquire(secret="b" * 32, waiter="p|7", stamp=1)])
-    table.execute([Release(("{x}",), SECRET)])
-
-    assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
-    store.kill()
-    with pytest.raises(LinkError):
-        await asyncio.wait_for(link.read(), 60)
-    link.close()
-    with pytest.raises(LinkError):
-        await node(store.url).alisten("p", 30.0, print)
-    with pytest.raises(LinkError):
-        node(store.url).listen("p", 30.0, print)
-    await asyncio.to_thread(store.start)
 
 
 def test_members_of_one_store_are_not_several_nodes(store: Store):
@@ -302,15 +424,3 @@ def test_any_one_of_two_redis_and_a_store_may_die(nodes: Servers, store: Store):
         assert all(lease.valid() for lease in held)
         for lease in held:
             lease.release()
-
-
-def test_contended_counter_loses_nothing(store: Store, tmp_path: Path):
-    """Four processes increment a counter, guarded only by the lock of one store; tokens increase."""
-    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
-
-    with contending(tmp_path, [store.url], {"default": {}}, **options) as contenders:
-        contenders.go_on(30)
-
-    tokens = contenders.tokens
-    assert tokens == sorted(set(tokens))
-    assert (tmp_path / "counter").read_text() == str(len(tokens))

@@ -10,27 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.test import override_settings
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from django_redlock import locks
-from django_redlock.core.node_state import NodeState
-from django_redlock.core.protocol import ENDLESS, POSITIVE, SHARED, Failure, Kind, Release, Request, Survey
+from django_redlock.core.protocol import POSITIVE, Failure, Kind, Release
 from django_redlock.engine.manager import LockManager
-from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records import replicated
-from django_redlock.nodes.records.record import Names, load
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
 from tests.managers import patient_manager
-from tests.server.locking.test_database import SECRET, acquire, requests
+from tests.server.locking.test_database import acquire
 from tests.zookeeper import Zoo
 
-from .test_replicated import between, comparable, readable
+from .test_replicated import between
 
 if find_spec("kazoo"):
     from django_redlock.nodes.zookeeper import node as tables
@@ -60,38 +53,6 @@ def other(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
     with closing(node(zookeeper.url).table(30.0)) as found:
         found.open()
         yield found
-
-
-@pytest.fixture
-def one(zookeeper: Zoo) -> Iterator[LockManager]:
-    """A manager whose only node is a ZooKeeper."""
-    with closing(patient_manager([zookeeper.url])) as manager:
-        yield manager
-
-
-# The same replies
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
-def test_zookeeper_answers_as_the_node_in_memory(
-    zookeeper: Zoo, table: "ZookeeperTable", sequence: list[Request], together: bool
-):
-    """
-    Whatever requests come in whatever order, at once or one by one, replies and queues are the same.
-    """
-    zookeeper.clear()
-    store = NodeState(time.time)
-    if together:
-        sequence = [request for request in sequence if not isinstance(request, Survey)]
-    expected = [comparable(store.execute(request)) for request in sequence]
-    batches = [sequence] if together and sequence else [[request] for request in sequence]
-    answers = [comparable(reply) for batch in batches for reply in table.execute(batch)]
-
-    assert answers == expected
-    for slug in ("{x}", "{y}", "{z}", "{queue}"):
-        known = load(Names({slug}, set()), table.key, table.read)
-        assert known.store.waiters(slug) == store.waiters(slug)
 
 
 def test_refusal_is_confirmed_by_a_write(
@@ -128,91 +89,7 @@ def test_stale_write_after_delete_and_create_fails(
     assert table.execute([acquire()])[0].kind is Kind.BUSY
 
 
-def test_many_names_and_holders_fit_into_transactions(table: "ZookeeperTable"):
-    """Very many names go in parts, and the end of very many holds is one transaction."""
-    slugs = tuple(f"{{n{number}}}" for number in range(450))
-    (taken,) = table.execute([acquire(slugs=slugs)])
-    (refused,) = table.execute([acquire("n449", "b" * 32)])
-    sharers = [acquire(secret=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
-    table.execute(sharers)
-    (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
-    (late,) = table.execute([sharers[0]])
-
-    assert [reply.kind for reply in (taken, refused)] == [Kind.ACCEPTED, Kind.BUSY]
-    assert [reply.kind for reply in (released, late)] == [Kind.RELEASED, Kind.CANCELLED]
-
-
-def test_requests_that_are_too_large_together_are_carried_out_alone(table: "ZookeeperTable"):
-    """ZooKeeper closes the connection when a transaction has more than a megabyte."""
-    large = [acquire(f"n{number}", f"{number:032}", value=f"{number:032}" + "x" * 30_000) for number in range(40)]
-    together = table.execute(large)
-    (alone,) = table.execute([acquire("big", value=SECRET + "x" * 1_000_000)])
-
-    assert {reply.kind for reply in together} == {Kind.ACCEPTED}
-    assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
-    assert table.execute([acquire("small")])[0].kind is Kind.ACCEPTED
-
-
-def test_survey_lists_page_by_page_what_is_held(table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch):
-    """Each lock is on one page; locks that have ended are left out, and nothing is without an end."""
-    monkeypatch.setattr(tables, "PAGE", 2)
-    table.execute([acquire(f"n{number}", f"{number:032}") for number in range(30)])
-    table.execute([acquire("n1x", ttl=-5.0)])
-
-    pages, cursor = [], ""
-    while cursor or not pages:
-        (reply,) = table.execute([Survey(after=cursor, size=7)])
-        cursor = reply.cursor
-        pages.append([row.slug for row in reply.rows])
-    (last,) = table.execute([Survey(after=ENDLESS, size=3)])
-
-    listed = [slug for page in pages for slug in page]
-    assert sorted(listed) == sorted(f"{{n{number}}}" for number in range(30))
-    assert all(len(page) <= 7 for page in pages)
-    assert (reply.total, last.rows) == (31, ())
-
-
-def test_records_that_nobody_needs_are_deleted(
-    zookeeper: Zoo, table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
-):
-    """Expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
-    monkeypatch.setattr(replicated, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
-    table.execute(
-        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), SECRET, 0.01)]
-    )
-    for _ in range(10):
-        table._clean_at = 0.0
-        table.clean()
-
-    assert zookeeper.records() == [table.key("h", "{ever}")]
-
-
-def test_doctor_examines_members(zookeeper: Zoo):
-    """The trial of the doctor succeeds; a member that is gone, one that is alone and a short ttl are findings."""
-    gone = reserve_port(zookeeper)
-    options = {"ttl": 5.0, "node_timeout": 1.0}
-    url = f"{zookeeper.url},127.0.0.1:{gone}"
-    with override_settings(REDLOCK={"default": {"NODES": url, "OPTIONS": options}}):
-        found = diagnose(timeout=30.0)
-        locks.reset()
-
-    assert {finding.id for finding in found.findings} == {
-        *("zookeeper-election", "zookeeper-member", "zookeeper-alone", "redlock.W001")
-    }
-    assert found.nodes[0].facts["version"] >= "3.4"
-    assert found.nodes[0].round_trip > 0
-
-
 # The clock of the leader
-
-
-def test_restarted_zookeeper_keeps_locks(table: "ZookeeperTable", zookeeper: Zoo):
-    """It writes to disk before it replies."""
-    table.execute([acquire(ttl=60.0)])
-    zookeeper.stop()
-    zookeeper.start()
-
-    assert table.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
 
 
 @pytest.mark.parametrize("said", [0, -1, 2**62])
@@ -263,31 +140,6 @@ def test_vote_does_not_count_if_its_reply_shows_that_the_clock_was_set(
 
     assert reply.kind is Kind.UNKNOWN
     assert taken.kind in POSITIVE
-
-
-# Notifications
-
-
-def test_first_waiter_is_notified_of_a_release(table: "ZookeeperTable", zookeeper: Zoo):
-    """The name of the waiter arrives on the connection of its process, and the end of the watch is noticed."""
-    with (
-        closing(node(zookeeper.url).listen("p", 30.0, print)) as link,
-        closing(node(zookeeper.url).listen("q", 30.0, print)) as no,
-    ):
-        for number in range(3):
-            name = f"n{number}"
-            table.execute([acquire(name), acquire(name, "b" * 32, waiter=f"p|{number}", stamp=1)])
-            table.execute([Release((f"{{{name}}}",), SECRET)])
-            assert readable(link)
-            assert link.read() == [f"p|{number}"]
-        assert no.read() == []
-        with closing(node(zookeeper.url).listen("p", 30.0, print)):  # once more, before the other session has ended
-            assert readable(link)
-        zookeeper.kill()
-        assert readable(no)
-        with pytest.raises(LinkError):
-            no.read()
-    zookeeper.start()
 
 
 # Users and certificates
@@ -377,9 +229,6 @@ def test_client_certificate(guarded: Zoo, certificates: Certificates):
         with pytest.raises(LinkError) as refused:
             node(url, **wrong).connect(30.0)
         assert refused.value.failure in failures
-
-
-# Processes
 
 
 def test_member_that_accepts_and_is_silent_is_left_at_once(monkeypatch: pytest.MonkeyPatch):

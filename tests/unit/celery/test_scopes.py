@@ -174,7 +174,7 @@ def test_calls_while_a_queued_scope_is_held_share_one_run_after_it(make, worker,
     assert {(call.id, call.accepted, call.reason) for call in calls} == {(calls[0].id, True, "held")}
     assert [worker.run() for _ in calls] == ["IGNORED", "IGNORED"]
     assert ran == ["first"]
-    held = next(lock for lock in held_locks() if lock.name == NAME)
+    held = next(lock for lock in held_locks().locks if lock.name == NAME)
     force_release(held, held.fingerprint)  # as after 60 seconds
     assert worker.run() == "SUCCESS"
     assert ran == ["first", "third"]

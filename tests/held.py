@@ -1,0 +1,112 @@
+"""Held locks in any state, written straight into nodes in memory: what the tests of lists, pages and commands share."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.test import Client, override_settings
+
+from django_redlock import Lease, locks
+from django_redlock.core.names import Owner, encode, fingerprint, slug
+from django_redlock.inventory import HeldLock, find_locks
+from django_redlock.models import key_of
+from django_redlock.nodes.memory import MemoryNode, forget_nodes
+
+A, B = "a" * 32, "b" * 32  # secrets
+FIVE = [f"memory://n{place}" for place in range(5)]
+LIST = "/admin/redlock/heldlock/"
+LIVE, DETAIL, NODES = f"{LIST}live/", f"{LIST}lock/", f"{LIST}nodes/"
+
+
+@contextmanager
+def nodes_in_memory(urls: Sequence[str] = FIVE, **options: Any) -> Iterator[list[MemoryNode]]:
+    """Make nodes in memory those of the default alias."""
+    with override_settings(REDLOCK={"default": {"NODES": list(urls), "OPTIONS": {"node_timeout": 2.0, **options}}}):
+        yield [node for node in locks["default"].nodes if isinstance(node, MemoryNode)]
+    forget_nodes()
+
+
+def value(secret: str = A, *, age: float = 1.0, **about: Any) -> str:
+    """Return what a holder of that *age* would have written."""
+    known = {"host": "web-1", "pid": 77, "kind": "task", "label": "shop.import", "ref": "id-1", "ttl": 30.0, **about}
+    return encode(secret, Owner(since=time.time() - age, **known))
+
+
+def put(
+    name: str,
+    secret: str = A,
+    left: float | None = 200,
+    *,
+    count: int | None = None,
+    nodes: Iterable[MemoryNode] | None = None,
+    text: str | None = None,
+    **about: Any,
+) -> str:
+    """
+    Write a lock to nodes, by default to all; return the key of its row in the admin.
+
+    Args:
+        name: The lock's name.
+        secret: The secret of its holder.
+        left: Seconds until it expires; None for a key without expiry.
+        count: To how many nodes it is written, beginning with the first.
+        nodes: To which nodes it is written.
+        text: What another program wrote, instead of a value of this package.
+        about: The holder; see :func:`value`.
+    """
+    written = value(secret, **about) if text is None else text
+    for node in list(locks["default"].nodes if nodes is None else nodes)[:count]:
+        node.store.put(slug(name), written, left)  # type: ignore[attr-defined]
+    return key_of(fingerprint(written), "default", slug(name))
+
+
+def put_each(nodes: Iterable[MemoryNode], text: str, *lefts: float | None, name: str = "orders:7") -> None:
+    """Write *text* to as many nodes as there are *lefts*, with a time for each."""
+    for node, left in zip(nodes, lefts, strict=False):
+        node.store.put(slug(name), text, left)
+
+
+def shown(found: Lease | str) -> str:
+    """Return the fingerprint of a lease, or of a secret."""
+    return fingerprint(found if isinstance(found, str) else found.secret)
+
+
+def look(name: str, using: str = "default") -> HeldLock | None:
+    """Return a lock, without looking for the thousand places that one of its name may have."""
+    return next(iter(find_locks([slug(name)], using).locks), None)
+
+
+def row_key(name: str, using: str = "default") -> str:
+    """Return the key of a held lock's row in the admin."""
+    held = look(name, using)
+    assert held is not None
+    return key_of(held.fingerprint, using, held.slug)
+
+
+def client_of(*permissions: str) -> Client:
+    """Return a client whose user is staff and has *permissions*."""
+    user = User.objects.create_user("staff", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def act(client: Client, action: str, *keys: str, confirmed: bool = True, follow: bool = True, **more: str) -> Any:
+    """Post an action, as the confirmation page does or as the list and the page of a lock do."""
+    step = {"confirmed": "yes"} if confirmed else {"index": "0"}
+    return client.post(LIST, {"action": action, "_selected_action": list(keys), **step, **more}, follow=follow)
+
+
+def run(command: str, *args: str, **options: object) -> tuple[str, str, int]:
+    """Run a command; return what it writes, what it complains of, and its exit code."""
+    out, err = StringIO(), StringIO()
+    try:
+        call_command(command, *args, stdout=out, stderr=err, no_color=True, **options)
+    except CommandError as error:
+        return out.getvalue(), f"{err.getvalue()}{error}", error.returncode
+    return out.getvalue(), err.getvalue(), 0

@@ -1,0 +1,415 @@
+"""What goes over the wire to a Redis server: the bytes of a command, and what the bytes of a reply mean."""
+
+import json
+import sys
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.connection import Connection
+
+from django_redlock.core.protocol import (
+    FAR,
+    HIGHEST,
+    PART,
+    Acquire,
+    Extend,
+    Failure,
+    Kind,
+    Raise,
+    Release,
+    Reply,
+    Request,
+    Survey,
+    Term,
+    believable,
+    failed,
+)
+from django_redlock.nodes.redis.wire import (
+    COMMON,
+    LONGEST_LINE,
+    LONGEST_LIST,
+    LONGEST_REPLY,
+    MOST_PARTS,
+    PARTIAL,
+    SCRIPTS,
+    Encoder,
+    Replies,
+    checked,
+    common_reply,
+    parse_reply,
+    resp,
+)
+
+# Commands
+
+words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12)
+
+
+@given(words)
+def test_bytes_are_those_of_redis_py(words: list[str]):
+    """Every word has its length in bytes in front, whatever characters it has."""
+    packed = b"".join(Connection().pack_command("EVAL", *words))
+
+    assert resp(["EVAL", *words]) == packed
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=30), st.booleans(), st.sampled_from(["", "{queue}"]))
+def test_scripts_get_their_words_whatever_characters_they_have(text: str, shared: bool, queue: str):
+    """A name, a label or the value of another program may have any character; lengths are those of the bytes."""
+    slug, encoder = f"{{{text}}}", Encoder("é:")
+    acquire = Acquire((slug,), "n" * 32, f"{text}{{}}", 30.0, 1, None, 30.0, waiter=text, shared=shared, queue=queue)
+    release = Release((slug,), text, 2.0, text, shared, queue)
+    for request, ends in ((acquire, "hfqsr" if shared else "hfqs"), (release, "hqsr" if shared else "hqs")):
+        words = read(encoder.pack(request, {}, False))
+        keys = [f"é:{queue if queue and end in 'qs' else slug}:{end}" for end in ends]
+        assert words[:2] == ["EVALSHA", SCRIPTS[type(request)].sha]
+        assert words[2 : 5 + len(ends)] == [str(2 + len(ends)), "é:index", f"é:x:{request.secret}", *keys]
+    assert words[5 + len(ends) :] == [text, text, str(2**53 - 1), "é:", "2000", "1" if shared else "", ""]
+
+
+def read(command: bytes) -> list[str]:
+    """Return the words of one command, as a server reads them."""
+    head, _, rest = command.partition(b"\r\n")
+    words = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size[1:])
+        assert rest[length : length + 2] == b"\r\n"
+        words.append(rest[:length].decode())
+        rest = rest[length + 2 :]
+    assert head == b"*%d" % len(words)
+    return words
+
+
+def test_bytes_are_made_once_for_all_nodes():
+    """A round sends the same bytes to every node; with and without the script's text are two versions."""
+    request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
+    encoder, packed = Encoder("redlock:"), dict[int, bytes]()
+
+    brief, full = encoder.pack(request, packed, False), encoder.pack(request, packed, True)
+
+    assert encoder.pack(request, packed, False) is brief
+    assert encoder.pack(request, packed, True) is full
+    assert SCRIPTS[Acquire].sha.encode() in brief
+    assert SCRIPTS[Acquire].text.encode() in full
+
+
+def test_nodes_with_different_prefixes_do_not_share_bytes():
+    """The keys of a cluster have braces around the prefix, and no other node of a round may be sent them."""
+    request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
+    plain, tagged, packed = Encoder("redlock:"), Encoder("{redlock}:", shares=False), dict[int, bytes]()
+
+    sent = [encoder.pack(request, packed, False) for encoder in (plain, tagged, plain)]
+
+    assert [b"\r\n{redlock}:{a}:h\r\n" in each for each in sent] == [False, True, False]
+    assert [b"\r\nredlock:{a}:h\r\n" in each for each in sent] == [True, False, True]
+
+
+# The stream of replies
+
+
+def depth(reply: Any) -> int:
+    return 1 + max(map(depth, reply), default=0) if isinstance(reply, list) else 0
+
+
+strings = st.none() | st.binary(max_size=40)
+lines = st.text(st.characters(codec="ascii", exclude_characters="\r\n"), max_size=20)
+plain = strings | st.integers(-(2**63), 2**63 - 1) | lines.map(ValueError)
+wanted = st.recursive(plain, lambda inner: st.lists(inner, max_size=4), max_leaves=6).filter(lambda it: depth(it) <= 8)
+
+
+def said(reply: Any) -> bytes:
+    """Encode a reply as a server does."""
+    match reply:
+        case None:
+            return b"$-1\r\n"
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(reply), reply)
+        case int():
+            return b":%d\r\n" % reply
+        case ValueError():
+            return f"-{reply}\r\n".encode()
+        case _:
+            return b"*%d\r\n%b" % (len(reply), b"".join(map(said, reply)))
+
+
+def shown(reply: Any) -> Any:
+    """Return a comparable form of a reply, because two exceptions are never equal."""
+    if isinstance(reply, list):
+        return [shown(part) for part in reply]
+    return f"-{reply}" if isinstance(reply, Exception) else reply
+
+
+def read_all(replies: Replies, data: bytes) -> list[Any]:
+    replies.feed(data)
+    found = []
+    while (reply := replies.next()) is not PARTIAL:
+        found.append(reply)
+    return found
+
+
+@given(st.lists(wanted, max_size=6), st.lists(st.integers(0, 400)))
+def test_replies_are_the_same_however_the_stream_was_cut(sent: list[Any], cuts: list[int]):
+    stream = b"".join(map(said, sent))
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    replies = Replies(ValueError)
+
+    read = [reply for start, end in pairwise(edges) for reply in read_all(replies, stream[start:end])]
+
+    assert list(map(shown, read)) == list(map(shown, sent))
+
+
+@given(wanted)
+def test_incomplete_reply_is_not_returned(sent: Any):
+    replies, stream = Replies(ValueError), said(sent)
+
+    for byte in stream[:-1]:
+        assert read_all(replies, bytes([byte])) == []
+
+    assert [shown(reply) for reply in read_all(replies, stream[-1:])] == [shown(sent)]
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_read_or_refused_and_nothing_else(noise: bytes):
+    with suppress(ValueError):
+        read_all(Replies(ValueError), noise)
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"\r\n",
+        b"_\r\n",
+        b"$x\r\n",
+        b"$\r\n",
+        b"$-2\r\n",
+        b"$1_0\r\n",
+        b"$+1\r\na\r\n",
+        b"$1\r\nab\r\n",
+        b"$%s\r\n" % (b"9" * 5000),
+        b":one\r\n",
+        b"*x\r\n",
+        b"*-2\r\n",
+        b"*1\r\n" * 9,
+        b"*2\r\n$1\r\na\r\n!",
+        b"+" * (LONGEST_LINE + 2),
+    ],
+)
+def test_malformed_reply_is_refused(malformed: bytes):
+    """Everything after it would be misread as well, and given to the wrong round."""
+    replies = Replies(ValueError)
+    assert read_all(replies, b"$2\r\nok\r\n") == [b"ok"]
+
+    with pytest.raises(ValueError, match=r"no |a line|a string|lists|invalid literal|Exceeds"):
+        read_all(replies, malformed)
+
+
+def test_reply_has_few_parts_in_all_of_its_lists():
+    """A thousand lists of a thousand parts each would keep a client busy, although no list is too long."""
+    inner = b"*1000\r\n" + 1000 * b"*0\r\n"
+    replies = Replies(ValueError)
+    replies.feed(b"*1000\r\n" + MOST_PARTS // 1000 * inner)
+
+    with pytest.raises(ValueError, match="a list without end"):
+        replies.next()
+
+
+@pytest.mark.parametrize("part", [b"*2\r\n$3\r\nabc\r\n:1\r\n", b"$60\r\n" + 60 * b"x" + b"\r\n"])
+def test_time_to_read_a_reply_is_proportional_to_its_length(part: bytes):
+    """A reply of nested lists that arrives in many pieces is not read from its beginning again for each of them."""
+    few, many = (calls_to_read(b"*%d\r\n" % count + count * part) for count in (100, 900))
+
+    assert 5 * few < many < 11 * few
+
+
+def calls_to_read(stream: bytes) -> int:
+    """Return how many functions are called to read one reply that arrives in pieces of 100 bytes."""
+    replies, calls = Replies(ValueError), [0]
+
+    def count(*_: Any) -> None:
+        calls[0] += 1
+
+    sys.setprofile(count)
+    try:
+        found = [reply for at in range(0, len(stream), 100) for reply in read_all(replies, stream[at : at + 100])]
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 1
+    return calls[0]
+
+
+@pytest.mark.parametrize(
+    "head", [b"$%d\r\n" % (LONGEST_REPLY + 1), b"*%d\r\n" % (LONGEST_LIST + 1), b"$" + b"9" * 5000]
+)
+def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
+    """The client keeps nothing of a reply that announces too much."""
+    with pytest.raises(ValueError, match=r"without end|no length|digits"):
+        read_all(Replies(ValueError), head + b"\r\n")
+
+
+def test_reply_is_bounded_however_it_is_put_together():
+    """A list of short strings does not avoid the limit."""
+    part = b"$8\r\n12345678\r\n"
+    replies = Replies(ValueError, 5000)
+    assert read_all(replies, b"*900\r\n" + 300 * part) == []
+
+    with pytest.raises(ValueError, match="a reply without end"):
+        read_all(replies, 100 * part)
+
+
+# What a reply means
+
+NUMBER, NOW = 1_795_000_000_000_000, 1_795_000_000_123_456
+SLUG, SECRET = "{a}", "a" * 32
+ACQUIRE = Acquire((SLUG,), SECRET, SECRET + "{}", 30.0, NUMBER, None, 30.0)
+RELEASE = Release((SLUG,), SECRET)
+RAISE = Raise((SLUG,), SECRET, NUMBER, None)
+EXTEND = Extend((Term((SLUG,), SECRET, SECRET, 30.0, NUMBER),), None)
+MANY = tuple(f"{{{number}}}" for number in range(PART + 1))
+
+
+def brief(request: Request, said: str) -> Reply | None:
+    """Return the reply that the bytes of a string stand for, None if they are not one of the common replies."""
+    found = COMMON.fullmatch(b"$%d\r\n%b\r\n" % (len(said), said.encode()))
+    return common_reply(request, found) if found else None
+
+
+@pytest.mark.parametrize(
+    ("request_", "said", "reply"),
+    [
+        (ACQUIRE, f"ACCEPTED {NUMBER} {NOW} 0 -1 ", Reply(Kind.ACCEPTED, NUMBER, NOW)),
+        (RELEASE, f"RELEASED 0 {NOW} 0 -1 ", Reply(Kind.RELEASED, 0, NOW)),
+    ],
+)
+def test_common_replies_are_read_as_all_others_are(request_: Request, said: str, reply: Reply):
+    """The short way and the long way to read a reply give the same."""
+    assert brief(request_, said) == parse_reply(said.encode()) == reply
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (ACQUIRE, f"RELEASED 0 {NOW} 0 -1 "),
+        (ACQUIRE._replace(number=NUMBER - 1), f"ACCEPTED {NUMBER} {NOW} 0 -1 "),
+        (RAISE, f"RELEASED 0 {NOW} 0 -1 "),
+        (ACQUIRE._replace(slugs=MANY), f"ACCEPTED {NUMBER} {NOW} 0 -1 "),
+        (RELEASE._replace(slugs=MANY), f"RELEASED 0 {NOW} 0 -1 "),
+        (ACQUIRE, f"ACCEPTED {NUMBER} {HIGHEST + 1} 0 -1 "),
+    ],
+)
+def test_everything_else_takes_the_long_way(request_: Request, said: str):
+    """A reply to another request or to a part of one, or with impossible numbers, is read in full."""
+    assert brief(request_, said) is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "reply", "sound"),
+    [
+        (ACQUIRE, Reply(Kind.ACCEPTED, NUMBER), True),
+        (ACQUIRE, Reply(Kind.ACCEPTED, 6), False),
+        (RAISE, Reply(Kind.ACCEPTED, 4), False),
+        (EXTEND, Reply(Kind.ACCEPTED, NUMBER), False),
+        (EXTEND, Reply(Kind.HELD, NUMBER), True),
+        (ACQUIRE, Reply(Kind.HELD, NUMBER), False),
+        (Survey((SLUG,)), Reply(Kind.GONE), False),
+        (ACQUIRE, failed(Failure.OOM), True),
+    ],
+)
+def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, sound: bool):
+    """A node accepts the number that was proposed, or none; a reply to another request does not count."""
+    assert (checked(request_, reply) is reply) is sound
+    assert checked(request_, reply).kind in (reply.kind, Kind.UNKNOWN)
+
+
+@pytest.mark.parametrize("word", ["FAILED", "UNKNOWN", "NO_VOTE", "EXCLUDED"])
+def test_node_cannot_say_what_only_a_client_can_know(word: str):
+    """Only the client can know that a request was certainly not executed."""
+    reply = parse_reply(f"{word} 5 5 0 -1 ".encode())
+
+    assert (reply.kind, reply.detail) == (Kind.UNKNOWN, "malformed reply")
+
+
+NUMBERS = ["-5", "x", "", "1e3", "9" * 17, str(2**53), "9" * 5000, "٣", "0x10", "1_000", "+5"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("line", ["BUSY 5 {} 0 -1 x", "BUSY 5 5 0 {} x"], ids=["time", "place"])
+def test_value_that_is_no_number_makes_a_reply_malformed(line: str, number: str):
+    """The bounds apply to the time and to the queue position."""
+    assert parse_reply(line.format(number).encode()).detail == "malformed reply"
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_fence_that_is_no_number_is_absurd(number: str):
+    """The reply is understood whatever the fence is, and the number just above all others stands for it."""
+    assert parse_reply(f"GRANTED {number} 5 0 -1 ".encode()).fence == HIGHEST + 1
+    assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == ((Kind.HELD, HIGHEST + 1),)
+
+
+def survey(cells: Any = (), lines: Any = (), total: str = "1", time: str = "5") -> list[bytes]:
+    parts = ["LISTED", "0", time, total, cells, lines, "", ""]
+    return [(part if isinstance(part, str) else json.dumps(part)).encode() for part in parts]
+
+
+MALFORMED = [
+    survey([SLUG, "v", float("inf"), "5"]),
+    survey([SLUG, "v", float("nan"), "5"]),
+    survey([SLUG, "v", -7, "5"]),
+    survey([SLUG, "v", None, "5"]),
+    survey([SLUG, 5, 5, "5"]),
+    survey([5, "v", 5, "5"]),
+    survey([SLUG, "v", 5, 5]),
+    survey([SLUG, "v", 5]),
+    survey({"a": 1}),
+    survey("[" * 100_000),
+    survey([SLUG, "v", 5, "5"], [-1, "", 0]),
+    survey([SLUG, "v", 5, "5"], [10**400, "", 0]),
+    survey([SLUG, "v", 5, "5"], [1.5, "", 0]),
+    survey([SLUG, "v", 5, "5"], [0, "", -1]),
+    survey([SLUG, "v", 5, "5"], [0, ""]),
+    survey(total="-1"),
+    survey(total="9" * 30),
+    survey(time="1e9"),
+    survey()[:-1],
+]
+
+
+@pytest.mark.parametrize("raw", MALFORMED, ids=range(len(MALFORMED)))
+def test_nonsensical_survey_is_malformed(raw: list[bytes]):
+    """A nonsensical survey does not raise an exception."""
+    assert parse_reply(raw).detail == "malformed reply"
+
+
+def test_survey_bounds_times_and_tokens():
+    """A key may last for thousands of years, and its token may be anything."""
+    rows = parse_reply(survey([SLUG, "v", 9e18, "9" * 16, "{b}", "v", 10**18, "soon"])).rows
+
+    assert [row.left for row in rows] == [HIGHEST / 1000] * 2
+    assert [row.fence for row in rows] == [HIGHEST + 1] * 2
+
+
+@pytest.mark.parametrize("odd", ["0", "", "-5", str(HIGHEST), "9" * 16, "9" * 17, "soon", "1" * 15 + "²", "१" * 16])
+def test_odd_row_of_a_survey_changes_no_other(odd: str):
+    """The fields of a survey are read a column at a time, as if each were read alone."""
+    usual = ["v", 1500, str(NUMBER)]
+    alone = parse_reply(survey([SLUG, "v", -1, odd])).rows
+    rows = parse_reply(survey(["{b}", *usual, SLUG, "v", -1, odd, "{c}", *usual])).rows
+
+    assert rows[1:2] == alone
+    assert (rows[0].left, rows[0].fence, rows[2][1:4]) == (1.5, NUMBER, rows[0][1:4])
+
+
+def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
+    """
+    A token a hundred years ahead would leave no room for later ones; a token of another century is merely odd.
+    """
+    now = 1_800_000_000_000_000
+    for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
+        assert believable(Reply(Kind.GRANTED, fence, now)).kind is kind
+    assert believable(Reply(Kind.GRANTED, 2**52, 0)).kind is Kind.GRANTED
+    assert believable(Reply(Kind.GRANTED, HIGHEST, 0)).kind is Kind.EXCLUDED
