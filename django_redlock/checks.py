@@ -1,5 +1,5 @@
 """
-System checks of the settings, without a connection; only ``check --deploy`` connects to the nodes.
+System checks of the settings, the databases and the routers; only ``check --deploy`` connects to the nodes.
 
 One id has one cause. Errors mean that locks cannot work, warnings that they will surprise. The same errors are raised
 as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
@@ -39,8 +39,6 @@ from .routers import read_elsewhere
 
 TAG = "redlock"
 PATIENCE = 1.0  # seconds to connect to a node
-
-
 FOUND_ROWS = 2  # the value of CLIENT_FOUND_ROWS in MySQL's protocol
 MYSQL = "django.db.backends.mysql"
 POSTGRESQL = "django.db.backends.postgresql"

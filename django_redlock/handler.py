@@ -2,10 +2,9 @@
 The lock managers of the aliases in ``REDLOCK``, one per alias and process, and access to them.
 """
 
-import os
 import sys
-import threading
 import warnings
+from asyncio import _get_running_loop
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +15,12 @@ from django.utils.asyncio import async_unsafe
 
 from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
-from .core.names import check_names
+from .core.names import named
 from .core.rules import Rules
 from .engine.lease import Lease
 from .engine.lock import Lock
 from .engine.manager import LockManager, Surroundings
-from .engine.options import LockOptions, complete, explained
+from .engine.options import LockOptions, lists_options, plan
 from .engine.reentrancy import caller_frame
 
 
@@ -35,7 +34,6 @@ class RedlockHandler:
 
     def __init__(self) -> None:
         self._managers: dict[str, LockManager] = {}
-        self._mutex = threading.Lock()
 
     def __getitem__(self, alias: str) -> LockManager:
         """
@@ -44,13 +42,13 @@ class RedlockHandler:
         Raises:
             InvalidRedlockError: The setting has no such alias or cannot be used.
         """
+        managers = self._managers  # a reset makes a new dict
         try:
-            return self._managers[alias]
+            return managers[alias]
         except KeyError:
-            with self._mutex:
-                if alias not in self._managers:
-                    self._managers[alias] = self._create(alias)
-                return self._managers[alias]
+            # Without a mutex: a signal handler that interrupts this thread here may need the manager itself. Of two
+            # managers that are made at the same time, both use the first.
+            return managers.setdefault(alias, self._create(alias))
 
     def __iter__(self) -> Iterator[str]:
         return iter(aliases())
@@ -66,8 +64,7 @@ class RedlockHandler:
 
     def reset(self) -> None:
         """Forget all managers and close their idle connections; the next use reads the settings anew."""
-        with self._mutex:
-            managers, self._managers = self._managers, {}
+        managers, self._managers = self._managers, {}
         for manager in managers.values():
             manager.retired = True
             manager.close()
@@ -96,23 +93,21 @@ class RedlockHandler:
 class DjangoSurroundings(Surroundings):
     """The event loop and the transactions of the calling thread, as Django knows them."""
 
-    @async_unsafe(
-        "This would block the event loop. Write 'async with lock(...)', await a method that begins with 'a', such as "
-        "aacquire() or aextend(), or decorate a coroutine function."
-    )
     def blocking(self) -> None:
         """Raise SynchronousOnlyOperation in an event loop, as Django's database does."""
+        if _get_running_loop() is not None:
+            _refuse_event_loop()
 
-    def entering(self, name: str, rules: Rules, on_commit: bool = False) -> None:
+    def entering(self, names: tuple[str, ...], rules: Rules, on_commit: bool = False) -> None:
         """Warn or raise, as ``OPTIONS["in_transaction"]`` says, if a transaction is open."""
         if on_commit:
-            _refuse_manual_commits(name)
+            _refuse_manual_commits(named(names))
             return
         if rules.in_transaction == "allow" or not (open_ones := open_transactions()):
             return
         message = (
-            f"Lock {name!r} is entered inside a transaction of database {open_ones[0].alias!r}, and would be released "
-            "before the commit: the next holder would not see what was written. Enter the lock first and the "
+            f"Lock {named(names)!r} is entered inside a transaction of database {open_ones[0].alias!r}, and would be "
+            "released before the commit: the next holder would not see what was written. Enter the lock first and the "
             "transaction inside it, or write lock(..., on_commit=True). In a view under ATOMIC_REQUESTS use "
             "@locked_view; in a migration, atomic = False. OPTIONS['in_transaction'] = 'allow' silences this."
         )
@@ -132,6 +127,14 @@ class DjangoSurroundings(Surroundings):
                 # Not on_commit(), whose callbacks are dropped with the savepoint that they were registered in.
                 connection.run_on_commit.append((set(), release, True))
         return bool(open_ones)
+
+
+@async_unsafe(
+    "This would block the event loop. Write 'async with lock(...)', await a method that begins with 'a', such as "
+    "aacquire() or aextend(), or decorate a coroutine function."
+)
+def _refuse_event_loop() -> None:
+    """Raise, unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
 
 
 class ReleaseAfterTransactions:
@@ -195,7 +198,7 @@ locks = RedlockHandler()
 """``locks["alias"]`` is the :class:`~django_redlock.engine.manager.LockManager` of an alias of ``REDLOCK``."""
 
 
-@explained
+@lists_options
 def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
     """
     Describe a lock of an alias, without reading settings or making a network call before it is acquired.
@@ -237,17 +240,12 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Un
     Acquiring the lock raises ``InvalidRedlockError`` if the settings cannot be used, and ``ValueError`` if they do not
     allow the ttl.
     """
-    names = check_names(name)
-    return Lock(names, lambda: locks[using].lock(names, **options).description(), complete(names, options))
+    return Lock(plan(name, options), lambda plan: locks[using].describe(plan))
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
     if setting in ("REDLOCK", "CACHES"):
         locks.reset()
 
-
-if hasattr(os, "register_at_fork"):
-    # Another thread of the parent may have held the mutex.
-    os.register_at_fork(after_in_child=lambda: setattr(locks, "_mutex", threading.Lock()))
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redlock.reset")

@@ -222,7 +222,7 @@ def _encoder() -> json.JSONEncoder:
     """Return an encoder of Celery's JSON, and of what other serializers carry."""
     from kombu.utils.json import JSONEncoder  # only here: views and commands need no Celery
 
-    class Encoder(JSONEncoder):
+    class ArgumentEncoder(JSONEncoder):
         """Celery's JSON with model instances, sets, enums, durations and pydantic models."""
 
         def default(self, value: Any) -> Any:
@@ -235,12 +235,12 @@ def _encoder() -> json.JSONEncoder:
             if isinstance(value, complex):
                 return {"__complex__": [value.real, value.imag]}
             if isinstance(value, (set, frozenset)):
-                return {"__set__": sorted(json.dumps(member, cls=Encoder, sort_keys=True) for member in value)}
+                return {"__set__": sorted(json.dumps(member, cls=ArgumentEncoder, sort_keys=True) for member in value)}
             if hasattr(type(value), "model_dump") and not hasattr(type(value), "__json__"):
                 return value.model_dump(mode="json")
             return super().default(value)
 
-    return Encoder()  # creating one takes longer than encoding a call's arguments
+    return ArgumentEncoder()  # creating one takes longer than encoding a call's arguments
 
 
 _sorting = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -50,4 +50,6 @@ SIGNALS = {
 
 def send(sender: Any, event: str, **about: Any) -> None:
     """Notify the receivers of an event; Django logs their failures (``django.dispatch``), which go no further."""
-    SIGNALS[event].send_robust(sender=sender, **about)
+    signal = SIGNALS[event]
+    if signal.receivers:  # as a rule there are none
+        signal.send_robust(sender=sender, **about)

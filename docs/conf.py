@@ -58,6 +58,7 @@ django.setup()
 # no network and gives the same result everywhere.
 NAMES = Path(__file__).parent / "external-names.txt"
 INTERNAL = re.compile(r"(django_redlock\.[\w.]+|[A-Z])")  # ... and a type variable
+NOT_RUN = re.compile(r"^<!-- not run[^:]*: (.+?)\.? -->\n+```", re.MULTILINE)
 
 
 def inventories(folder: Path) -> dict[str, tuple[str, str]]:
@@ -107,5 +108,11 @@ def same(name: str, other: str) -> bool:
         return False
 
 
+def show_reasons(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show the reader why the tests do not run a block, which is a comment in the page."""
+    source[0] = NOT_RUN.sub(lambda match: f"*Not run with this page: {match[1]}.*\n\n```", source[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", show_reasons)
     app.connect("missing-reference", public_name)

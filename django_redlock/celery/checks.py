@@ -85,9 +85,10 @@ def _check_task(app: Any, task: Any) -> Iterator[CheckMessage]:
     yield from _duration(app, task)
     yield from _results(task)
     yield from _reach(task)
-    if not isinstance(task, _chosen(app)):
+    chosen = symbol_by_name(app.task_cls)  # the task class that the project has chosen for its app
+    if not isinstance(task, chosen):
         yield Warning(
-            f"The singleton task {task.name} is not of the app's own task class {_chosen(app).__name__}.",
+            f"The singleton task {task.name} is not of the app's own task class {chosen.__name__}.",
             hint="Derive its class from app.Task too, or use @singleton_task, which does.",
             id="redlock.W023",
         )
@@ -99,7 +100,14 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
         rules = locks[options.using].rules
         rules.check_ttl(options.lease)
     except InvalidRedlockError:
-        yield from _alias(task)
+        with suppress(InvalidRedlockError):  # check_settings reports everything else that is wrong
+            if options.using not in aliases():
+                known = ", ".join(map(repr, aliases()))
+                yield Error(
+                    f"using={options.using!r} of the singleton task {task.name}: REDLOCK has no such alias. "
+                    f"It has {known}.",
+                    id="redlock.E021",
+                )
         return
     except ValueError as error:
         yield Error(f"lease={options.lease:g} of the singleton task {task.name}: {error}", id="redlock.E020")
@@ -114,23 +122,16 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _alias(task: Any) -> Iterator[CheckMessage]:
-    alias = task.singleton_options.using
-    with suppress(InvalidRedlockError):  # check_settings reports everything else that is wrong
-        if alias not in aliases():
-            known = ", ".join(map(repr, aliases()))
-            yield Error(
-                f"using={alias!r} of the singleton task {task.name}: REDLOCK has no such alias. It has {known}.",
-                id="redlock.E021",
-            )
-
-
 def _duration(app: Any, task: Any) -> Iterator[CheckMessage]:
     """Report a task that may run for longer than its slot lasts, or than its broker waits for the acknowledgement."""
-    limit = task.time_limit or app.conf.task_time_limit
-    slot = _longest_hold(task.singleton_options)
+    limit, options, slot = task.time_limit or app.conf.task_time_limit, task.singleton_options, None
+    if options.scope != WAITING:
+        with suppress(InvalidRedlockError):
+            slot = float(options.max_hold or locks[options.using].rules.max_hold)
+    urls = app.conf.broker_read_url or app.conf.broker_url or ""
+    brokers = urls.split(";") if isinstance(urls, str) else list(urls)
     too_long = bool(limit and slot and limit > slot)
-    if task.acks_late and any(str(url).startswith(REDELIVERING) for url in _brokers(app)):
+    if task.acks_late and any(str(url).startswith(REDELIVERING) for url in brokers):
         visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
         if too_long or not limit or limit >= visibility:
             yield Warning(
@@ -154,27 +155,12 @@ def _duration(app: Any, task: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _brokers(app: Any) -> list[Any]:
-    urls = app.conf.broker_read_url or app.conf.broker_url or ""
-    return urls.split(";") if isinstance(urls, str) else list(urls)
-
-
-def _longest_hold(options: Any) -> float | None:
-    """Return for how long a run may keep its slot; None if it has none, or if the settings are wrong."""
-    if options.scope == WAITING:
-        return None
-    with suppress(InvalidRedlockError):
-        return float(options.max_hold or locks[options.using].rules.max_hold)
-    return None
-
-
 def _results(task: Any) -> Iterator[CheckMessage]:
-    options = task.singleton_options
-    wants = [name for name, needed in _needing_results(options).items() if needed]
     without = "its results are ignored" if task.ignore_result else "there is no result backend"
-    if wants and (task.ignore_result or isinstance(task.backend, DisabledBackend)):
+    ignored = task.ignore_result or isinstance(task.backend, DisabledBackend)
+    if ignored and task.singleton_options.overlap == "follow":
         yield Warning(
-            f"{wants[0]} of the singleton task {task.name} needs results, and {without}.",
+            f'on_overlap="follow" of the singleton task {task.name} needs results, and {without}.',
             hint='Store its results, or choose another way, such as on_overlap="wait".',
             id="redlock.W022",
         )
@@ -196,10 +182,6 @@ def _reach(task: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _needing_results(options: Any) -> dict[str, bool]:
-    return {'on_overlap="follow"': options.overlap == "follow"}
-
-
 def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
     """Report schedule entries whose task beat cannot import, and would therefore send by name."""
     if not tasks:
@@ -213,8 +195,3 @@ def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
                 "worker has it, so messages pile up.",
                 id="redlock.W024",
             )
-
-
-def _chosen(app: Any) -> Any:
-    """Return the task class that the project has chosen for its app."""
-    return symbol_by_name(app.task_cls)

@@ -39,14 +39,11 @@ ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 
 
 if TYPE_CHECKING:
-
-    class BaseResult(AsyncResult[R]):
-        """Celery's result class."""
-
-else:  # before Celery 5.7, its classes are not generic when the code runs
+    BaseResult = AsyncResult
+else:
 
     class BaseResult(AsyncResult):
-        """Celery's result class."""
+        """Celery's result class, which before Celery 5.7 is not generic when the code runs."""
 
         __class_getitem__ = classmethod(GenericAlias)
 

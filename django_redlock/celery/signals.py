@@ -24,7 +24,7 @@ singleton_stolen = Signal()
 """Sent when a run lost its slot to another run or an operator, with the same arguments as ``singleton_lost``."""
 
 
-class Event(NamedTuple):
+class SlotEvent(NamedTuple):
     """
     Something that happens to a slot.
 
@@ -41,16 +41,16 @@ class Event(NamedTuple):
     setting: str
 
 
-DUPLICATE = Event("singleton_duplicate", singleton_duplicate, logging.INFO, "task_send_sent_event")
-OVERLAP = Event("singleton_overlap", singleton_overlap, logging.INFO, "worker_send_task_events")
-LOST = Event("singleton_lost", singleton_lost, logging.ERROR, "worker_send_task_events")
-STOLEN = Event("singleton_stolen", singleton_stolen, logging.ERROR, "worker_send_task_events")
+DUPLICATE = SlotEvent("singleton_duplicate", singleton_duplicate, logging.INFO, "task_send_sent_event")
+OVERLAP = SlotEvent("singleton_overlap", singleton_overlap, logging.INFO, "worker_send_task_events")
+LOST = SlotEvent("singleton_lost", singleton_lost, logging.ERROR, "worker_send_task_events")
+STOLEN = SlotEvent("singleton_stolen", singleton_stolen, logging.ERROR, "worker_send_task_events")
 EVENTS = (DUPLICATE, OVERLAP, LOST, STOLEN)
 
 log = logging.getLogger("django_redlock")
 
 
-def report(task: Any, event: Event, text: str, *values: object, **about: Any) -> None:
+def report(task: Any, event: SlotEvent, text: str, *values: object, **about: Any) -> None:
     """
     Report an event: by a log line, to the receivers of its signal, and to Celery if its events are switched on.
 

@@ -21,7 +21,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, cast, overload
 
 from celery import Celery, Task, _state, signals, states
-from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from celery.local import Proxy
 from celery.result import EagerResult
 from celery.utils import uuid
@@ -49,7 +49,7 @@ from .options import (
 )
 from .pending import TrailingCall, discard
 from .slots import HEADER, Ticket
-from .worker import Answered, Arrival, Skipped, stays_with_its_message, under_direct_call
+from .worker import Answered, Arrival, Skipped, under_direct_call
 
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
@@ -183,15 +183,11 @@ def _shared(function: Callable[..., Any], options: SingletonOptions, celery_opti
 log = logging.getLogger("django_redlock")
 
 if TYPE_CHECKING:
-    from celery.contrib.django.task import DjangoTask
-
-    class BaseTask(DjangoTask[P, R]):
-        """Celery's task class for Django, which the app of every Django project has."""
-
-else:  # before Celery 5.7, its classes are not generic when the code runs
+    from celery.contrib.django.task import DjangoTask as BaseTask
+else:
 
     class BaseTask(Task):
-        """Celery's task class."""
+        """Celery's task class, which before Celery 5.7 is not generic when the code runs."""
 
         __class_getitem__ = classmethod(GenericAlias)
 
@@ -375,7 +371,7 @@ class SingletonTask(BaseTask[P, R]):
             execution.ensure()
             raise
         finally:
-            if stays_with_its_message(sys.exc_info()[1], self, execution.ticket, request):
+            if self.singleton_stays(sys.exc_info()[1], execution.ticket):
                 execution.give_back()
             execution.end()
 
@@ -410,8 +406,21 @@ class SingletonTask(BaseTask[P, R]):
             return
         setattr(request, EXECUTION, None)
         ticket = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
-        if ticket and not stays_with_its_message(error, self, ticket, request):
+        if ticket and not self.singleton_stays(error, ticket):
             discard(ticket, self)
+
+    def singleton_stays(self, error: BaseException | None, ticket: Ticket) -> bool:
+        """
+        Return whether a message ends because its process is stopped, so that it may return to the broker.
+
+        The slot then stays with the message, or returns to it, so that no other call is served before it.
+        """
+        stopped = isinstance(error, (WorkerShutdown, WorkerTerminate)) or (
+            # Celery's children report a stop by a signal. The message of a body that calls sys.exit() is acknowledged.
+            isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
+        )
+        late = self.acks_late and self.singleton_options.redelivery != "drop" and not self.request.is_eager
+        return bool(stopped and late and ticket.secret)
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Check the lease, and let Celery check the arguments before a slot is taken; it would do so afterwards."""

@@ -16,8 +16,6 @@ from celery.exceptions import (
     Retry,
     SoftTimeLimitExceeded,
     TaskRevokedError,
-    WorkerShutdown,
-    WorkerTerminate,
 )
 from kombu.exceptions import EncodeError
 
@@ -127,7 +125,7 @@ class Arrival:
         try:
             return self._start()
         except BaseException as error:
-            if not self._put_back and not self._stays(error):
+            if not self._put_back and not self.task.singleton_stays(error, self.ticket):
                 if self._superseded:  # a newer message counts, so nothing is to be noted, and no turn is needed
                     self.ticket.free()
                 else:
@@ -153,15 +151,12 @@ class Arrival:
         except (QuorumUnavailableError, LockLostError) as error:
             return self._without_nodes(error, execution)
         except BaseException as error:
-            if self._stays(error):
+            if self.task.singleton_stays(error, self.ticket):
                 execution.give_back()
             execution.end(hold=False)
             raise
         self._stop_watching()
         return execution
-
-    def _stays(self, error: BaseException) -> bool:
-        return stays_with_its_message(error, self.task, self.ticket, self.request)
 
     def _execution(self, lease: Lease | None, in_queue: bool = False) -> Execution:
         return Execution(self.task, self.ticket, self.rules, lease, in_queue=in_queue, kept=self._stores_results)
@@ -708,20 +703,6 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     finally:
         execution.end()
         task.pop_request()
-
-
-def stays_with_its_message(error: BaseException | None, task: Any, ticket: Ticket, request: Any) -> bool:
-    """
-    Return whether a message ends because its process is stopped, so that it may return to the broker.
-
-    The slot then stays with the message, or returns to it, so that no other call is served before it.
-    """
-    stopped = isinstance(error, (WorkerShutdown, WorkerTerminate)) or (
-        # Celery's children report a stop by a signal. The message of a body that calls sys.exit() is acknowledged.
-        isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
-    )
-    late = task.acks_late and task.singleton_options.redelivery != "drop" and not request.is_eager
-    return bool(stopped and late and ticket.secret)
 
 
 def backoff(first: float, longest: float, tries: int) -> float:

@@ -1,4 +1,6 @@
-"""Keep the holds of threads and tasks (internal)."""
+"""
+What a thread or task has of a lock: its token and its lease, and how that is extended to the timeout (internal).
+"""
 
 import asyncio
 import math
@@ -14,6 +16,69 @@ from ..engine.twins import Awaiting, Blocking, Flavour, run
 from ..engine.watchdog import Dog
 
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
+
+
+class Ownership(NamedTuple):
+    """
+    The hold of one thread or task.
+
+    Args:
+        token: The token that redis-py would have written to the node.
+        lease: The lease; None for a token that was handed over, until the lock is used.
+        timed: What extends the lease to the end of the timeout; None if there is no timeout.
+    """
+
+    token: bytes
+    lease: Lease | None = None
+    timed: "TimedLease | None" = None
+
+
+class Slot:
+    """Keep a hold. Its ``token`` can be read, and set to a token that another process handed over."""
+
+    hold: Ownership | None = None
+
+    @property
+    def token(self) -> bytes | None:
+        """The token of the held lock, or None."""
+        return self.hold.token if self.hold else None
+
+    @token.setter
+    def token(self, token: str | bytes | None) -> None:
+        self.hold = None if token is None else Ownership(as_bytes(token))
+
+    def mine(self) -> "Slot":
+        """Return the slot of the calling thread or task."""
+        return self
+
+
+class ThreadSlot(threading.local, Slot):
+    """A slot for each thread."""
+
+
+class TaskSlot(Slot):
+    """A slot for each asyncio task. When a task ends, its slot goes with it, as a thread's does."""
+
+    def __init__(self) -> None:
+        self._slots: WeakKeyDictionary[asyncio.Task[Any], Slot] = WeakKeyDictionary()
+        self._outside = Slot()
+
+    def mine(self) -> Slot:
+        """Return the slot of the running task."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop runs here
+            task = None
+        return self._outside if task is None else self._slots.setdefault(task, Slot())
+
+    @property
+    def hold(self) -> Ownership | None:
+        """The hold of the running task."""
+        return self.mine().hold
+
+    @hold.setter
+    def hold(self, hold: Ownership | None) -> None:
+        self.mine().hold = hold
 
 
 class TimedLease:
@@ -111,69 +176,6 @@ class TimedLease:
 def piece(length: float, rules: Rules) -> float:
     """Return the length of the next lease for a lock that is to be held for *length* more seconds."""
     return length if length <= rules.max_ttl else rules.ttl
-
-
-class Ownership(NamedTuple):
-    """
-    The hold of one thread or task.
-
-    Args:
-        token: The token that redis-py would have written to the node.
-        lease: The lease; None for a token that was handed over, until the lock is used.
-        timed: What extends the lease to the end of the timeout; None if there is no timeout.
-    """
-
-    token: bytes
-    lease: Lease | None = None
-    timed: TimedLease | None = None
-
-
-class Slot:
-    """Keep a hold. Its ``token`` can be read, and set to a token that another process handed over."""
-
-    hold: Ownership | None = None
-
-    @property
-    def token(self) -> bytes | None:
-        """The token of the held lock, or None."""
-        return self.hold.token if self.hold else None
-
-    @token.setter
-    def token(self, token: str | bytes | None) -> None:
-        self.hold = None if token is None else Ownership(as_bytes(token))
-
-    def mine(self) -> "Slot":
-        """Return the slot of the calling thread or task."""
-        return self
-
-
-class ThreadSlot(threading.local, Slot):
-    """A slot for each thread."""
-
-
-class TaskSlot(Slot):
-    """A slot for each asyncio task. When a task ends, its slot goes with it, as a thread's does."""
-
-    def __init__(self) -> None:
-        self._slots: WeakKeyDictionary[asyncio.Task[Any], Slot] = WeakKeyDictionary()
-        self._outside = Slot()
-
-    def mine(self) -> Slot:
-        """Return the slot of the running task."""
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:  # no event loop runs here
-            task = None
-        return self._outside if task is None else self._slots.setdefault(task, Slot())
-
-    @property
-    def hold(self) -> Ownership | None:
-        """The hold of the running task."""
-        return self.mine().hold
-
-    @hold.setter
-    def hold(self, hold: Ownership | None) -> None:
-        self.mine().hold = hold
 
 
 def as_bytes(token: str | bytes) -> bytes:

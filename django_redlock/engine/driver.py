@@ -7,6 +7,7 @@ the release is redelivered. A forked child has neither the threads nor the conne
 
 import logging
 import select
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock
-from ..nodes.threads import Background, Bell, exiting
+from ..nodes.threads import Background, Bell
 from .connections import CONNECT_TIMEOUT, PerLoop
 from .notifications import AsyncNotifications, Notifications
 from .process import process
@@ -83,22 +84,23 @@ class Driver:
         self.unattended = self._new_unattended()
         self.heartbeat = new_heartbeat(runtime.watchdog, self.dropped)
         self.loops = PerLoop(self.new_loop_side)
-        self._pid = process.pid
+        self.pid = process.pid
         self._hanging_up = False
 
     def ask(self, round: Round) -> None:
         """Carry out one round, blocking the calling thread for at most the round's timeout."""
-        if exiting():  # nothing may connect or wait any more
+        if sys.is_finalizing():  # nothing may connect or wait any more
             round.close()
             return
-        if self._pid != process.pid:
+        if self.pid != process.pid:
             self.notice_fork()
         try:
             self.gather.ask(round)
         except BaseException:
             self.follow_up(round, round.unanswered())
             raise
-        self.follow_up(round)
+        if self.gather.breakers.news or (round.lasting and not round.complete):
+            self.follow_up(round)
 
     async def aask(self, round: Round) -> None:
         """Carry out one round in the running event loop."""
@@ -121,7 +123,7 @@ class Driver:
         Returns:
             Whether the outcome is known already; then *ended* is not called.
         """
-        if self._pid != process.pid:
+        if self.pid != process.pid:
             self.notice_fork()
         try:
             connections = self.gather.ask(round)
@@ -183,9 +185,9 @@ class Driver:
 
     def notice_fork(self) -> None:
         """Drop what belongs to the parent of a fork; its sockets are closed, not shut down."""
-        if self._pid != process.pid:
+        if self.pid != process.pid:
             with process.mutex:
-                if self._pid != process.pid:  # still: no other thread was quicker
+                if self.pid != process.pid:  # still: no other thread was quicker
                     self._begin_anew()
 
     def close(self) -> None:
@@ -248,7 +250,7 @@ class Driver:
         self.notifications = Notifications(self._nodes, self._needed, self._runtime.clock)
         self._hang_up()
         self.loops = PerLoop(self.new_loop_side)
-        self._pid = process.pid  # last: otherwise other threads would use the parent's links and read its replies
+        self.pid = process.pid  # last: otherwise other threads would use the parent's links and read its replies
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds between two tries to reach a node

@@ -5,7 +5,7 @@ Leases: the proof of holding a lock that acquiring it gives, for blocking code a
 import asyncio
 import logging
 import os
-import threading
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,26 +13,26 @@ from hashlib import blake2b
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet, ref
+from weakref import ref
 
-from ..core.acquisition import Acquisition, GaveUp, Pause
 from ..core.attempt import Granted, HighestToken
 from ..core.hold import Hold, release_outcome
-from ..core.names import SHARED_KIND, Owner, decode, named
-from ..core.protocol import LOST, EndReason, Outcome, votes_in
+from ..core.names import named
+from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
-from ..core.rules import Rules, Wanted, number
-from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, printable
-from ..nodes.base import Node
+from ..core.rules import Wanted, number
+from ..exceptions import LockLostError, printable
 from ..nodes.gevent import uses_gevent
-from ..nodes.threads import exiting, new_event
+from ..nodes.threads import new_event
 from .options import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
-from .reentrancy import is_in_block
-from .watchdog import Drop, Ended, unreleased, watch_drop
+from .watchdog import Drop, unreleased, watch_drop
 
 if TYPE_CHECKING:
     from .manager import LockManager
+    from .reentrancy import OpenBlock
+
+log = logging.getLogger("django_redlock")
 
 
 class Lease(Explained, advice=LEASE_ATTRIBUTES):
@@ -48,10 +48,12 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     ended.
     """
 
-    def __init__(self, hold: "LeaseHold", loss: "Loss | None" = None) -> None:
+    def __init__(self, hold: "LeaseHold") -> None:
         self.hold = hold
-        self._loss = loss or Loss()
-        hold.belongs_to(self, self._loss)
+        self._on_lost: list[Callable[[Lease], object]] = []
+        self._reported = False  # whether the loss was noticed, and is reported
+        if hold.renewed:
+            hold.drop = watch_drop(self, hold, hold.clock, hold.keeper.driver.dropped)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
@@ -112,7 +114,10 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         It is a :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
         ``async with``. The latter is set in its event loop, whichever thread notices the end.
         """
-        return self._loss.event()
+        event = self.__dict__.get("_event") or self.__dict__.setdefault("_event", self._new_event())  # one for all
+        if self._reported:
+            self._set_event()
+        return event
 
     def held(self) -> float:
         """Return the seconds for which the lock has been held, or was held until it ended."""
@@ -128,7 +133,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             return False
         if self.hold.check(self.hold.clock()):
             return True
-        self._loss.report(self)
+        self._report()
         return False
 
     def ensure(self, margin: float = 0.0) -> None:
@@ -156,7 +161,16 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         Raises:
             TypeError: *callback* cannot be called, or is a coroutine function, which nobody would await.
         """
-        self._loss.add(self, callback)
+        if not callable(callback):
+            raise TypeError(f"on_lost() needs a function that takes the lease, not {repr(callback)[:40]}.")
+        if iscoroutinefunction(callback):
+            raise TypeError(
+                "on_lost() needs a plain function, because nothing awaits its result. In a task, await "
+                "lease.lost.wait()."
+            )
+        self._on_lost.append(callback)
+        if self._reported:
+            self._report()
 
     def heartbeat(self) -> None:
         """Report progress: a lease taken with ``heartbeat=`` is extended only while this is called."""
@@ -199,17 +213,23 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             wait: Whether to wait for the nodes' answers. If False, the outcome is ``unknown`` unless it is known at
                 once; the signal ``lock_released`` has it later.
         """
-        if exiting():
+        if sys.is_finalizing():
             return Outcome.UNKNOWN  # the key ends with its ttl; connecting or waiting would make the interpreter hang
         hold = self.hold
-        if hold.leave():
+        hold.depth -= 1
+        if hold.depth > 0:
             return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
-            round = self._end(wait or process.ends or uses_gevent())
+            round = hold.begin_release(wait or process.ends or uses_gevent())
             if round is None:
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
-            hold.keeper.runtime.watchdog.forget(self)
-            known = hold.carry_out(round, self._ended_later)
+            if hold.ended is not EndReason.RELEASED:
+                self._report()
+            known = True
+            if round.unattended:
+                known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
+            else:
+                hold.keeper.ask(round)
             if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
                 hold.keeper.ask(late)
         except BaseException:
@@ -219,17 +239,24 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     async def arelease(self, wait: bool = True) -> Outcome:
         """Do what :meth:`release` does without blocking; even a cancelled call sends the release."""
-        if exiting():
+        if sys.is_finalizing():
             return Outcome.UNKNOWN
         hold = self.hold
-        if hold.leave():
+        hold.depth -= 1
+        if hold.depth > 0:
             return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
-            round = self._end(wait)
+            round = hold.begin_release(wait)
             if round is None:
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
+            if hold.ended is not EndReason.RELEASED:
+                self._report()
+            known = True
             hold.keeper.runtime.loop_watchdog().forget(self)
-            known = await hold.acarry_out(round, self._ended_later)
+            if round.unattended:  # a cancellation cannot interrupt it
+                known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
+            else:
+                await hold.keeper.aask(round)
             if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
                 await hold.keeper.aask(late)
         except BaseException:
@@ -238,35 +265,53 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         return self._ended(round) if known else Outcome.UNKNOWN
 
     def __enter__(self) -> Self:
-        begin_block(self)
-        refuse_transaction(self)
+        self._begin_block()
+        keeper = self.hold.keeper
+        try:
+            keeper.surroundings.entering(self.names, keeper.rules)
+        except BaseException:
+            self.release()  # nothing else would
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         over = self.hold.ended is EndReason.RELEASED  # the body released the lock, and knows the outcome
-        leave(self, Outcome.RELEASED if over else release_at_end(self), body_failed=kind is not None)
+        outcome = Outcome.RELEASED if over else release_at_end(self)
+        if outcome in LOST:
+            raise_loss(self, outcome, body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
-        begin_block(self)
+        self._begin_block()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         over = self.hold.ended is EndReason.RELEASED
-        leave(self, Outcome.RELEASED if over else await arelease_at_end(self), body_failed=kind is not None)
+        outcome = Outcome.RELEASED if over else await arelease_at_end(self)
+        if outcome in LOST:
+            raise_loss(self, outcome, body_failed=kind is not None)
+
+    def _begin_block(self) -> None:
+        """
+        Note that a block of this lease begins, which releases it at its end.
+
+        Raises:
+            LockLostError: The lock is not held.
+            RuntimeError: The lease is in a block already, whose end would leave the rest of the outer one without it.
+        """
+        self.ensure()
+        if self.hold.in_block or self.hold.in_own_block:
+            raise RuntimeError(
+                f"The lease of {self.name!r} is in a block already, which releases it at its end. Use the lease there, "
+                "without a block of its own."
+            )
+        self.hold.in_own_block = True
 
     def _checked(self, ttl: float | None) -> float | None:
         return ttl if ttl is None else self.hold.keeper.rules.check_ttl(ttl)
-
-    def _end(self, wait: bool) -> Round | None:
-        """End the lease, report the loss if it had been lost, and return the round that releases it, if any."""
-        round = self.hold.begin_release(wait)
-        if round is not None:
-            self._loss.report(self)
-        return round
 
     def _ended_later(self, round: Round) -> None:
         """Report the outcome of a release that nobody waited for; no block can raise a loss then, so it is logged."""
@@ -276,56 +321,93 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             log_loss(self)
 
     def _ended(self, round: Round) -> Outcome:
-        outcome, hold = release_outcome(round, self.hold.keeper.rules), self.hold
+        hold = self.hold
+        outcome = Outcome.RELEASED if round.won else release_outcome(round, hold.keeper.rules)
         if hold.ended is EndReason.RELEASED:
             hold.keeper.notify("lock_released", lease=self, outcome=outcome)
         return outcome if hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN else Outcome.EXPIRED
 
+    def _report(self) -> None:
+        """
+        Report the loss, if it is one, to the log, the signal, the callbacks, and to those who wait for the event.
+
+        Each is told once, whichever threads notice the loss. If an exception interrupts the report, the next call goes
+        on with it: the watchdog's, at the latest.
+        """
+        if self.hold.ended is EndReason.RELEASED or (self._reported and not self._on_lost):
+            return
+        self._set_event()
+        me, fatal = object(), None
+        try:
+            if self.__dict__.setdefault("_reporting", me) is not me:
+                return  # another thread calls all callbacks
+            if not self._reported:
+                self._on_lost[:0] = [log_loss, notify_loss]
+                self._reported = True
+            if not self._apart(self._call_back):
+                fatal = self._call_back()
+        except BaseException:
+            if self.__dict__.get("_reporting") is me:
+                del self.__dict__["_reporting"]
+            raise
+        if fatal is not None:
+            raise fatal
+
+    def _call_back(self) -> BaseException | None:
+        """Call all callbacks; return the first exception that is meant for the program, such as SystemExit."""
+        fatal: BaseException | None = None
+        with suppress(IndexError):
+            # Taken and called without a bytecode in between, so that none is lost and none is called twice.
+            for callback in iter(partial(self._on_lost.pop, 0), None):
+                try:
+                    callback(self)
+                except BaseException as error:
+                    log.exception("a callback of lock %s failed", printable(self.name))
+                    fatal = fatal or (None if isinstance(error, Exception) else error)
+        self.__dict__.pop("_reporting", None)
+        if self._on_lost:  # added by another thread while this one was calling
+            self._report()
+        return fatal
+
+    def _apart(self, function: Callable[[], object]) -> bool:
+        """Have another thread call *function* if this is the watchdog's, which must not block; return whether it is."""
+        return self.hold.keeper.runtime.watchdog.apart(function)
+
+    def _new_event(self) -> Any:
+        return new_event()
+
+    def _set_event(self) -> None:
+        if (event := self.__dict__.get("_event")) is not None:
+            event.set()
+
 
 class AsyncLease(Lease):
-    """A lease whose events belong to the event loop that acquired it."""
+    """A lease that belongs to the event loop that acquired it: its event is an asyncio event, set in that loop."""
 
     def __init__(self, hold: "LeaseHold") -> None:
-        super().__init__(hold, AsyncLoss())
+        super().__init__(hold)
+        self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> Self:
         raise TypeError(
             f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
         )
 
+    def _apart(self, function: Callable[[], object]) -> bool:
+        return False
 
-_in_blocks: WeakSet[Lease] = WeakSet()
-"""The leases whose own ``with`` block was entered."""
+    def _call_back(self) -> None:
+        super()._call_back()  # returns nothing: an exit would end the event loop for everything in it
 
+    def _new_event(self) -> Any:
+        return asyncio.Event()
 
-def begin_block(lease: Lease) -> None:
-    """Note that a block of *lease* begins, which releases it at its end; raise if the lock is not held."""
-    lease.ensure()
-    _refuse_second_block(lease)
-    _in_blocks.add(lease)
-
-
-def refuse_transaction(lease: Lease) -> None:
-    """Warn or raise if a transaction is open; release the lock if its block cannot run, because nothing else would."""
-    try:
-        lease.hold.keeper.surroundings.entering(lease.name, lease.hold.keeper.rules)
-    except BaseException:
-        lease.release()
-        raise
-
-
-def _refuse_second_block(lease: Lease) -> None:
-    """
-    Make sure that the end of an inner block does not leave the rest of an outer one without the lock.
-
-    Raises:
-        RuntimeError: The lease is in a block already.
-    """
-    if lease in _in_blocks or is_in_block(lease):
-        raise RuntimeError(
-            f"The lease of {lease.name!r} is in a block already, which releases it at its end. Use the lease there, "
-            "without a block of its own."
-        )
+    def _set_event(self) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
+            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
+                super()._set_event()
+            else:  # another thread noticed the loss, and may not wake the loop's tasks itself
+                self._loop.call_soon_threadsafe(super()._set_event)
 
 
 def loss_of(lease: Lease) -> LockLostError:
@@ -347,14 +429,14 @@ async def arelease_at_end(lease: Lease) -> Outcome:
     return await lease.arelease(wait=lease.hold.waits_at_end)
 
 
-def leave(lease: Lease, outcome: Outcome, body_failed: bool) -> None:
+def raise_loss(lease: Lease, outcome: Outcome, body_failed: bool) -> None:
     """
-    Raise the loss at the end of a ``with`` block, unless the body raised: then its exception counts.
+    Raise the loss at the end of a block, unless the body raised: then its exception counts.
 
     Raises:
-        LockLostError: The *outcome* of the release shows that the lock had been lost.
+        LockLostError: By the *outcome* of the release, the lock had been lost.
     """
-    if outcome in LOST and not body_failed:
+    if not body_failed:
         lease.hold.release_came_too_late(outcome)
         raise loss_of(lease)
 
@@ -396,7 +478,6 @@ def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
     return longer
 
 
-NEVER = float("inf")
 LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
 
 
@@ -419,26 +500,36 @@ class LeaseHold(Hold):
         self.keeper = keeper
         self.clock = keeper.runtime.clock
         self.renewed = renewed
-        self._sends = wanted.sends
+        self.limit = wanted.limit
+        self.taken_by: object = None  # the thread or task
+        self.taken_at = ("", 0)  # the file and line that took the lock
+        self.block: ref[OpenBlock] | None = None  # the with statement of the lock that holds it
+        self.in_own_block = False  # whether ``with lease:`` was entered
+        self.depth = 1  # how often the holder has entered the lock and not yet left it
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
+        self.drop: Drop | None = None
+        self._sends = wanted.sends
         self._pid = process.pid
         self._abandoned = False  # whether the release was left to the background
-        self._depth = 1
         self._cleanup: Round | None = None  # the round that releases the lock
-        self._drop: Drop | None = None
-        self._loss: Callable[[], Loss | None] = _no_report
-
-    def belongs_to(self, lease: object, loss: "Loss") -> None:
-        """Note the report of the *loss* of *lease*, and notice a drop of the lease without a release."""
-        self._loss = ref(loss)
-        if self.renewed:
-            self._drop = watch_drop(lease, self, self.clock, self.keeper.driver.dropped)
 
     @property
     def forked(self) -> bool:
         """Whether this process is a fork of the holder; only the holder has the lock."""
-        process.notice_fork()
+        if not process.mark[0]:
+            process.notice_fork()
         return self._pid != process.pid
+
+    @property
+    def entered(self) -> bool:
+        """Whether the holder is still inside: it has not yet left the lock as often as it has entered it."""
+        return self.depth > 0
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the body of ``with lock(...)`` runs, so that only the thread or task inside can end the hold."""
+        block = self.block() if self.block else None
+        return block is not None and not block.over
 
     # Used by the watchdog
 
@@ -448,29 +539,8 @@ class LeaseHold(Hold):
         return self.ttl / 30 if self.renewed else 0.0
 
     def due(self) -> float:
-        """Return when the watchdog looks at the hold next; at once if its loss is still to be reported."""
-        ended = self.ended
-        if ended is EndReason.RELEASED:
-            return NEVER
-        if ended and (loss := self._loss()) and loss.pending:
-            return 0.0
+        """Return when the watchdog looks at the hold next; infinity once it has ended."""
         return self.next_event(self.renewed)
-
-    # Used by reentrant locks
-
-    @property
-    def entered(self) -> bool:
-        """Whether the holder is still inside: it has not yet left the lock as often as it has entered it."""
-        return self._depth > 0
-
-    def enter_again(self) -> None:
-        """Note that the holder has entered the lock once more."""
-        self._depth += 1
-
-    def leave(self) -> bool:
-        """Note that the holder has left the lock once; return whether it has entered the lock more often."""
-        self._depth -= 1
-        return self._depth > 0
 
     # Used by fences
 
@@ -512,33 +582,14 @@ class LeaseHold(Hold):
         """
         if self.forked or (self.ended is EndReason.RELEASED and not self._abandoned):
             return None
-        if self.check(self.clock()):
-            self.end(EndReason.RELEASED, self.clock())
+        now = self.clock()
+        if self.check(now):
+            self.end(EndReason.RELEASED, now)
+        if self.drop is not None:
+            unreleased.discard(self.drop)
         round = self._cleanup = self.release(self.timeout if wait else 0.0)
         round.unattended = not wait
         return round
-
-    def carry_out(self, round: Round, ended: Ended) -> bool:
-        """Carry out the release; return True if its outcome is known already, otherwise *ended* is called later."""
-        if round.unattended:
-            return self.keeper.driver.leave(round, self.timeout, ended)
-        self.keeper.ask(round)
-        return True
-
-    async def acarry_out(self, round: Round, ended: Ended) -> bool:
-        """Do what :meth:`carry_out` does without blocking; a cancellation cannot interrupt an *unattended* release."""
-        if round.unattended:
-            return self.keeper.driver.aleave(round, self.timeout, ended)
-        await self.keeper.aask(round)
-        return True
-
-    def end(self, reason: EndReason, now: float) -> bool:
-        """End the hold for good, so that its lease may be dropped; return whether this call ended it."""
-        first = super().end(reason, now)
-        if self._drop is not None:
-            unreleased.discard(self._drop)
-            self._drop = None
-        return first
 
     def release_later(self) -> None:
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
@@ -552,7 +603,10 @@ class LeaseHold(Hold):
 
         This is for a holder that was interrupted before it could release the lock itself.
         """
-        if self.forked or self.ended or exiting() or self.leave():
+        if self.forked or self.ended or sys.is_finalizing():
+            return
+        self.depth -= 1
+        if self.depth > 0:
             return
         self._abandoned = True  # first: a thread that sees the end must see this as well
         self.end(EndReason.RELEASED, self.clock())
@@ -567,152 +621,6 @@ def end_of_earlier_hold(takeover: Round) -> Round | None:
     return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
 
 
-def _no_report() -> None:
-    """Return no report, for a hold that has no lease."""
-
-
-log = logging.getLogger("django_redlock")
-
-
-class Loss:
-    """
-    Reports the loss of one lease: to the log, to the signal, to the callbacks and to those that wait for the event.
-
-    The lease owns this object, and its hold refers to it weakly: a callback may refer to the lease, and a lease that
-    nobody uses any more must be freed.
-    """
-
-    __slots__ = ("__weakref__", "_callbacks", "_event", "_known", "_mutex", "_teller")
-
-    def __init__(self) -> None:
-        self._known = False
-        self._callbacks: list[Callable[[Any], object]] = []
-        self._event: Any = None  # made on first use
-        self._mutex = threading.Lock()
-        self._teller: object = None  # stands for the call of report() that runs the callbacks
-
-    @property
-    def pending(self) -> bool:
-        """Whether somebody is still to be notified, and no thread is doing that."""
-        return self._teller is None and bool(self._callbacks or not self._known)
-
-    def event(self) -> Any:
-        """Return the event that is set when the lease is lost."""
-        if self._event is None:
-            with self._mutex:
-                self._event = self._event or self._new_event()
-            if self._known:
-                self._set_event()
-        return self._event
-
-    def add(self, lease: Lease, callback: Callable[[Any], object]) -> None:
-        """Call *callback* with *lease* when the lease is lost; at once if it already was."""
-        check_callback(callback)
-        self._callbacks.append(callback)
-        if self._known:
-            self.report(lease)
-
-    def report(self, lease: Lease) -> None:
-        """Report once that *lease* was lost; do nothing if it was released."""
-        if lease.hold.ended is EndReason.RELEASED or (self._known and not self._callbacks):
-            return
-        self._set_event()
-        me, fatal = object(), None
-        try:
-            with self._mutex:
-                if self._teller is None:
-                    self._begin(me)
-            if self._teller is me and not self._apart(lease, partial(self._call_back, lease)):
-                fatal = self._call_back(lease)
-        except BaseException:
-            if self._teller is me:
-                self._teller = None
-            self._report_later(lease)
-            raise
-        if fatal is not None:
-            raise fatal
-
-    def _begin(self, teller: object) -> None:
-        if not self._known:
-            self._callbacks[:0] = [log_loss, notify_loss]
-            self._known = True
-        self._teller = teller
-
-    def _call_back(self, lease: Lease) -> BaseException | None:
-        """Call all callbacks; return the first exception that is meant for the program, such as SystemExit."""
-        fatal: BaseException | None = None
-        with suppress(IndexError):
-            # Taken and called without a bytecode in between, so that none is lost and none is called twice.
-            for callback in iter(partial(self._callbacks.pop, 0), None):
-                try:
-                    callback(lease)
-                except BaseException as error:
-                    log.exception("a callback of lock %s failed", printable(lease.name))
-                    fatal = fatal or (None if isinstance(error, Exception) else error)
-        self._teller = None
-        if self._callbacks:  # added by another thread while this one was calling
-            self.report(lease)
-        return fatal
-
-    def _apart(self, lease: Lease, function: Callable[[], object]) -> bool:
-        return lease.hold.keeper.runtime.watchdog.apart(function)
-
-    def _report_later(self, lease: Lease) -> None:
-        lease.hold.keeper.runtime.watchdog.watch(lease)
-
-    def _new_event(self) -> Any:
-        return new_event()
-
-    def _set_event(self) -> None:
-        if self._event is not None:
-            self._event.set()
-
-
-class AsyncLoss(Loss):
-    """The report of a lease that belongs to the running event loop: its event is an asyncio event, set in that loop."""
-
-    __slots__ = ("_loop",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._loop = asyncio.get_running_loop()
-
-    def _apart(self, lease: Lease, function: Callable[[], object]) -> bool:
-        return False
-
-    def _call_back(self, lease: Lease) -> None:
-        super()._call_back(lease)  # returns nothing: an exit would end the event loop for everything in it
-
-    def _report_later(self, lease: Lease) -> None:
-        with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(lambda: lease.hold.keeper.runtime.loop_watchdog().watch(lease))
-
-    def _new_event(self) -> Any:
-        return asyncio.Event()
-
-    def _set_event(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
-            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
-                super()._set_event()
-            else:  # another thread noticed the loss, and may not wake the loop's tasks itself
-                self._loop.call_soon_threadsafe(super()._set_event)
-
-
-def check_callback(callback: object) -> None:
-    """
-    Make sure that *callback* can be called when a lock is lost.
-
-    Raises:
-        TypeError: It cannot, or nothing would await what it returns.
-    """
-    if not callable(callback):
-        raise TypeError(f"on_lost() needs a function that takes the lease, not {repr(callback)[:40]}.")
-    if iscoroutinefunction(callback):
-        raise TypeError(
-            "on_lost() needs a plain function, because nothing awaits its result. In a task, await lease.lost.wait()."
-        )
-
-
 def log_loss(lease: Lease) -> None:
     """Log the loss, before the callbacks of users are called."""
     about = {"event": "lock_lost", "lock": lease.name}
@@ -722,35 +630,3 @@ def log_loss(lease: Lease) -> None:
 def notify_loss(lease: Lease) -> None:
     """Send the signal ``lock_lost``."""
     lease.hold.keeper.notify("lock_lost", lease=lease, reason=lease.reason)
-
-
-def error_of(
-    nodes: Sequence[Node], rules: Rules, wanted: Wanted, outcome: GaveUp
-) -> LockTakenError | QuorumUnavailableError:
-    """Return the error of an acquisition that gave up: the lock is taken, or too few nodes answered."""
-    name = named(wanted.names)
-    reported = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
-    if not outcome.taken:
-        after = votes_in(outcome.replies.values(), rules.needed) or None
-        votes = (rules.needed, outcome.misconfigured, after)
-        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *votes)
-    about = _about(decode(outcome.holder))
-    why = (outcome.retry_after, about, outcome.queued, outcome.agreed)
-    return LockTakenError(name, outcome.waited, outcome.attempts, reported, *why)
-
-
-def _about(holder: Owner | None) -> dict[str, Any]:
-    several = dict.fromkeys(("host", "pid", "since")) if holder and holder.kind == SHARED_KIND else {}
-    return holder._asdict() | several if holder else {}
-
-
-def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Pause) -> None:
-    """Log, once per acquisition, that the caller waits for nodes rather than for another holder."""
-    if pause.silent and not acquisition.explained:
-        acquisition.explained = True
-        reported = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
-        log.warning(
-            "waiting for a quorum: %s",
-            reported,
-            extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
-        )

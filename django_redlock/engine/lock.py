@@ -6,6 +6,7 @@ holding it.
 """
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
@@ -16,37 +17,15 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 from ..core.names import named
-from ..core.protocol import EndReason, Outcome
+from ..core.protocol import LOST, EndReason, Outcome
 from ..core.rules import Wanted
 from ..exceptions import LockTakenError
-from ..nodes.threads import exiting
-from .lease import Lease, arelease_at_end, leave, release_at_end
-from .options import (
-    ATTRIBUTES,
-    Explained,
-    LockOptions,
-    check_block,
-    check_not_skipped,
-    refuse_arguments,
-    without_arguments,
-)
-from .reentrancy import (
-    Entries,
-    Exit,
-    Interruption,
-    Keys,
-    Waiting,
-    WayOut,
-    remember,
-    this_task,
-    this_thread,
-    unsuspected,
-    way_out_of,
-)
+from .lease import Lease, raise_loss
+from .options import ATTRIBUTES, Explained, Plan, check_block, refuse_arguments, without_arguments
+from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, Waiting, entering, this_task, this_thread
 
 if TYPE_CHECKING:
     from .manager import LockManager
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Description(NamedTuple):
@@ -66,6 +45,9 @@ class Description(NamedTuple):
     once: bool
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
 class Lock(Explained, advice=ATTRIBUTES):
     """
     The description of a lock. The object holds nothing itself: every acquisition gives a :class:`Lease` of its own.
@@ -74,16 +56,13 @@ class Lock(Explained, advice=ATTRIBUTES):
     :meth:`try_acquire`. Create one with :func:`django_redlock.lock` or ``locks[alias].lock()``.
     """
 
-    def __init__(self, names: tuple[str, ...], describe: Callable[[], Description], options: LockOptions) -> None:
-        self.names = names
-        self.skips = options["if_taken"] == "skip"
-        self._options = options
+    def __init__(self, plan: Plan, describe: Callable[[Plan], Description]) -> None:
+        self.names = plan.names
+        self._plan = plan
         self._describe = describe
         self._described: Description | None = None
-        self._reentrant = options["reentrant"]
-        self._on_commit = options["on_commit"]
-        self._threads = Entries(names)
-        self._tasks = Entries(names)
+        self._threads = OpenBlocks()
+        self._tasks = OpenBlocks()
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -96,6 +75,11 @@ class Lock(Explained, advice=ATTRIBUTES):
         """The lock's name; several names are joined by commas."""
         return named(self.names)
 
+    @property
+    def skips(self) -> bool:
+        """Whether a decorated function is skipped when the lock is taken."""
+        return self._plan.skips
+
     def description(self) -> Description:
         """
         Return this lock under the present settings; a decorator outlives the settings of its first call.
@@ -104,11 +88,12 @@ class Lock(Explained, advice=ATTRIBUTES):
             InvalidRedlockError: The settings cannot be used.
             ValueError: The settings do not allow this lock.
         """
-        if self._described is None or self._described.manager.retired:
-            if exiting():  # modules that the settings need may be gone
+        described = self._described
+        if described is None or described.manager.retired:
+            if sys.is_finalizing():  # modules that the settings need may be gone
                 raise RuntimeError(f"Lock {self.name!r} cannot be taken: the interpreter is about to end.")
-            self._described = self._describe()
-        return self._described
+            described = self._described = self._describe(self._plan)
+        return described
 
     @without_arguments
     def acquire(self, *args: object, **kwargs: object) -> Lease:
@@ -154,108 +139,130 @@ class Lock(Explained, advice=ATTRIBUTES):
             return await self._aacquire(once=True)
         return None
 
-    def _acquire(self, once: bool = False, inside: bool = False) -> Lease:
-        check_block(self.names, self._options, "with" if inside else "")
-        described, who = self._chosen(once), this_thread()
-        described.manager.surroundings.blocking()
-        lease = self._entered_before(described, who)
-        if lease is None:
-            note = partial(self._remember, described, who, inside)
-            waiting = self._waiting(described, who)
-            lease = described.manager.acquirer.take(described.wanted, described.renew, note, waiting)
-        return lease
-
-    async def _aacquire(self, once: bool = False, inside: bool = False) -> Lease:
-        check_block(self.names, self._options, "async with")
-        described, who = self._chosen(once), this_task()
-        lease = self._entered_before(described, who)
-        if lease is None:
-            note = partial(self._remember, described, who, inside)
-            waiting = self._waiting(described, who)
-            lease = await described.manager.acquirer.atake(described.wanted, described.renew, note, waiting)
-        return lease
-
-    def _chosen(self, once: bool) -> Description:
+    def _acquire(self, once: bool = False) -> Lease:
+        if self._plan.particular:
+            check_block(self._plan, "acquire")
         described = self.description()
+        described.manager.surroundings.blocking()
+        return self._take(self._chosen(described, once), this_thread())
+
+    async def _aacquire(self, once: bool = False) -> Lease:
+        if self._plan.particular:
+            check_block(self._plan, "aacquire")
+        return await self._atake(self._chosen(self.description(), once), this_task())
+
+    def _chosen(self, described: Description, once: bool) -> Description:
         return described._replace(wanted=described.wanted._replace(wait=0)) if once and described.once else described
 
+    def _take(self, described: Description, who: object) -> Lease:
+        manager, wanted = described.manager, described.wanted
+        if self._plan.options["reentrant"] and (lease := self._entered_before(described, who)):
+            return lease
+        waiting = None if wanted.wait == 0 else Waiting(manager, wanted, who)
+        return manager.acquirer.take(wanted, described.renew, who, self._plan.options["reentrant"], waiting)
+
+    async def _atake(self, described: Description, who: object) -> Lease:
+        manager, wanted = described.manager, described.wanted
+        if self._plan.options["reentrant"] and (lease := self._entered_before(described, who)):
+            return lease
+        waiting = None if wanted.wait == 0 else Waiting(manager, wanted, who)
+        return await manager.acquirer.atake(wanted, described.renew, who, self._plan.options["reentrant"], waiting)
+
     def __enter__(self) -> Lease:
-        way_out, who = way_out_of(self), this_thread()
-        check_not_skipped(self.names, self._options, "try_acquire")
+        block, by_hand = entering(self)
+        block.who = who = this_thread()
+        options = self._plan.options
+        if self._plan.particular:
+            check_block(self._plan, "with")
         described = self.description()
-        if described.wanted.owner.kind == "manual":
-            described.manager.surroundings.entering(self.name, described.manager.rules, self._on_commit)
-        self._refuse_nesting(who, self._threads)
-        for left in self._threads.dropped(who):
-            left.release()
+        manager, wanted = described.manager, described.wanted
+        if wanted.owner.kind == "manual":
+            manager.surroundings.entering(self.names, manager.rules, options["on_commit"])
+        manager.surroundings.blocking()
+        if who in self._threads:
+            self._threads.check(who, self.name, options["reentrant"])
         lease = None
         try:
-            lease = self._acquire(inside=True)
-            self._threads.add(who, lease, way_out)
+            lease = self._take(described, who)
+            self._threads.enter(block, lease, by_hand)
             return lease
         except BaseException:
+            block.over = True
             if lease is not None:  # interrupted: the body will not run
-                self._threads.undo(who, lease)
-                lease.release()
+                lease.hold.abandon()
+                self._threads.leave(block)
             raise
 
-    def _leave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
-        if exiting():
+    def _leave(self, block: OpenBlock, kind: type[BaseException] | None) -> None:
+        if sys.is_finalizing():
             return  # the interpreter, when it ends, closes suspended generators
-        entry = (way_out and way_out.entry) or self._threads.leaving(this_thread())
-        lease: Lease = entry.lease
+        if block.lease is None:
+            block = self._threads.leaving(this_thread(), self.name)
+        block.over, lease = True, cast(Lease, block.lease)
         try:
-            over = lease.hold.ended is EndReason.RELEASED  # the body released the lock, and knows the outcome
-            kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
-            outcome = Outcome.RELEASED if over or kept else release_at_end(lease)
+            hold = lease.hold
+            if hold.ended is EndReason.RELEASED:
+                outcome = Outcome.RELEASED  # the body released the lock, and knows the outcome
+            elif (
+                self._plan.options["on_commit"]
+                and lease.valid()
+                and self.description().manager.surroundings.keep(lease)
+            ):
+                outcome = Outcome.RELEASED
+            else:
+                outcome = lease.release(wait=hold.waits_at_end)
         except BaseException:
             lease.hold.abandon()
             raise
         finally:
-            entry.over = True
-            self._threads.forget(entry)
-        leave(lease, outcome, body_failed=kind is not None)
+            self._threads.leave(block)
+        if outcome in LOST:
+            raise_loss(lease, outcome, body_failed=kind is not None)
 
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
-        return self._aenter(way_out_of(self))
+        return self._aenter(*entering(self))
 
-    async def _aenter(self, way_out: WayOut | None) -> Lease:
-        task, who = asyncio.current_task(), this_task()
-        check_not_skipped(self.names, self._options, "atry_acquire")
-        self._refuse_nesting(who, self._tasks)
-        for left in self._tasks.dropped(who):
-            await left.arelease()
+    async def _aenter(self, block: OpenBlock, by_hand: bool) -> Lease:
+        task = asyncio.current_task()
+        block.who = who = this_task()
+        if self._plan.particular:
+            check_block(self._plan, "async with")
+        if who in self._tasks:
+            self._tasks.check(who, self.name, self._plan.options["reentrant"])
         lease = None
         try:
-            lease = await self._aacquire(inside=True)
-            interruption = Interruption(task) if task and self._options["cancel_on_lost"] else None
-            self._tasks.add(who, lease, way_out, interruption)
-            if interruption:
-                lease.on_lost(interruption)
+            lease = await self._atake(self.description(), who)
+            self._tasks.enter(block, lease, by_hand)
+            if task and self._plan.options["cancel_on_lost"]:
+                block.interruption = Interruption(task)
+                lease.on_lost(block.interruption)
             return lease
         except BaseException:
+            block.over = True
             if lease is not None:
-                self._tasks.undo(who, lease)
                 lease.hold.abandon()
+                self._tasks.leave(block)
             raise
 
-    async def _aleave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
-        if exiting():
+    async def _aleave(self, block: OpenBlock, kind: type[BaseException] | None) -> None:
+        if sys.is_finalizing():
             return
-        entry = (way_out and way_out.entry) or self._tasks.leaving(this_task())
-        lease: Lease = entry.lease
+        if block.lease is None:
+            block = self._tasks.leaving(this_task(), self.name)
+        block.over, lease = True, cast(Lease, block.lease)
         try:
-            interruption: Interruption | None = entry.about
-            interrupted = interruption is not None and interruption.end(kind)  # first: it must not strike later
-            over = lease.hold.ended is EndReason.RELEASED
-            outcome = Outcome.RELEASED if over else await arelease_at_end(lease)
+            interrupted = block.interruption is not None and block.interruption.end(kind)  # first: it must not strike
+            if lease.hold.ended is EndReason.RELEASED:
+                outcome = Outcome.RELEASED
+            else:
+                outcome = await lease.arelease(wait=lease.hold.waits_at_end)
         except BaseException:
             lease.hold.abandon()
             raise
         finally:
-            entry.over = True
-            self._tasks.forget(entry)
-        leave(lease, outcome, body_failed=kind is not None and not interrupted)
+            self._tasks.leave(block)
+        if outcome in LOST:
+            raise_loss(lease, outcome, body_failed=kind is not None and not interrupted)
 
     if TYPE_CHECKING:
 
@@ -280,24 +287,8 @@ class Lock(Explained, advice=ATTRIBUTES):
         decorators.add(self)
         return decorated(self, function)
 
-    def _refuse_nesting(self, who: object, entries: Entries) -> None:
-        if who in entries and not self._reentrant:
-            raise RuntimeError(
-                f"Lock {self.name!r} is already entered here; it would wait for itself. Pass the lease on instead, or "
-                "write lock(..., reentrant=True)."
-            )
-
-    def _waiting(self, described: Description, who: object) -> Callable[[], object]:
-        wanted, clock = described.wanted, described.manager.runtime.clock
-        return Waiting(self._keys(described), who, wanted.ttl, clock) if wanted.wait != 0 else unsuspected
-
-    def _keys(self, described: Description) -> Keys:
-        return described.manager, self.names, described.wanted.limit, described.wanted.shared
-
     def _entered_before(self, described: Description, who: object) -> Lease | None:
         """Return the lease that the thread or task has of a reentrant lock, entered once more; None if it has none."""
-        if not self._reentrant:
-            return None
         entered, limit, shared = described.manager.acquirer.entered, described.wanted.limit, described.wanted.shared
         if (other := entered.get((self.names, limit, not shared, who))) and other.hold.entered:
             raise RuntimeError(
@@ -308,13 +299,8 @@ class Lock(Explained, advice=ATTRIBUTES):
         if lease is None or not lease.hold.entered:
             return None  # a released lease cannot be entered again, however it ended
         lease.ensure()
-        lease.hold.enter_again()
+        lease.hold.depth += 1
         return lease
-
-    def _remember(self, described: Description, who: object, inside: bool, lease: Lease) -> None:
-        if self._reentrant:
-            described.manager.acquirer.entered[self.names, described.wanted.limit, described.wanted.shared, who] = lease
-        remember(lease, self._keys(described), who, inside)
 
 
 decorators: WeakSet[Lock] = WeakSet()

@@ -10,29 +10,31 @@ import atexit
 import logging
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from functools import lru_cache
+from typing import Any, NoReturn, Unpack, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from ..core.acquisition import Acquisition, GaveUp, Pause, Step
+from ..core.acquisition import Acquisition, GaveUp, Pause
 from ..core.admission import Admission
 from ..core.attempt import Granted, HighestToken
-from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
-from ..core.names import HolderKind, Owner, check_names, named, slug
-from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply
+from ..core.hold import BATCH, batches, release_outcome, renewal
+from ..core.names import SHARED_KIND, HolderKind, Owner, check_names, decode, named, slug
+from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, votes_in
 from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
+from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
-from ..nodes.threads import exiting
 from .driver import Driver
-from .lease import LASTING, AsyncLease, Lease, LeaseHold, error_of, explain_waiting, note_extension
+from .lease import LASTING, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
-from .notifications import AsyncNotifications, Notifications
-from .options import LockOptions, complete, explained
+from .options import LockOptions, Plan, lists_options, plan
 from .process import HOST, process
+from .reentrancy import remember
 from .watchdog import Confirmations, Dog, ProcessHeartbeat, loop_watchdog, this_process, watchdog
 
 Notify = Callable[..., None]
@@ -85,9 +87,9 @@ class Surroundings:
     def blocking(self) -> None:
         """Raise if the calling thread must not block, because it runs an event loop."""
 
-    def entering(self, name: str, rules: Rules, on_commit: bool = False) -> None:
+    def entering(self, names: tuple[str, ...], rules: Rules, on_commit: bool = False) -> None:
         """
-        Warn or raise if a transaction is open that would end only after the lock *name* is released.
+        Warn or raise if a transaction is open that would end only after the lock *names* is released.
 
         With *on_commit*, raise if the end of a transaction could not be noticed.
         """
@@ -129,12 +131,13 @@ class LockManager:
         self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
         self.acquirer = Acquirer(self)
         self.confirmations = Confirmations(self)
+        self.describe: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
         _managers.add(self)
 
     def __repr__(self) -> str:
         return f"<LockManager {self.alias!r}: {', '.join(node.name for node in self.nodes)}>"
 
-    @explained
+    @lists_options
     def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock:
         """
         Describe a lock, without a network call.
@@ -147,7 +150,9 @@ class LockManager:
             TypeError: A name is not a string.
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
-        return self.claim(name, **options)
+        planned = plan(name, options)
+        self.describe(planned)  # tells what the settings do not allow
+        return Lock(planned, self.describe)
 
     def claim(
         self,
@@ -177,8 +182,21 @@ class LockManager:
                 no harm.
             **options: Those of :meth:`lock`.
         """
-        names = check_names(name)
-        chosen = complete(names, options)
+        planned = plan(name, options)
+        described = self._describe(planned, kind, ref, secret, adopt, detached)
+        return Lock(planned, lambda _: described)
+
+    def _describe(
+        self,
+        plan: Plan,
+        kind: HolderKind = "manual",
+        ref: str = "",
+        secret: str = "",
+        adopt: str = "",
+        detached: bool = False,
+    ) -> Description:
+        """Return the lock that *plan* describes under the settings of this alias."""
+        chosen = plan.options
         ttl = lease_length(self.rules, chosen["ttl"], detached)
         renew = self.rules.renew if chosen["renew"] is None else chosen["renew"]
         # A lock that is not renewed depends on no process: any process with its secret may use it until it ends.
@@ -186,7 +204,7 @@ class LockManager:
         owner = Owner(HOST, process.pid, kind, chosen["label"], ref, ttl=ttl, process=renewed_by)
         wait = chosen["wait"]
         wanted = Wanted(
-            names,
+            plan.names,
             ttl,
             self.rules.wait if wait is UNSET else wait,
             owner,
@@ -200,8 +218,7 @@ class LockManager:
             chosen["max_hold"],
             sends=(chosen["release"] or self.rules.release or AT_END.get(kind, "wait")) == "send",
         )
-        described = Description(self, wanted, renew, once=wait is UNSET)
-        return Lock(names, lambda: described, chosen)
+        return Description(self, wanted, renew, once=wait is UNSET)
 
     def release(self, name: str | Iterable[str], secret: str, tombstone: float = 0.0) -> Outcome:
         """
@@ -320,17 +337,15 @@ _managers: WeakSet[LockManager] = WeakSet()
 def _close_all() -> None:
     """Close the idle connections of this process; locks still held are left to end by themselves."""
     process.ends = True
-    for manager in list(_managers):
+    # Kept to the very end: the tasks of an event loop that was only closed would complain when they are destroyed.
+    process.kept = list(_managers)
+    for manager in process.kept:
         manager.close()
 
 
 def fresh_secret() -> str:
     """Return 128 random bits as 32 hexadecimal digits."""
     return os.urandom(16).hex()
-
-
-def nothing() -> None:
-    """Do nothing before a pause."""
 
 
 class Acquirer:
@@ -380,23 +395,6 @@ class Acquirer:
         owner = Owner(HOST, process.pid, kind, label, ref, ttl=chosen)
         return Wanted(check_names(name), chosen, 0, owner, secret, adopt, detached=True, strict=strict)
 
-    def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
-        if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.secret):
-            self._took_over(wanted, outcome)
-        return outcome
-
-    def _took_over(self, wanted: Wanted, granted: Granted) -> None:
-        """
-        End the hold that was taken over on all nodes.
-
-        A node that missed the round would keep that hold until it ends by itself. The release that is redelivered to
-        the node ends the hold and leaves a tombstone, in case the request for the hold is still on its way.
-        """
-        end = Release(granted.slugs, wanted.adopt, self._rules.guard)
-        for round in granted.rounds:
-            round.remedy, round.lasting = dict.fromkeys(round.requests, end), LASTING
-            self._driver.follow_up(round)
-
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""
         if wanted.owner.pid != process.pid:  # the lock was described before the process forked
@@ -405,7 +403,12 @@ class Acquirer:
         return Acquisition(wanted, self._rules, self._highest, fresh_secret, self._manager.runtime.random, waiter)
 
     def take(
-        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = nothing
+        self,
+        wanted: Wanted,
+        renew: bool,
+        who: object,
+        reentrant: bool = False,
+        waiting: Callable[[], object] | None = None,
     ) -> Lease:
         """
         Take a lock and return its lease.
@@ -413,126 +416,123 @@ class Acquirer:
         Args:
             wanted: The lock to take.
             renew: Whether to extend it while it is held.
-            note: Called with the lease before the caller gets it.
+            who: The thread or task that takes it.
+            reentrant: Whether *who* may enter it again.
             waiting: Called before each pause of a caller that waits in the queue.
         """
-        outcome: Granted | GaveUp | None = None
-        lease = None
+        lease = self.held(wanted, self.run(wanted, waiting), renew)
         try:
-            outcome = self.run(wanted, waiting)
-            lease = self.held(wanted, outcome, renew)
-            note(lease)
+            if reentrant:
+                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
+            remember(lease, who)
             return lease
         except BaseException:
-            if lease is not None:  # interrupted: the caller does not get the lease
-                lease.release()
-            elif isinstance(outcome, Granted):
-                self._manager.ask(
-                    Hold(wanted, outcome, self._rules, self._highest).release(self._rules.timeout(wanted.ttl))
-                )
+            lease.hold.abandon()
             raise
 
     async def atake(
-        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = nothing
+        self,
+        wanted: Wanted,
+        renew: bool,
+        who: object,
+        reentrant: bool = False,
+        waiting: Callable[[], object] | None = None,
     ) -> Lease:
         """Do what :meth:`take` does without blocking."""
-        outcome: Granted | GaveUp | None = None
-        lease = None
+        lease = self.aheld(wanted, await self.arun(wanted, waiting), renew)
         try:
-            outcome = await self.arun(wanted, waiting)
-            lease = self.aheld(wanted, outcome, renew)
-            note(lease)
+            if reentrant:
+                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
+            remember(lease, who)
             return lease
         except BaseException:
-            if lease is not None:
-                lease.hold.abandon()
-            elif isinstance(outcome, Granted):
-                self._driver.send(Hold(wanted, outcome, self._rules, self._highest).release(0.0))
+            lease.hold.abandon()
             raise
 
-    def run(self, wanted: Wanted, waiting: Callable[[], object] = nothing) -> Granted | GaveUp:
+    def run(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
-        if exiting():
+        if sys.is_finalizing():
             raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
-        process.notice_fork()
-        self._driver.notice_fork()
-        notifications = self._driver.notifications
+        if not process.mark[0]:
+            process.notice_fork()
+        manager, driver = self._manager, self._driver
+        instant, pause = manager.runtime.instant, manager.runtime.sleep
+        if driver.pid != process.pid:
+            driver.notice_fork()
+        notifications = driver.notifications
         acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
+        waiter = acquisition.waiter
         try:
-            outcome = self._carry_out(acquisition, notifications, waiting)
-            notifications.waiters.leave(acquisition.waiter)
-            return self._outcome(wanted, outcome)
-        except BaseException:
+            if waiter.name:
+                notifications.waiters.expect(waiter)
+            steps = acquisition.steps(instant())
             try:
-                # The connections of the interrupted round were closed, so this makes new ones.
-                self._manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
-            finally:
-                notifications.waiters.leave(acquisition.waiter)
+                step = next(steps)
+                while True:
+                    if not isinstance(step, Pause):
+                        manager.ask(step)
+                    elif waiter.name:
+                        explain_waiting(self._nodes, acquisition, step)
+                        if waiting:
+                            waiting()
+                        notifications.wait(waiter, step.seconds, step.notified)
+                    else:
+                        pause(step.seconds)
+                    step = steps.send(instant())
+            except StopIteration as stop:
+                return self._took_over(wanted, stop.value) if wanted.adopt else cast("Granted | GaveUp", stop.value)
+        except BaseException:
+            # The connections of the interrupted round were closed, so this makes new ones.
+            manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
             raise
+        finally:
+            if waiter.name:
+                notifications.waiters.leave(waiter)
 
-    def _carry_out(
-        self, acquisition: Acquisition, notifications: Notifications, waiting: Callable[[], object]
-    ) -> Granted | GaveUp:
-        notifications.waiters.expect(acquisition.waiter)
-        instant = self._manager.runtime.instant
-        steps = acquisition.steps(instant())
-        try:
-            step = next(steps)
-            while True:
-                if not isinstance(step, Pause):
-                    self._manager.ask(step)
-                elif acquisition.waiter.name:
-                    explain_waiting(self._nodes, acquisition, step)
-                    waiting()
-                    notifications.wait(acquisition.waiter, step.seconds, step.notified)
-                else:
-                    self._manager.runtime.sleep(step.seconds)
-                step = steps.send(instant())
-        except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
-
-    async def arun(self, wanted: Wanted, waiting: Callable[[], object] = nothing) -> Granted | GaveUp:
+    async def arun(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
-        process.notice_fork()
-        side = self._driver.loop_side()
-        acquisition = self.acquisition(wanted, side.notifications.waiters.new_name() if wanted.wait != 0 else "")
+        manager, driver = self._manager, self._driver
+        instant, pause = manager.runtime.instant, manager.runtime.asleep
+        notifications = driver.loop_side().notifications
+        acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
+        waiter = acquisition.waiter
         try:
-            outcome = await self._acarry_out(acquisition, side.notifications, waiting)
-            side.notifications.waiters.leave(acquisition.waiter)
-            return self._outcome(wanted, outcome)
-        except BaseException:
+            if waiter.name:
+                notifications.waiters.expect(waiter)
+            steps = acquisition.steps(instant())
             try:
-                self._driver.send(acquisition.undo())
-            finally:
-                side.notifications.waiters.leave(acquisition.waiter)
+                step = next(steps)
+                while True:
+                    if not isinstance(step, Pause):
+                        await manager.aask(step)
+                    elif waiter.name:
+                        explain_waiting(self._nodes, acquisition, step)
+                        if waiting:
+                            waiting()
+                        await notifications.wait(waiter, step.seconds, step.notified)
+                    else:
+                        await pause(step.seconds)
+                    step = steps.send(instant())
+            except StopIteration as stop:
+                return self._took_over(wanted, stop.value) if wanted.adopt else cast("Granted | GaveUp", stop.value)
+        except BaseException:
+            driver.send(acquisition.undo())
             raise
-
-    async def _acarry_out(
-        self, acquisition: Acquisition, notifications: AsyncNotifications, waiting: Callable[[], object]
-    ) -> Granted | GaveUp:
-        notifications.waiters.expect(acquisition.waiter)
-        instant = self._manager.runtime.instant
-        steps = acquisition.steps(instant())
-        try:
-            step: Step = next(steps)
-            while True:
-                if not isinstance(step, Pause):
-                    await self._manager.aask(step)
-                elif acquisition.waiter.name:
-                    explain_waiting(self._nodes, acquisition, step)
-                    waiting()
-                    await notifications.wait(acquisition.waiter, step.seconds, step.notified)
-                else:
-                    await self._manager.runtime.asleep(step.seconds)
-                step = steps.send(instant())
-        except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
+        finally:
+            if waiter.name:
+                notifications.waiters.leave(waiter)
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
-        """Return the lease of a won acquisition; raise if the acquisition gave up."""
-        lease = Lease(self.hold(wanted, outcome, renew))
+        """
+        Return the lease of a won acquisition.
+
+        Raises:
+            LockTakenError: Another owner kept the lock.
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        if isinstance(outcome, GaveUp):
+            self._refuse(wanted, outcome)
+        lease = Lease(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
         try:
             if not wanted.detached:
                 self._manager.runtime.watchdog.watch(lease)
@@ -545,7 +545,9 @@ class Acquirer:
 
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Do what :meth:`held` does for the running event loop."""
-        lease = AsyncLease(self.hold(wanted, outcome, renew))
+        if isinstance(outcome, GaveUp):
+            self._refuse(wanted, outcome)
+        lease = AsyncLease(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
         try:
             if not wanted.detached:
                 self._manager.runtime.loop_watchdog().watch(lease)
@@ -556,19 +558,24 @@ class Acquirer:
             lease.hold.abandon()
             raise
 
-    def hold(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> LeaseHold:
-        """
-        Return the hold of a won acquisition.
+    def _refuse(self, wanted: Wanted, outcome: GaveUp) -> NoReturn:
+        error = error_of(self._nodes, self._rules, wanted, outcome)
+        self._manager.notify("lock_taken", name=error.name, error=error)
+        raise error
 
-        Raises:
-            LockTakenError: Another owner kept the lock.
-            QuorumUnavailableError: Too few nodes answered.
+    def _took_over(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
         """
-        if isinstance(outcome, GaveUp):
-            error = error_of(self._nodes, self._rules, wanted, outcome)
-            self._manager.notify("lock_taken", name=error.name, error=error)
-            raise error
-        return LeaseHold(self._manager, wanted, outcome, self._highest, renew)
+        If a hold was taken over, end it on all nodes.
+
+        A node that missed the round would keep that hold until it ends by itself. The release that is redelivered to
+        the node ends the hold and leaves a tombstone, in case the request for the hold is still on its way.
+        """
+        if isinstance(outcome, Granted) and wanted.adopt != outcome.secret:
+            end = Release(outcome.slugs, wanted.adopt, self._rules.guard)
+            for round in outcome.rounds:
+                round.remedy, round.lasting = dict.fromkeys(round.requests, end), LASTING
+                self._driver.follow_up(round)
+        return outcome
 
 
 def lease_length(rules: Rules, ttl: float | None, detached: bool) -> float:
@@ -581,3 +588,35 @@ def lease_length(rules: Rules, ttl: float | None, detached: bool) -> float:
     if ttl is None:
         return rules.ttl
     return max(MIN_TTL, seconds("ttl", ttl)) if detached else rules.check_ttl(ttl)
+
+
+def error_of(
+    nodes: Sequence[Node], rules: Rules, wanted: Wanted, outcome: GaveUp
+) -> LockTakenError | QuorumUnavailableError:
+    """Return the error of an acquisition that gave up: the lock is taken, or too few nodes answered."""
+    name = named(wanted.names)
+    reported = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
+    if not outcome.taken:
+        after = votes_in(outcome.replies.values(), rules.needed) or None
+        votes = (rules.needed, outcome.misconfigured, after)
+        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *votes)
+    about = _about(decode(outcome.holder))
+    why = (outcome.retry_after, about, outcome.queued, outcome.agreed)
+    return LockTakenError(name, outcome.waited, outcome.attempts, reported, *why)
+
+
+def _about(holder: Owner | None) -> dict[str, Any]:
+    several = dict.fromkeys(("host", "pid", "since")) if holder and holder.kind == SHARED_KIND else {}
+    return holder._asdict() | several if holder else {}
+
+
+def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Pause) -> None:
+    """Log, once per acquisition, that the caller waits for nodes rather than for another holder."""
+    if pause.silent and not acquisition.explained:
+        acquisition.explained = True
+        reported = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
+        log.warning(
+            "waiting for a quorum: %s",
+            reported,
+            extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
+        )

@@ -52,7 +52,7 @@ class Notifications:
         self.waiters: Waiters[threading.Event] = Waiters(needed, new_event)
         self._nodes = nodes
         self._clock = clock
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # reentrant, as that of the listener
         self._listener: Listener | None = None
 
     def wait(self, waiter: Waiter, seconds: float, notified: float) -> None:
@@ -80,7 +80,7 @@ class Notifications:
 
     def forked(self) -> None:
         """In a forked child, drop what belongs to the parent, whose other threads may have held the mutex."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         if self._listener:
             self._listener.forked()
         self.close()
@@ -106,7 +106,9 @@ class Listener:
         self._nodes = nodes
         self._waiters = waiters
         self._clock = clock
-        self._mutex = threading.Lock()  # guards the leader, and whether the connections are still in use
+        # Guards the leader, and whether the connections are still in use. Reentrant, because a signal handler may run
+        # in a thread that has it, and wait for a lock itself.
+        self._mutex = threading.RLock()
         self._leader: Waiter | None = None
         self._closed = False
         self._bells: dict[str, threading.Event] = {}  # of the threads that wait at this moment
@@ -170,7 +172,7 @@ class Listener:
 
     def forked(self) -> None:
         """Note in a forked child that nobody leads, and that the mutex is free."""
-        self._mutex, self._leader = threading.Lock(), None
+        self._mutex, self._leader = threading.RLock(), None
 
     def _read(self, left: float) -> None:
         """Wait for an event for at most *left* seconds, and deal with it."""

@@ -2,13 +2,14 @@
 The options of a lock, in one place for ``lock()`` and ``locks[alias].lock()`` (internal).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import wraps
+from functools import lru_cache, wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
 
-from ..core.names import named
+from ..core.names import check_names, named
 from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_limit, check_release, check_wait, optional_seconds
 
 IfTaken = Literal["raise", "skip"]
@@ -55,17 +56,64 @@ SWITCHES = frozenset({"renew", "shared", "reentrant", "barge", "cancel_on_lost",
 """The options that are True or False; ``renew`` may be None, too."""
 
 
-def _check_switches(options: LockOptions) -> None:
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
     """
-    Make sure that each switch that was passed is a bool.
+    What a caller writes to describe a lock, checked; nothing in it depends on an alias or its settings.
+
+    Attributes:
+        names: The names, sorted.
+        options: All options.
+        skips: Whether the lock has ``if_taken="skip"``.
+        particular: Whether the lock does not work with every kind of block: see :func:`check_block`.
+    """
+
+    names: tuple[str, ...]
+    options: LockOptions
+    skips: bool
+    particular: bool
+
+
+def plan(name: str | Iterable[str], options: LockOptions) -> Plan:
+    """
+    Return the plan of a lock. A lock that is described again and again is checked once.
 
     Raises:
-        TypeError: One of them is something else.
+        TypeError: A name or the label is not a string, a switch is not a bool, or there is no such option.
+        ValueError: A name or number cannot work, or two options cannot be combined; the message says what to write.
     """
-    for what in sorted(SWITCHES & options.keys()):
-        value = options[what]  # type: ignore[literal-required]
+    if isinstance(name, str):
+        try:
+            return _plan_of_one(name, **options)
+        except TypeError:  # also if an option cannot be hashed; below, the error says what is wrong
+            pass
+    return _plan(name, **options)
+
+
+def _plan(name: str | Iterable[str], **options: Unpack[LockOptions]) -> Plan:
+    names = check_names(name)
+    if not options.keys() <= DEFAULTS.keys():
+        given = next(each for each in options if each not in DEFAULTS)
+        value: object = options[given]  # type: ignore[literal-required]
+        raise TypeError(f"lock() has no argument {given!r}; {_advice(given, value, ('using', *DEFAULTS))}")
+    chosen: LockOptions = {**DEFAULTS, **options}
+    check_label(chosen["label"])
+    check_wait(chosen["wait"])
+    check_release(chosen["release"])
+    for what in sorted(SWITCHES):
+        value = chosen[what]  # type: ignore[literal-required]
         if what != "renew" or value is not None:
             check_switch(what, value)
+    check_limit(chosen["limit"], names, chosen["shared"])
+    for what in ("ttl", "heartbeat", "max_hold"):
+        optional_seconds(what, chosen[what])  # type: ignore[literal-required]
+    check_if_taken(chosen)
+    skips = chosen["if_taken"] == "skip"
+    return Plan(names, chosen, skips, skips or chosen["cancel_on_lost"] or chosen["on_commit"])
+
+
+# Typed, because 1 and True are equal, and only one of them is a number of seconds.
+_plan_of_one = lru_cache(maxsize=1024, typed=True)(_plan)
 
 
 def check_switch(what: str, value: object) -> None:
@@ -77,36 +125,6 @@ def check_switch(what: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, not {repr(value)[:40]}.")
-
-
-CHECKS: dict[str, Callable[[LockOptions, tuple[str, ...]], object]] = {
-    "label": lambda chosen, names: check_label(chosen["label"]),
-    "wait": lambda chosen, names: check_wait(chosen["wait"]),
-    "release": lambda chosen, names: check_release(chosen["release"]),
-    "limit": lambda chosen, names: check_limit(chosen["limit"], names, chosen["shared"]),
-    "ttl": lambda chosen, names: optional_seconds("ttl", chosen["ttl"]),
-    "heartbeat": lambda chosen, names: optional_seconds("heartbeat", chosen["heartbeat"]),
-    "max_hold": lambda chosen, names: optional_seconds("max_hold", chosen["max_hold"]),
-    "if_taken": lambda chosen, names: check_if_taken(chosen),
-}
-"""The check of each option that was passed; it gets all options and the names of the lock."""
-
-
-def complete(names: tuple[str, ...], options: LockOptions) -> LockOptions:
-    """
-    Return *options* with the defaults of those that were not passed.
-
-    Raises:
-        TypeError: The label is not a string, or a switch is not a bool.
-        ValueError: A number cannot work, or two options cannot be combined; the message says what to write.
-    """
-    chosen: LockOptions = {**DEFAULTS, **options}
-    for what, check in CHECKS.items():  # the defaults need none
-        if what in options:
-            check(chosen, names)
-    if not SWITCHES.isdisjoint(options):
-        _check_switches(options)
-    return chosen
 
 
 def check_if_taken(options: LockOptions) -> None:
@@ -124,32 +142,29 @@ def check_if_taken(options: LockOptions) -> None:
         raise ValueError(f"if_taken='skip' and {other}=True cannot be combined; catch LockTakenError instead.")
 
 
-def check_block(names: tuple[str, ...], options: LockOptions, block: str) -> None:
+def check_block(plan: Plan, block: str) -> None:
     """
-    Check that the options work with the kind of block that is entered: ``with``, ``async with``, or empty for none.
+    Check that the options work with the way in which the lock is taken.
+
+    Args:
+        plan: The lock.
+        block: ``with`` or ``async with``, or ``acquire`` or ``aacquire`` for a method of the lock.
 
     Raises:
+        TypeError: The lock has ``if_taken="skip"``, and a block cannot be skipped.
         RuntimeError: An option works only with another kind of block.
     """
-    if options["cancel_on_lost"] and block != "async with":
-        raise RuntimeError(f"Lock {named(names)!r} has cancel_on_lost, which works with 'async with' only.")
-    if options["on_commit"] and block != "with":
-        raise RuntimeError(f"Lock {named(names)!r} has on_commit=True, which works with 'with' only.")
-
-
-def check_not_skipped(names: tuple[str, ...], options: LockOptions, method: str) -> None:
-    """
-    Check that the lock does not have ``if_taken="skip"``; *method* is the one to call instead of entering it.
-
-    Raises:
-        TypeError: The lock has ``if_taken="skip"``.
-    """
-    if options["if_taken"] == "skip":
-        name = named(names)
+    name, options = named(plan.names), plan.options
+    if plan.skips and block.endswith("with"):
+        method = "try_acquire" if block == "with" else "atry_acquire"
         raise TypeError(
             f"Lock {name!r} has if_taken='skip', which is for decorators: a block cannot be skipped. Write "
             f"'lease = lock({name!r}).{method}()', which gives None when the lock is taken."
         )
+    if options["cancel_on_lost"] and block not in ("async with", "aacquire"):
+        raise RuntimeError(f"Lock {name!r} has cancel_on_lost, which works with 'async with' only.")
+    if options["on_commit"] and block != "with":
+        raise RuntimeError(f"Lock {name!r} has on_commit=True, which works with 'with' only.")
 
 
 P = ParamSpec("P")
@@ -183,17 +198,17 @@ LEASE_ATTRIBUTES = {
 }
 
 
-def explained(function: Callable[P, T]) -> Callable[P, T]:
-    """
-    Make calls with an unknown argument raise a TypeError that says what to write instead.
+def lists_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Give a function that takes the options of a lock as ``**options`` a signature that lists them."""
+    own = [each for each in signature(function).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    options = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in DEFAULTS.items()]
+    function.__signature__ = signature(function).replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return function
 
-    A function that takes the options of a lock as ``**options`` gets a signature that lists them.
-    """
-    own = list(signature(function).parameters.values())
-    if own[-1].kind is Parameter.VAR_KEYWORD:
-        del own[-1]
-        options = {option: value for option, value in DEFAULTS.items() if option not in [each.name for each in own]}
-        own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
+
+def explained(function: Callable[P, T]) -> Callable[P, T]:
+    """Make calls with an unknown argument raise a TypeError that says what to write instead."""
+    own = signature(function).parameters.values()
     known = dict.fromkeys(each.name for each in own if each.name != "self").keys()
     positions = [each.name for each in own if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
 
@@ -210,7 +225,6 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
             )
         return function(*args, **kwargs)
 
-    checked.__signature__ = signature(function).replace(parameters=own)  # type: ignore[attr-defined]
     return checked
 
 

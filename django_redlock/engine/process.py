@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 HOST = socket.gethostname()
 
@@ -18,18 +19,29 @@ WIPE_ON_FORK = 18  # MADV_WIPEONFORK, since Linux 4.14
 
 
 class Process:
-    """The running process, as its leases and the nodes know it; a forked child is another one."""
+    """
+    The running process, as its leases and the nodes know it; a forked child is another one.
+
+    Attributes:
+        pid: The process id.
+        name: A name that no other process has, including past and future ones on this host.
+        mark: Its first item is false in a forked child that has not noticed the fork. Whoever begins something on
+            behalf of a user reads it, and calls :meth:`notice_fork` if it is false.
+        ends: Whether the process is about to end, so that nothing may be left to a background thread.
+        kept: What must not be freed before the process ends.
+        starts: Functions to call in a forked child before it uses a lock or a lease.
+        mutex: Held by the one thread of a forked child that drops what belongs to the parent, while the others wait.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.name = _new_name()
         self.ends = False
-        """Whether the process is about to end, so that nothing may be left to a background thread."""
+        self.kept: list[Any] = []
         self.starts: list[Callable[[], object]] = []
-        """Functions to call in a forked child before it uses a lock or a lease."""
         self.mutex = threading.Lock()
-        """Held by the one thread of a forked child that drops what belongs to the parent, while the others wait."""
-        self._mark = ForkMark()
+        self.mark: mmap.mmap | Pid = _page() or Pid()
+        self.mark[0] = 1
 
     def begin(self) -> None:
         """Start over, in a forked child."""
@@ -37,36 +49,27 @@ class Process:
         self.pid, self.name = os.getpid(), _new_name()
         for start in self.starts:
             start()
-        self._mark.note()  # last: other threads may go on now
+        self.mark[0] = 1  # last: other threads may go on now
 
     def notice_fork(self) -> None:
         """Start over if this is a forked child that has not done so: uWSGI forks without running Python's hooks."""
-        if self._mark.is_gone():
+        if not self.mark[0]:
             with self.mutex:
-                if self._mark.is_gone():  # still: no other thread was quicker
+                if not self.mark[0]:  # still: no other thread was quicker
                     self.begin()
 
 
-class ForkMark:
-    """Distinguishes this process from its forked children."""
+class Pid:
+    """A mark for systems that cannot clear a page of memory in a forked child: it asks for the process id."""
 
-    def __init__(self) -> None:
-        self._page = _page()
-        self.note()
+    def __getitem__(self, index: int) -> bool:
+        return self._pid == os.getpid()
 
-    def note(self) -> None:
-        """Mark the running process; in a child, this records that the fork has been noticed."""
+    def __setitem__(self, index: int, value: int) -> None:
         self._pid = os.getpid()
-        if self._page:
-            self._page[0] = 1
-
-    def is_gone(self) -> bool:
-        """Return whether this is a forked child of the process that was marked."""
-        return not self._page[0] if self._page else self._pid != os.getpid()
 
 
 def _new_name() -> str:
-    """Return a name that no other process has, including past and future ones on this host."""
     return f"{os.getpid():x}.{os.urandom(6).hex()}"
 
 

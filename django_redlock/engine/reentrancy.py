@@ -1,12 +1,15 @@
 """
-Track the threads and tasks that are inside a lock (internal).
-
-Neither the ident of a thread nor the address of a task identifies it, because both are reused.
+Which blocks of a lock are open, and which leases the running code has taken (internal).
 
 A signal handler may raise an exception before the first line of ``__exit__`` runs. A lock object that lives on, such as
-a module's, would then count as entered for ever. So every ``with`` statement gets a *way out* of its own: an object
-that only the statement refers to. Python drops the way out when the statement ends, however it ends. If the block has
-not been left through it by then, the lock is released in the background.
+a module's, would then count as entered for ever, and its lease would be renewed for ever. So every ``with`` statement
+has a :class:`OpenBlock` of its own, which only the statement refers to. Python drops the block when the statement ends,
+however it ends, and the lease is then released in the background.
+
+A thread that is inside ``with lock("a"):`` and waits for ``a`` once more would wait for ever, because only that thread
+can leave the block. A lease from ``acquire()`` may be released by another thread, so the wait is only suspicious. The
+same is true of code that runs elsewhere in a copy of the context: in a thread of ``sync_to_async``, in the event loop
+of ``async_to_sync``, or in a task that the code started.
 """
 
 import asyncio
@@ -14,25 +17,28 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from ..core.names import named
 from ..exceptions import printable
-from ..nodes.clock import Clock
 from .watchdog import abandoned
 
 if TYPE_CHECKING:
+    from ..core.rules import Wanted
     from .lease import Lease
+    from .manager import LockManager
+
+log = logging.getLogger("django_redlock")
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.mark = object()  # a new one for each thread
-        self.way_out: Callable[[], WayOut | None] = lambda: None  # of the with statement that is about to begin
+        self.mark = object()  # a new one for each thread: its ident is used again by later threads
+        self.block: Callable[[], OpenBlock | None] = lambda: None  # of the with statement that is about to begin
 
 
 _thread = _Thread()
@@ -50,193 +56,145 @@ def this_task() -> object:
     return task and ref(task)
 
 
-class WayOut:
+class OpenBlock:
     """
-    The ``__exit__`` or ``__aexit__`` of one ``with`` statement; only that statement keeps it alive.
+    One ``with`` or ``async with`` statement of a lock: its ``__exit__`` or ``__aexit__``.
 
-    Args:
-        lock: The lock that is left.
-        leave: Leaves the lock.
+    Attributes:
+        lock: The lock that is entered.
+        lease: The lease that the body runs under.
+        who: The thread or task that has entered.
+        over: Whether the statement is being left, or was left.
+        interruption: What cancels the body when the lock is lost, if anything does.
     """
 
-    __slots__ = ("__weakref__", "_leave", "entry", "lock")
+    __slots__ = ("__weakref__", "_leave", "interruption", "lease", "lock", "over", "who")
 
-    def __init__(self, lock: Any, leave: Callable[..., Any]) -> None:
+    def __init__(self, lock: Any, leave: Any) -> None:
         self.lock = lock
-        self.entry: Entry | None = None
+        self.lease: Lease | None = None
+        self.who: object = None
+        self.over = False
+        self.interruption: Interruption | None = None
         self._leave = leave
 
-    def __call__(self, kind: Any, error: Any, trace: Any) -> Any:
-        """Leave the block."""
-        return self._leave(self.lock, self, kind)  # a coroutine keeps this object alive until it has left
-
-
-class WayOutOfStack(WayOut):
-    """The way out of one block of an ``ExitStack``, which looks it up before it enters a lock, and passes the lock."""
-
-    __slots__ = ()
-
-    def __call__(self, lock: Any, kind: Any, error: Any, trace: Any) -> Any:  # type: ignore[override]
-        """Leave the block."""
-        return self._leave(lock, self if self.lock is lock else None, kind)
+    def __call__(self, *about: Any) -> Any:
+        """Leave the lock; an ``ExitStack``, which looks at the class, passes the lock first."""
+        return self._leave(about[0] if len(about) > 3 else self.lock, self, about[-3])
 
 
 class Exit:
     """
-    Gives each ``with`` statement, and each block of an ``ExitStack``, a way out of its own.
-
-    Python looks up the methods of a ``with`` statement before it calls the first of them. An ``ExitStack`` does the
-    same, but on the class. Both keep the way out for as long as the block lasts.
+    The ``__exit__`` or ``__aexit__`` of locks: Python looks it up before it enters a ``with`` statement.
 
     Args:
-        leave: Leaves a lock; takes the lock, the way out if known, and the kind of exception that ended the body.
+        leave: The method that leaves a lock; it gets the block, and the kind of exception that ended the body.
     """
 
     def __init__(self, leave: Callable[..., Any]) -> None:
         self._leave = leave
 
-    def __get__(self, lock: Any, owner: type | None = None) -> Any:
-        way_out = WayOutOfStack(None, self._leave) if lock is None else WayOut(lock, self._leave)
-        _thread.way_out = ref(way_out)
-        return way_out
+    def __get__(self, lock: Any, owner: type | None = None) -> OpenBlock:
+        block = OpenBlock(lock, self._leave)
+        _thread.block = ref(block)
+        return block
 
 
-def way_out_of(lock: object) -> WayOut | None:
-    """Return the way out of the ``with`` statement that is about to enter *lock* in this thread, if there is one."""
-    found = _thread.way_out()
-    if found is None or found.entry is not None:
-        return None
-    if found.lock is None:
-        found.lock = lock
-    return found if found.lock is lock else None
+class Tie(ref[OpenBlock]):
+    """
+    Links the lease to its block, and has the lease released if the block is dropped before it was left.
 
+    The callback of the reference is one call into C, so that no signal handler can prevent it.
+    """
 
-class Tie(ref[WayOut]):
-    """Notes with one call into C that a way out was dropped, so that no signal handler runs meanwhile."""
-
-    __slots__ = ("lease", "over")
+    __slots__ = ("kept", "lease")
 
     lease: "Lease"
-    over: bool
-
-    @classmethod
-    def between(cls, way_out: WayOut, lease: "Lease") -> "Tie":
-        """Return the tie that has *lease* released when *way_out* is gone."""
-        tie = cls(way_out, abandoned.append)
-        tie.lease = lease
-        tie.over = False
-        return tie
-
-    def abandon(self) -> None:
-        """Have the lease released in the background, unless the next block has released it."""
-        if not self.over:
-            self.lease.hold.abandon()
-            self.over = True
-
-
-class Entry:
-    """
-    One block that was entered.
-
-    Args:
-        who: The thread or task.
-        lease: The lease that the block got.
-        about: Data that is needed when the block is left.
-    """
-
-    __slots__ = ("about", "lease", "over", "tie", "who")
-
-    def __init__(self, who: object, lease: Any, about: Any = None) -> None:
-        self.who = who
-        self.lease = lease
-        self.about = about
-        self.over = False  # whether the block was left
-        self.tie: Tie | None = None
+    kept: OpenBlock | None
 
     @property
-    def dropped(self) -> bool:
-        """Whether the ``with`` statement has ended, although the block was not left or not forgotten."""
-        return self.over or (self.tie is not None and self.tie() is None)
+    def open(self) -> bool:
+        """Whether the body runs, or may run."""
+        block = self()
+        return block is not None and not block.over
+
+    def abandon(self) -> None:
+        """Have the lease released in the background."""
+        self.lease.hold.abandon()
 
 
-class Entries:
-    """
-    Which threads, or which tasks, are inside the ``with`` blocks of one lock.
+class OpenBlocks(dict[object, list[Tie]]):
+    """The open blocks of one lock, by the thread or task that has entered."""
 
-    Args:
-        names: The lock's names, for errors.
-    """
-
-    __slots__ = ("_entries", "_names")
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._entries: dict[object, tuple[Entry, ...]] = {}
-
-    def __contains__(self, who: object) -> bool:
-        return any(not entry.dropped for entry in self._entries.get(who, ()))
-
-    def add(self, who: object, lease: Any, way_out: WayOut | None, about: Any = None) -> None:
-        """Note that *who* has entered, with its way out if that is known."""
-        entry = Entry(who, lease, about)
-        if way_out is not None:
-            entry.tie = Tie.between(way_out, lease)
-            way_out.entry = entry
-        self._entries[who] = (*self._entries.get(who, ()), entry)
-
-    def leaving(self, who: object) -> Entry:
+    def enter(self, block: OpenBlock, lease: "Lease", by_hand: bool) -> None:
         """
-        Return the entry that *who* is about to leave, which may be that of another thread or task.
+        Note that a block begins.
 
-        A generator may be closed by another thread or task than the one that entered. So a thread or task that
-        has not entered leaves for the only one that has.
+        Args:
+            block: The block.
+            lease: Its lease.
+            by_hand: Whether ``__enter__`` was called without a ``with`` statement, so that nothing else keeps *block*.
+        """
+        tie = Tie(block, abandoned.append)
+        tie.lease, tie.kept = lease, block if by_hand else None
+        block.lease = lease
+        lease.hold.block = lease.hold.block or ref(block)  # the outermost, if the lock is reentrant
+        self.setdefault(block.who, []).append(tie)
+
+    def leave(self, block: OpenBlock) -> None:
+        """Forget a block that is left."""
+        ties = self.pop(block.who, [])
+        if len(ties) > 1 and (others := [tie for tie in ties if tie() is not block]):
+            self[block.who] = others
+
+    def check(self, who: object, name: str, nests: bool) -> None:
+        """
+        Make sure that *who* may enter; forget the blocks whose statement ended without leaving them.
 
         Raises:
-            RuntimeError: There is no entry, or several are possible.
+            RuntimeError: *who* is inside already, and the lock does not nest.
         """
-        return self._entries[who if who in self._entries else self._only_one()][-1]
+        ties = self.pop(who, [])
+        inside = [tie for tie in ties if tie.open]
+        for tie in ties:
+            if not tie.open:
+                tie.abandon()
+        if inside:
+            self[who] = inside
+        if inside and not nests:
+            raise RuntimeError(
+                f"Lock {name!r} is already entered here; it would wait for itself. Pass the lease on instead, or "
+                "write lock(..., reentrant=True)."
+            )
 
-    def forget(self, entry: Entry) -> None:
-        """Note that a block was left."""
-        entry.over = True
-        entry.tie = None
-        others = tuple(other for other in self._entries.get(entry.who, ()) if other is not entry)
-        if others:
-            self._entries[entry.who] = others
-        else:
-            self._entries.pop(entry.who, None)
-
-    def undo(self, who: object, lease: Any) -> None:
-        """Forget the newest entry of *who* if it is that of *lease*, because an exception came before its body."""
-        for entry in self._entries.get(who, ())[-1:]:
-            if entry.lease is lease:
-                self.forget(entry)
-
-    def dropped(self, who: object) -> Iterator[Any]:
+    def leaving(self, who: object, name: str) -> OpenBlock:
         """
-        Yield the leases that *who* may not have released when its ``with`` statements ended, to be released now.
+        Return the block that *who* leaves by calling ``__exit__``, which may be that of another thread or task.
 
-        A lease is forgotten only when the next one is requested, because its release may be interrupted, or a watchdog
-        may be having it released in the background, for which the next request would not wait.
+        A generator may be closed by another thread or task than the one that entered. So a thread or task that has not
+        entered leaves for the only one that has.
+
+        Raises:
+            RuntimeError: There is no block, or several are possible.
         """
-        for entry in self._entries.get(who, ()):
-            if entry.dropped:
-                tie = entry.tie
-                if tie is not None and (not tie.over or tie.lease.hold.ended):
-                    yield tie.lease
-                    tie.over = True
-                self.forget(entry)
+        if who not in self and len(self) > 1:
+            raise RuntimeError(
+                f"Lock {name!r} is not entered here, but in {len(self)} other tasks or threads. "
+                "Leave it where it was entered, or make a lock for each."
+            )
+        for ties in (self.get(who), *self.values()):
+            if ties and (block := ties[-1]()) is not None:
+                return block
+        raise RuntimeError(f"Lock {name!r} is not entered: there is nothing to leave.")
 
-    def _only_one(self) -> object:
-        inside = list(self._entries)
-        if len(inside) == 1:
-            return inside[0]
-        if not inside:
-            raise RuntimeError(f"Lock {named(self._names)!r} is not entered: there is nothing to leave.")
-        raise RuntimeError(
-            f"Lock {named(self._names)!r} is not entered here, but in {len(inside)} other tasks or threads. "
-            "Leave it where it was entered, or make a lock for each."
-        )
+
+def entering(lock: object) -> tuple[OpenBlock, bool]:
+    """Return the block of the ``with`` statement that enters *lock* in this thread, and whether there is none."""
+    block = _thread.block()
+    if block is None or block.who is not None or block.lock not in (None, lock):
+        return OpenBlock(lock, None), True
+    block.lock = lock  # an ExitStack has looked at the class
+    return block, False
 
 
 class Interruption:
@@ -272,26 +230,9 @@ class Interruption:
         return kind is asyncio.CancelledError and others == 0
 
 
-log = logging.getLogger("django_redlock")
+OURS = ("django_redlock.", "contextlib", "django.utils.asyncio")
 
-Keys = tuple[Any, tuple[str, ...], int, bool]
-"""The lock of a lease: the manager, the names, the limit, and whether it is shared."""
-
-
-class Place(NamedTuple):
-    """A line of the project's own code."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-def caller(inner: int = 0) -> Place:
-    """Return the line outside this package that the running call comes from; see :func:`caller_frame`."""
-    frame = caller_frame(inner + 1)
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+INNER = 3  # frames from remember() to the method of the lock that was called: they are inside this package
 
 
 def caller_frame(inner: int = 0) -> Any:
@@ -307,107 +248,47 @@ def caller_frame(inner: int = 0) -> Any:
     return frame
 
 
-OURS = ("django_redlock.", "contextlib", "django.utils.asyncio")
-
-
-class Holding(NamedTuple):
-    """
-    A lease that a thread or task took.
-
-    Attributes:
-        lease: A reference that gives the lease, or None when nobody has it any more.
-        keys: The lock: the manager, the names, the limit, and whether it is shared.
-        where: The line that took it.
-        who: The thread or task that took it.
-        inside: Whether a ``with`` block holds it, so that this thread or task alone can end the hold.
-    """
-
-    lease: "ref[Lease]"
-    keys: Keys
-    where: Place
-    who: object
-    inside: bool
-
-    @property
-    def goes_on(self) -> bool:
-        """
-        Whether the lease is still held.
-
-        A loss is not reported here: its callbacks may block, and belong to another thread or event loop.
-        """
-        lease = self.lease()
-        hold = lease.hold if lease else None
-        return hold is not None and not (hold.forked or hold.ended) and hold.clock() < hold.deadline
-
-    def excludes(self, keys: Keys) -> bool:
-        """Return whether nobody can take the lock *keys* while this lease is held."""
-        manager, names, limit, shared = self.keys
-        if manager is not keys[0] or not limit == keys[2] == 1 or (shared and keys[3]):
-            return False
-        return not set(names).isdisjoint(keys[1])
-
-
-Chain: TypeAlias = "tuple[Holding, Chain | None]"
+Chain: TypeAlias = "tuple[ref[Lease], Chain] | None"
 """A lease, and the leases that were taken before it."""
 
-
-class Holdings(NamedTuple):
-    """
-    The leases that were taken in a context and may still be held.
-
-    Taking a lock costs the same however many others are held: one link is added to the chain, and the leases are
-    checked only when their number has doubled.
-
-    Attributes:
-        chain: The leases, the last one first; it never changes, because contexts that were copied share it.
-        size: How many leases there are.
-        limit: How many leases there may be before those that have ended are dropped.
-    """
-
-    chain: "Chain | None" = None
-    size: int = 0
-    limit: int = 8
-
-    def add(self, holding: Holding) -> "Holdings":
-        """Return these holdings and one more."""
-        if self.size < self.limit:
-            return Holdings((holding, self.chain), self.size + 1, self.limit)
-        chain: Chain | None = None
-        size = 0
-        for each in self.kept():
-            if each.goes_on:
-                chain, size = (each, chain), size + 1
-        return Holdings((holding, chain), size + 1, max(8, 2 * size))
-
-    def kept(self) -> list[Holding]:
-        """Return the leases in the order in which they were taken."""
-        found: list[Holding] = []
-        chain = self.chain
-        while chain:
-            holding, chain = chain
-            found.append(holding)
-        return found[::-1]
+# The leases that were taken in a context and may still be held: the chain, which never changes, because contexts that
+# were copied share it; how many leases it has; and how many it may have before those that have ended are dropped. So
+# taking a lock costs the same however many others are held.
+_taken: ContextVar[tuple[Chain, int, int]] = ContextVar("django_redlock leases", default=(None, 0, 8))
 
 
-_holdings: ContextVar[Holdings] = ContextVar("django_redlock holdings", default=Holdings())  # noqa: B039  (immutable)
-
-
-INNER = 3  # frames between a new lease and the method of the lock that was called: remember(), its caller, and take()
-
-
-def remember(lease: "Lease", keys: Keys, who: object, inside: bool) -> None:
+def remember(lease: "Lease", who: object) -> None:
     """Remember that a thread or task took a lease: for this context, and for those that are copied from it."""
-    _holdings.set(_holdings.get().add(Holding(ref(lease), keys, caller(INNER), who, inside)))
+    frame, hold = caller_frame(INNER), lease.hold
+    hold.taken_by, hold.taken_at = who, (frame.f_code.co_filename, frame.f_lineno)
+    chain, size, limit = _taken.get()
+    if size >= limit:
+        chain, size = None, 0
+        for each in taken_here():
+            chain, size = (ref(each), chain), size + 1
+        limit = max(8, 2 * size)
+    _taken.set(((ref(lease), chain), size + 1, limit))
 
 
-def is_in_block(lease: "Lease") -> bool:
-    """Return whether this code, or code that called or started it, is inside the ``with lock(...)`` of *lease*."""
-    return any(each.inside and each.lease() is lease for each in _holdings.get().kept())
+def taken_here() -> list["Lease"]:
+    """
+    Return the leases that were taken in this context and are still held, in the order in which they were taken.
+
+    A loss is not reported here: its callbacks may block, and belong to another thread or event loop.
+    """
+    found: list[Lease] = []
+    chain = _taken.get()[0]
+    while chain:
+        key, chain = chain
+        hold = lease.hold if (lease := key()) is not None else None
+        if lease and hold and not hold.forked and not hold.ended and hold.clock() < hold.deadline:
+            found.append(lease)
+    return found[::-1]
 
 
-def forget_holdings() -> None:
+def forget_taken() -> None:
     """Forget the leases that were taken in this context, because the nodes have forgotten them."""
-    _holdings.set(Holdings())
+    _taken.set((None, 0, 8))
 
 
 class Waiting:
@@ -415,18 +296,16 @@ class Waiting:
     Check before each pause of a thread or task that waits for a lock whether it waits for itself.
 
     Args:
-        keys: The lock.
+        manager: The manager of the lock.
+        wanted: The lock.
         who: The thread or task.
-        ttl: How long to wait for another thread or task to release the lock before the wait is logged, in seconds.
-        clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, keys: Keys, who: object, ttl: float, clock: Clock) -> None:
-        self._keys = keys
+    def __init__(self, manager: "LockManager", wanted: "Wanted", who: object) -> None:
+        self._manager = manager
+        self._wanted = wanted
         self._who = who
-        self._ttl = ttl
-        self._clock = clock
-        self._own: Holding | None = None
+        self._own: Lease | None = None
         self._where = ""
         self._due = math.inf  # when to log the wait; unknown before the first pause
         self._looked = False
@@ -441,30 +320,41 @@ class Waiting:
         if not self._looked:
             self._looked = True
             self._look()
-        if self._own and self._clock() >= self._due:
+        if self._own and self._manager.runtime.clock() >= self._due:
             self._due = math.inf
-            name = named(self._keys[1])
+            name = named(self._wanted.names)
             log.warning(
                 "lock %s: the code that waits for it at %s also took it, at %s, or was called or started by the code "
                 "that did; if that code waits for this code, both wait for ever",
                 printable(name),
                 self._where,
-                self._own.where,
+                _place(self._own),
                 extra={"event": "waits_for_itself", "lock": name},
             )
 
     def _look(self) -> None:
-        own = [each for each in _holdings.get().kept() if each.excludes(self._keys) and each.goes_on]
-        for each in own:
-            if each.inside and each.who == self._who:
+        own = [lease for lease in taken_here() if self._waits_for(lease)]
+        frame = caller_frame()
+        self._where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        for lease in own:
+            hold = lease.hold
+            if hold.in_block and hold.taken_by == self._who:
                 raise RuntimeError(
-                    f"Lock {named(self._keys[1])!r} is held by this thread or task itself, since {each.where}; at "
-                    f"{caller()} it would wait for itself. Pass the lease on, write reentrant=True in both places, or "
-                    "wait=0."
+                    f"Lock {named(self._wanted.names)!r} is held by this thread or task itself, since {_place(lease)}; "
+                    f"at {self._where} it would wait for itself. Pass the lease on, write reentrant=True in both "
+                    "places, or wait=0."
                 )
         if own:
-            self._own, self._where, self._due = own[0], str(caller()), self._clock() + self._ttl
+            self._own, self._due = own[0], self._manager.runtime.clock() + self._wanted.ttl
+
+    def _waits_for(self, lease: "Lease") -> bool:
+        """Return whether nobody can take the lock while *lease* is held."""
+        hold, wanted = lease.hold, self._wanted
+        if hold.keeper is not self._manager or not hold.limit == wanted.limit == 1 or (hold.shared and wanted.shared):
+            return False
+        return not set(hold.names).isdisjoint(wanted.names)
 
 
-def unsuspected() -> None:
-    """Do nothing before a pause."""
+def _place(lease: "Lease") -> str:
+    file, line = lease.hold.taken_at
+    return f"{file}:{line}"

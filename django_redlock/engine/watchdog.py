@@ -516,7 +516,7 @@ class ProcessHeartbeat:
         self._dropped = dropped
         self._dog = dog
         self._clock = clock
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may take a lock in a thread that has it
         # All event loops and threads of a process use the same secret: they write the same key, and each of them keeps
         # it alive.
         self._secret = blake2b(owner.process.encode(), key=_KEY, digest_size=SECRET_SIZE // 2).hexdigest()
@@ -645,7 +645,7 @@ class UnattendedReleases:
         self._follow_up = follow_up
         self._dog = dog
         self._clock = clock
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may take a lock in a thread that has it
         self._open: deque[Sent] = deque()
         self._over: deque[Sent] = deque()
 

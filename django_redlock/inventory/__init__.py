@@ -34,7 +34,7 @@ from .model import (
     middle,
     name_of,
 )
-from .survey import MAX_NAMES, MAX_SECONDS, PAGE, Poll, aask_nodes, arun, ask_nodes, run
+from .survey import MAX_NAMES, MAX_SECONDS, PAGE, Poll, arun, run
 
 __all__ = [
     "MAX_NAMES",
@@ -107,12 +107,14 @@ def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waiters: int
     Raises:
         InvalidRedlockError: The alias cannot be used.
     """
-    return ask_nodes(locks[using], slugs, waiters).snapshot()
+    poll = Poll(locks[using], waiters)
+    return run(poll, poll.described(slugs)).snapshot()
 
 
 async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waiters: int = SHOWN_WAITERS) -> Snapshot:
     """Do what :func:`find_locks` does without blocking."""
-    return (await aask_nodes(locks[using], slugs, waiters)).snapshot()
+    poll = Poll(locks[using], waiters)
+    return (await arun(poll, poll.described(slugs))).snapshot()
 
 
 def slugs_of(name: str) -> list[str]:
@@ -146,6 +148,6 @@ def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:
         QuorumUnavailableError: Too few nodes answered to tell.
         InvalidRedlockError: The alias cannot be used.
     """
-    poll = ask_nodes(locks[using], slugs_of(name), SHOWN_WAITERS)
-    poll.require_quorum(name)
+    poll = Poll(locks[using], SHOWN_WAITERS)
+    run(poll, poll.described(slugs_of(name))).require_quorum(name)
     return next(iter(poll.snapshot().locks), None)

@@ -19,7 +19,7 @@ from ..engine.manager import LockManager
 from ..exceptions import printable
 from ..handler import locks
 from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, name_of
-from .survey import Poll, Vote, ask_nodes, tell_nodes
+from .survey import Poll, Vote, ask_nodes, run, tell_nodes
 
 MICROSECONDS = 1e6  # in a second
 
@@ -157,7 +157,8 @@ def remove_stale(key: StaleKey) -> ActionResult:
         ``failed`` if a node that had the key may still have it.
     """
     slug, manager = key.lock.slug, locks[key.lock.alias]
-    poll = ask_nodes(manager, [slug])
+    poll = Poll(manager)
+    run(poll, poll.described([slug]))
     if key.reason is Staleness.ABSURD:
         return _repair(poll, slug)
     vote = poll.vote(slug, key.fingerprint)

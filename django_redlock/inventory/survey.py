@@ -36,23 +36,15 @@ MAX_SECONDS = 0.5  # after this time, a listing leaves out the rest
 PATIENCE = 0.75  # seconds that a listing waits for a silent node at most, even if the node timeout is longer
 
 
-def ask_nodes(manager: LockManager, slugs: Iterable[str], waiters: int | None = None) -> "Poll":
-    """
-    Ask every node about the locks with these slugs.
-
-    Args:
-        manager: The manager of the nodes.
-        slugs: The forms of the locks' names in the keys; fifty of them cost one round trip.
-        waiters: How many waiters to name at most, for all of these locks together; 0 only counts them and the holders
-            that share a lock, and None, the default, does neither.
-    """
-    poll = Poll(manager, waiters)
+def ask_nodes(manager: LockManager, slugs: Iterable[str]) -> "Poll":
+    """Ask every node about the locks with these slugs, the forms of their names in the keys: fifty in a round trip."""
+    poll = Poll(manager)
     return run(poll, poll.named(slugs))
 
 
-async def aask_nodes(manager: LockManager, slugs: Iterable[str], waiters: int | None = None) -> "Poll":
+async def aask_nodes(manager: LockManager, slugs: Iterable[str]) -> "Poll":
     """Do what :func:`ask_nodes` does without blocking."""
-    poll = Poll(manager, waiters)
+    poll = Poll(manager)
     return await arun(poll, poll.named(slugs))
 
 
@@ -171,7 +163,8 @@ class Poll:
 
     Args:
         manager: The manager of the nodes.
-        waiters: How many waiters to name at most in each request, as in :func:`ask_nodes`.
+        waiters: How many waiters to name at most in each request; 0 only counts them and the holders that share a lock,
+            and None, the default, does neither.
     """
 
     def __init__(self, manager: LockManager, waiters: int | None = None) -> None:
@@ -280,7 +273,13 @@ class Poll:
 
     def named(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
         """Yield the requests for some names, whose number bounds the time."""
-        yield from self._by_name(slugs)
+        names, nodes = tuple(slugs), range(len(self.manager.nodes))
+        for start in range(0, len(names), PAGE):
+            yield from self._ask(nodes, slugs=names[start : start + PAGE])
+
+    def described(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
+        """Yield the requests for some names, and for the processes of locks that nobody extends."""
+        yield from self.named(slugs)
         yield from self._processes()
 
     def pages(self, limit: int, seconds: float, also: Iterable[str] = ()) -> Iterator[SurveyOptions]:
@@ -297,15 +296,15 @@ class Poll:
         cursors = yield from self._page(dict.fromkeys(range(len(self.manager.nodes)), ""))
         if cursors:  # locks that never end come last in the indexes, and somebody must see to them
             yield from self._page(dict.fromkeys(cursors, ENDLESS))
-            yield from self._by_name([slug for slug in self._doubtful() if self._never_ends(slug)])
+            yield from self.named([slug for slug in self._doubtful() if self._never_ends(slug)])
         while cursors and self._is_in_time(seconds) and len(self._lasting) < limit:
             cursors = yield from self._page(cursors)
         if cursors:
             self.complete = False
-            yield from self._by_name(also)
+            yield from self.named(also)
         doubtful = self._doubtful()
         while doubtful and self._is_in_time(seconds):
-            yield from self._by_name(doubtful[:PAGE])
+            yield from self.named(doubtful[:PAGE])
             doubtful = doubtful[PAGE:]
         for slug in doubtful:
             self.complete = False
@@ -327,17 +326,12 @@ class Poll:
                 following[node] = cursor
         return following
 
-    def _by_name(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
-        names, nodes = tuple(slugs), range(len(self.manager.nodes))
-        for start in range(0, len(names), PAGE):
-            yield from self._ask(nodes, slugs=names[start : start + PAGE])
-
     def _processes(self) -> Iterator[SurveyOptions]:
         """Yield the requests that show whether the processes of locks that nobody extends are alive."""
         self._locks = self._judged()  # possible now that all nodes have answered
         self._suspects = {lock.slug: lock.process for lock in self._locks if lock.is_suspicious}
         known = {process for process in self._heard if self._life(process) is Life.LIVING}
-        yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
+        yield from self.named([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
 
     def _ask(
         self, nodes: Iterable[int], **options: Unpack[SurveyOptions]

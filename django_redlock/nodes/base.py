@@ -237,7 +237,13 @@ def known_cause(error: BaseException) -> LinkError | None:
     failure = Failure.REFUSED if f"Errno {errno.ECONNREFUSED}" in str(error) else None
     match error:
         case ssl.SSLCertVerificationError():
-            return refused_certificate(error)
+            if error.verify_code in WRONG_NAME:
+                failure = Failure.WRONG_CERTIFICATE
+            elif error.verify_code == EXPIRED:
+                failure = Failure.CERTIFICATE_EXPIRED
+            else:
+                why = f"{Failure.CERTIFICATE_REFUSED.value}, {error.verify_message}"
+                return LinkError(Failure.CERTIFICATE_REFUSED, why)
         case ssl.SSLError():
             # Servers written in Go report a missing certificate as a bad one.
             wanted = any(alert in (error.reason or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE"))
@@ -253,12 +259,3 @@ def known_cause(error: BaseException) -> LinkError | None:
         case ValueError():
             failure = Failure.MALFORMED
     return failure and LinkError(failure)
-
-
-def refused_certificate(error: ssl.SSLCertVerificationError) -> LinkError:
-    """Return what to report about a server's certificate that this client refuses."""
-    if error.verify_code in WRONG_NAME:
-        return LinkError(Failure.WRONG_CERTIFICATE)
-    if error.verify_code == EXPIRED:
-        return LinkError(Failure.CERTIFICATE_EXPIRED)
-    return LinkError(Failure.CERTIFICATE_REFUSED, f"{Failure.CERTIFICATE_REFUSED.value}, {error.verify_message}")

@@ -47,7 +47,7 @@ class FaultProxy:
         self._requests = _Line()
         self._replies = _Line()
         self._connections: set[asyncio.Task[None]] = set()
-        self._thread = _LoopThread()
+        self._running = False
 
     def __enter__(self) -> Self:
         return self.start()
@@ -69,17 +69,24 @@ class FaultProxy:
 
     def start(self) -> Self:
         """Accept connections without faults, on the same port every time; do nothing if the proxy already runs."""
-        if not self._thread.running:
+        if not self._running:
             self._requests, self._replies = _Line(), _Line()
+            self._loop = asyncio.new_event_loop()
+            self._loop.set_debug(False)  # Python's development mode would make the network ten times slower
+            self._thread = Thread(target=self._loop.run_forever, name="redlock-proxy", daemon=True)
             self._thread.start()
-            self._thread.run(self._listen())
+            self._running = True
+            self._run(self._listen())
         return self
 
     def stop(self) -> None:
         """Reset all connections and refuse new ones, as a node that is down does."""
-        if self._thread.running:
-            self._thread.run(self._hang_up())
-            self._thread.stop()
+        if self._running:
+            self._run(self._hang_up())
+            self._running = False
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(PATIENCE)
+            self._loop.close()
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
         """Delay bytes that are sent from now on by *seconds*; with "both", a round trip takes twice that."""
@@ -94,7 +101,7 @@ class FaultProxy:
         unacknowledged bytes again. After ``reset()`` they never arrive.
         """
         for line in self._lines(direction):
-            self._thread.run(line.block())
+            self._run(line.block())
 
     def drop_next_reply(self, *, reset: bool = False) -> None:
         """
@@ -111,12 +118,22 @@ class FaultProxy:
 
     def reset(self) -> None:
         """Break all connections at both ends, with RST; bytes in flight are lost."""
-        self._thread.run(self._reset())
+        self._run(self._reset())
 
     def heal(self) -> None:
         """End all faults; bytes that were held back arrive now."""
         for line in self._lines("both"):
-            self._thread.run(line.heal())
+            self._run(line.heal())
+
+    def _run(self, action: Coroutine[Any, Any, None]) -> None:
+        """Run *action* in the proxy's thread and wait until it returns."""
+        done = asyncio.run_coroutine_threadsafe(action, self._loop)
+        try:
+            done.result(PATIENCE)
+        except TimeoutError:
+            raise TimeoutError(
+                f"The proxy's thread has had no time for {PATIENCE:g} s: the machine is overloaded."
+            ) from None
 
     def _lines(self, direction: Direction) -> list["_Line"]:
         lines = {"requests": [self._requests], "replies": [self._replies]}
@@ -198,10 +215,11 @@ class _Line:
     async def _collect(self, reader: asyncio.StreamReader, underway: asyncio.Queue[tuple[float, bytes]]) -> None:
         silent = False
         clock = asyncio.get_running_loop().time
-        while data := await _read(reader):
-            silent = silent or self._drops()
-            if not silent:
-                underway.put_nowait((clock() + self.delay, data))
+        with suppress(OSError):  # a connection that its owner broke has ended
+            while data := await reader.read(CHUNK):
+                silent = silent or self._drops()
+                if not silent:
+                    underway.put_nowait((clock() + self.delay, data))
         underway.put_nowait((clock() + self.delay, b""))
 
     async def _deliver(self, underway: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
@@ -222,43 +240,6 @@ class _Line:
         if drop == "reset":
             raise _BrokenError
         return bool(drop)
-
-
-class _LoopThread:
-    """A thread with an event loop, for coroutines that other threads wait for."""
-
-    running = False
-
-    def start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_debug(False)  # Python's development mode would make the network ten times slower
-        self._thread = Thread(target=self._loop.run_forever, name="redlock-proxy", daemon=True)
-        self._thread.start()
-        self.running = True
-
-    def stop(self) -> None:
-        self.running = False
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
-        self._loop.close()
-
-    def run(self, action: Coroutine[Any, Any, None]) -> None:
-        """Run *action* and wait until it returns."""
-        done = asyncio.run_coroutine_threadsafe(action, self._loop)
-        try:
-            done.result(PATIENCE)
-        except TimeoutError:
-            raise TimeoutError(
-                f"The proxy's thread has had no time for {PATIENCE:g} s: the machine is overloaded."
-            ) from None
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return the bytes that arrived; a connection that its owner broke counts as ended."""
-    try:
-        return await reader.read(CHUNK)
-    except OSError:
-        return b""
 
 
 @asynccontextmanager

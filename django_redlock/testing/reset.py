@@ -12,11 +12,11 @@ def reset_locks() -> None:
     """
     memory = sys.modules.get("django_redlock.nodes.memory")  # not imported for a project that does not use it
     if memory is not None and memory.forget_nodes():
-        from ..engine.reentrancy import forget_holdings
+        from ..engine.reentrancy import forget_taken
         from ..handler import locks  # only here, because it needs Django
 
         locks.reset()
-        forget_holdings()
+        forget_taken()
 
 
 class ResetLocksMixin:

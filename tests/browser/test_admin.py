@@ -306,7 +306,6 @@ def tab_to(page, selector: str, key: str = "Tab"):
     [
         ("Rel", "button[value=release]", "was released"),
         ("Ask", "button[value=stop]", "was asked to stop"),
-        ("Keep", "button[value=extend]", "keeps others out for longer."),
     ],
 )
 def test_every_action_by_keyboard(held, open_page, typed, button, said):
@@ -321,9 +320,6 @@ def test_every_action_by_keyboard(held, open_page, typed, button, said):
     tab_to(page, "button[name=index]", "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.locator(".redlock-choices")).to_be_visible()
-    if typed == "Keep":
-        tab_to(page, "#redlock-seconds")
-        page.keyboard.type("800")
     tab_to(page, button)
     page.keyboard.press("Enter")
 
@@ -355,7 +351,7 @@ def test_every_other_way_by_keyboard(held, open_page, nodes):
     tab_to(page, "a.redlock-name", "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_text("What each node has").first).to_be_visible()
-    for action in ("stop", "extend", "release"):
+    for action in ("stop", "release"):
         tab_to(page, f"button[name=action][value={action}]")
     table = tab_to(page, ".redlock-wide")
     with page.expect_response("**/lock/**"):

@@ -186,7 +186,6 @@ class Visit:
 
 CONFIRMATIONS = {
     "Ask the holder to stop": "Ask it to stop",
-    "Keep others out for longer": "Give more time",
     "Release": "Release it",
 }
 

@@ -14,7 +14,7 @@ silence, because a round may time out anyway. States that differ only by a renum
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -63,40 +63,15 @@ def secret(client: int, attempt: int) -> str:
     return f"{client}{attempt}".rjust(SECRET_SIZE, "x")
 
 
-class Protocol:
-    """A protocol to search: how a client continues after a history, and a node's reply."""
-
-    nodes = 3
-
-    def phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
-        """
-        Return the phase of a client in an attempt that began with *highest* as the highest number seen, after
-        *history*.
-        """
-        raise NotImplementedError
-
-    def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
-        """Return a node's reply, and its state afterwards."""
-        raise NotImplementedError
-
-    def secret_of(self, request: Any) -> str:
-        """Return whose key a request needs to find, if it needs one."""
-        return ""
-
-    def show(self, reply: Any) -> str:
-        """Return a reply in words."""
-        return str(reply)
-
-
-class Production(Protocol):
+class Production:
     """The protocol of this package. Requests and replies are numbers in a list, so that states are quick to compare."""
 
     def __init__(self, nodes: int = 3, quorum: int | None = None, walls: tuple[int, ...] = (2, 2)) -> None:
         self.nodes = nodes
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL)
         self.walls = walls
-        self.phase = cache(self._phase)  # type: ignore[method-assign]
-        self.execute = cache(self._execute)  # type: ignore[method-assign]
+        self.phase = cache(self._phase)
+        self.execute = cache(self._execute)
         self._messages: list[Request | Reply] = []
         self._numbers: dict[Request | Reply, int] = {}
 
@@ -181,7 +156,7 @@ class Search:
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: Production,
         attempts: tuple[int, ...] = (1, 1),
         numbers: tuple[int, ...] | None = None,
         limit: int = 300_000,
@@ -321,48 +296,6 @@ def way(parents: dict[Hashable, tuple[Hashable, str] | None], key: Hashable) -> 
 def put(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     """Return *items* with one of them replaced."""
     return (*items[:index], item, *items[index + 1 :])
-
-
-# The designs that do not work
-
-
-class Naive(Protocol):
-    """Every node counts the locks it grants; the token is computed from the counters of a quorum."""
-
-    def __init__(self, combine: Callable[[list[int]], int], write_back: bool = False) -> None:
-        self.combine = combine
-        self.write_back = write_back
-
-    def phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
-        needed = self.nodes // 2 + 1
-        counters: dict[int, int] = {}
-        agreed: set[int] = set()
-        said: dict[int, Hashable] = {}
-        for event in history:
-            if event == TIMEOUT:
-                return Phase(done=True)
-            node, reply = event
-            said[node] = reply
-            if len(counters) >= needed:
-                agreed.add(node)
-            elif reply:
-                counters[node] = reply
-        if len(counters) < needed:
-            return Phase(1, dict.fromkeys(range(self.nodes), ("count", secret(client, attempt))), said)
-        token = self.combine(list(counters.values()))
-        agreed |= {node for node, counter in counters.items() if counter == token}
-        if not self.write_back or len(agreed) >= needed:
-            return Phase(token=token, done=True)
-        return Phase(("write", token), dict.fromkeys(counters.keys() - agreed, ("write", token)), said)
-
-    def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
-        what, value = request
-        if what == "write":
-            number = max(cell.number, value)
-            return value, cell._replace(number=number)
-        if cell.holder not in ("", value):
-            return 0, cell
-        return cell.number + 1, Cell(value, cell.number + 1)
 
 
 CONFIGURATIONS = {

@@ -33,6 +33,11 @@ def page(name: str) -> str:
     return (DOCS / folder / f"{name}.md").read_text()
 
 
+def signals_page() -> str:
+    """Return the page on events without the log events, which have tables of their own."""
+    return page("events").partition("\n## Log events\n")[0]
+
+
 def rows(text: str) -> list[list[str]]:
     """Return the cells of each row of the tables in a text, without their headings."""
     lines = re.findall(r"^\|.*(?!\n\| ---)$", text, re.MULTILINE)
@@ -115,18 +120,11 @@ def test_checks_have_a_cause_and_a_remedy():
     assert [row[0] for row in listed if len(row) != 3 or not all(row)] == []
 
 
-def signal_tables() -> str:
-    """Return the part of the page about events that comes before the log events."""
-    return page("events").partition("\n## Log events\n")[0]
-
-
 def test_signals():
     """
     Every signal is listed, and nothing else.
     """
-    table = signal_tables().partition("| signal |")[2].partition("\n\n")[0]
-
-    assert names(table) == list(signals.SIGNALS)
+    assert names(signals_page().partition("| signal |")[2].partition("\n\n")[0]) == list(signals.SIGNALS)
     assert names(section("events", "Singleton tasks")) == CELERY_EVENTS
 
 
@@ -145,7 +143,7 @@ def test_arguments_of_signals():
     for path in PACKAGE.rglob("*.py"):
         for event, arguments in re.findall(r'notify\("(\w+)", ([^()]*(?:\.[\w.]+)*)\)', path.read_text()):
             sent.setdefault(event, set()).update(re.findall(r"(\w+)=", arguments))
-    listed = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(signal_tables()) if len(row) == 3}
+    listed = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(signals_page()) if len(row) == 3}
 
     assert len(sent) >= 6
     assert {event: listed[event] for event in sent} == sent

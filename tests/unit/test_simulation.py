@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock
-from django_redlock.engine.lease import Lease
+from django_redlock import Lease, LockLostError, LockTakenError, QuorumUnavailableError, lock
 from django_redlock.testing import OverlapError, Simulation
 
 DOCS = Path(__file__).parents[2] / "docs" / "howto" / "testing.md"

@@ -33,18 +33,12 @@ def parsed(text: str | bytes) -> dict[str, Any]:
     """
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError):
+        queue, sharers = record.get("queue", {}), record.get("sharers", {})
+        pairs = [*(record[part] for part in ("holder", "fence") if part in record), *queue.values()]
+        known = isinstance(sharers, dict) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+        return dict(record) if known else {}
+    except (ValueError, AttributeError, RecursionError):
         return {}
-    return record if isinstance(record, dict) and has_form(record) else {}
-
-
-def has_form(record: Mapping[str, Any]) -> bool:
-    """Return whether the parts of a record have the right types, whatever their numbers are."""
-    queue, sharers = record.get("queue", {}), record.get("sharers", {})
-    if not isinstance(queue, dict) or not isinstance(sharers, dict):
-        return False
-    pairs = [*(record[part] for part in ("holder", "fence") if part in record), *queue.values()]
-    return all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
 
 
 class Change(NamedTuple):
@@ -101,11 +95,6 @@ def names_of(requests: Iterable[Request]) -> Names:
     return names
 
 
-def tombstoned(requests: Iterable[Request]) -> set[str]:
-    """Return the slugs whose rows a release changes, so that no earlier request is granted after it."""
-    return {slug for one in requests if isinstance(one, Release) and one.tombstone for slug in one.slugs}
-
-
 class Known:
     """
     The records of some names, read at one moment, and the node in memory that decides on them.
@@ -160,19 +149,18 @@ class Known:
             requests: The requests, none of them a survey.
             key: Returns the key of a record, by its kind and its name.
         """
-        before = self.dump()
+        before, moment = self.dump(), self.moment
         replies = [self.execute(request) for request in requests]
-        touched = {key("h", slug) for slug in tombstoned(requests)}
+        # A release with a tombstone changes the record, so that no request that was decided before is granted after it.
+        releases = [one for one in requests if isinstance(one, Release) and one.tombstone]
+        touched = {key("h", slug) for release in releases for slug in release.slugs}
+        era = {"era": moment.era, "written": moment.low} if moment.era else {}
         changes = [
-            Change(where, self.stored[where].version if where in self.stored else None, self._stamped(record))
+            Change(where, self.stored[where].version if where in self.stored else None, record | era)
             for where, record in sorted(self.dump().items())
             if record != before[where] or where in touched
         ]
-        return Decision(replies, changes, self.notified, self.moment)
-
-    def _stamped(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return a record with the era to whose clock its times refer, and the moment at which it was written."""
-        return record | ({"era": self.moment.era, "written": self.moment.low} if self.moment.era else {})
+        return Decision(replies, changes, self.notified, moment)
 
 
 def load(

@@ -21,7 +21,7 @@ from ..base import LinkError, Node, run
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
 from .link import BlockingDialer, exchange
-from .node import RedisNode, parse_age
+from .node import RedisNode
 from .wire import resp, unchanged
 
 SAMPLES = 5  # round trips; the shortest one counts
@@ -179,7 +179,7 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: I
     refused = tuple(_refused(connection, blank.user, node.encoder.prefix, database)) if rights else ()
     age = None
     with suppress(LinkError):
-        age = parse_age(served).seconds
+        age = node.read_age(served).seconds
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
 
 

@@ -113,18 +113,59 @@ class RedisNode:
             self.connector, self.encoder.greeting, self.read_info, self.read_age, **where
         )
         try:
-            return dialer.link(connection, self.encoder, aged(greeting, age))
+            if greeting.run_id and age.run_id not in ("", greeting.run_id):
+                raise LinkError(Failure.TWO_SERVERS)
+            return dialer.link(connection, self.encoder, replace(greeting, age=age.seconds))
         except LinkError:
             dialer.close(connection)
             raise
 
     def read_info(self, raw: Any) -> Greeting:
-        """Return the part of the server's INFO that matters to a vote; raise LinkError if it cannot be used."""
-        return parse_info(raw, self.mode)
+        """
+        Return the part of a server's INFO that matters to a vote.
+
+        Raises:
+            LinkError: The server cannot be used, now or at all.
+        """
+        if isinstance(raw, exceptions.NoPermissionError):
+            return Greeting(refused="NOPERM")
+        if isinstance(raw, exceptions.RedisError):
+            raise link_error(raw)
+        if not isinstance(raw, bytes) or b"run_id:" not in raw:
+            raise LinkError(Failure.MALFORMED)
+        mode = line_of(raw, "redis_mode", line_of(raw, "server_mode", "standalone"))
+        if mode != self.mode:
+            raise LinkError(Failure.WRONG_MODE, f"runs in {mode} mode")
+        if line_of(raw, "role", "") == "slave":
+            raise LinkError(Failure.REPLICA)
+        evicts = (
+            line_of(raw, "maxmemory", "0") != "0" and line_of(raw, "maxmemory_policy", "noeviction") != "noeviction"
+        )
+        return Greeting(
+            run_id=line_of(raw, "run_id", ""),
+            evicts=evicts,
+            promoted=line_of(raw, "master_replid", "?") if line_of(raw, "second_repl_offset", "-1") != "-1" else "",
+        )
 
     def read_age(self, raw: Any) -> "Age":
-        """Return how long the server has served these locks; raise LinkError if it does not serve them now."""
-        return parse_age(raw)
+        """
+        Return how long a server has served these locks.
+
+        Raises:
+            LinkError: The server is loading its data, or has become a replica.
+        """
+        if isinstance(raw, exceptions.RedisError):
+            failure = parse_error(raw).failure
+            if failure is Failure.LOADING:
+                raise LinkError(failure)  # it will know soon, but this connection is not asked again
+            if failure in (Failure.READONLY, Failure.MASTERDOWN):
+                raise LinkError(Failure.REPLICA)
+            return Age()
+        try:
+            word, run_id, micros = raw.decode().split(" ")
+            return Age(run_id, whole(micros) / 1e6) if word == "SERVED" else Age()
+        except (ValueError, AttributeError):
+            return Age()
 
 
 def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
@@ -146,36 +187,6 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
     return node
 
 
-def parse_info(raw: Any, expected: str = "standalone") -> Greeting:
-    """
-    Return the part of a node's INFO that matters to a vote.
-
-    Args:
-        raw: The reply.
-        expected: The mode in which the server must run.
-
-    Raises:
-        LinkError: The server cannot be used, now or at all.
-    """
-    if isinstance(raw, exceptions.NoPermissionError):
-        return Greeting(refused="NOPERM")
-    if isinstance(raw, exceptions.RedisError):
-        raise link_error(raw)
-    if not isinstance(raw, bytes) or b"run_id:" not in raw:
-        raise LinkError(Failure.MALFORMED)
-    mode = line_of(raw, "redis_mode", line_of(raw, "server_mode", "standalone"))
-    if mode != expected:
-        raise LinkError(Failure.WRONG_MODE, f"runs in {mode} mode")
-    if line_of(raw, "role", "") == "slave":
-        raise LinkError(Failure.REPLICA)
-    evicts = line_of(raw, "maxmemory", "0") != "0" and line_of(raw, "maxmemory_policy", "noeviction") != "noeviction"
-    return Greeting(
-        run_id=line_of(raw, "run_id", ""),
-        evicts=evicts,
-        promoted=line_of(raw, "master_replid", "?") if line_of(raw, "second_repl_offset", "-1") != "-1" else "",
-    )
-
-
 def line_of(info: bytes, name: str, default: str) -> str:
     """Return the value of the line *name* of INFO: six searches take less time than reading all 200 lines."""
     begins = f"{name}:".encode()
@@ -191,39 +202,6 @@ class Age(NamedTuple):
 
     run_id: str = ""
     seconds: float | None = None
-
-
-def parse_age(raw: Any) -> Age:
-    """
-    Return how long a server has served these locks.
-
-    Raises:
-        LinkError: The server is loading its data, or has become a replica.
-    """
-    if isinstance(raw, exceptions.RedisError):
-        failure = parse_error(raw).failure
-        if failure is Failure.LOADING:
-            raise LinkError(failure)  # it will know soon, but this connection is not asked again
-        if failure in (Failure.READONLY, Failure.MASTERDOWN):
-            raise LinkError(Failure.REPLICA)
-        return Age()
-    try:
-        word, run_id, micros = raw.decode().split(" ")
-        return Age(run_id, whole(micros) / 1e6) if word == "SERVED" else Age()
-    except (ValueError, AttributeError):
-        return Age()
-
-
-def aged(greeting: Greeting, age: Age) -> Greeting:
-    """
-    Return *greeting* with the server's age.
-
-    Raises:
-        LinkError: The greeting and the age come from two servers.
-    """
-    if greeting.run_id and age.run_id not in ("", greeting.run_id):
-        raise LinkError(Failure.TWO_SERVERS)
-    return replace(greeting, age=age.seconds)
 
 
 # The errors of redis-py's own lock, for django_redlock.compat.

@@ -17,10 +17,10 @@ from django.db import connections, router, transaction
 from django.db.models import Min
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
+from django.utils.module_loading import import_string
 
 from django_redlock import fenced, lock_for_update, locked_view
 from django_redlock.checks import check_routers
-from django_redlock.routers import FencedRouter
 from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
 from tests.shop.models import Customer, GiftOrder, Order, Parcel, Purchase, Region
@@ -382,7 +382,7 @@ def test_routers_without_the_pin_are_reported(primary, settings):
     assert f"Put '{PIN}' first in DATABASE_ROUTERS" in found.hint
     settings.DATABASE_ROUTERS = [PIN, Replicated()]
     assert check_routers() == []
-    settings.DATABASE_ROUTERS = [FencedRouter(), HERE]
+    settings.DATABASE_ROUTERS = [import_string(PIN)(), HERE]
     assert check_routers() == []
     settings.DATABASE_ROUTERS = [HERE, PIN]
     assert [each.id for each in check_routers()] == ["redlock.W032"]

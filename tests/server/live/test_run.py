@@ -15,15 +15,13 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
+from django.test import override_settings
 
-from django_redlock import LockTakenError
-from django_redlock.engine.manager import LockManager
+from django_redlock import LockManager, LockTakenError, locks
 from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, Signals
-from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import spawn
-from tests.managers import rules
 
 from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
 
@@ -80,9 +78,10 @@ def runs(live: Live) -> Runs:
 @pytest.fixture
 def manager(nodes: Servers) -> Iterator[LockManager]:
     """The locks of the processes, seen from here."""
-    ours = LockManager([open_node(NodeSpec(url), "live:") for url in nodes.urls[:3]], rules(3))
-    yield ours
-    ours.close()
+    options = {"ttl": 10.0, "restart_guard": False, "node_timeout": 2.0}
+    alias = {"NODES": nodes.urls[:3], "KEY_PREFIX": "live", "OPTIONS": options}
+    with override_settings(REDLOCK={"default": alias}):
+        yield locks["default"]
 
 
 def is_free(manager: LockManager, name: str) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 import redis
 from celery import Celery, Task, current_task, shared_task
 from celery.concurrency.asynpool import AsynPool
-from celery.exceptions import Reject
 from celery.signals import task_prerun
 from django.dispatch import receiver
 
@@ -237,19 +236,7 @@ def spin(what: str) -> None:
         time.sleep(0.01)
 
 
-@singleton_task(bind=True, lease=600.0)
-def at_once(self: Any, number: int) -> None:
-    """
-    Retry without a pause, so that another process may begin before this one has ended.
-
-    So an attempt may store RETRY after the last one has stored SUCCESS or FAILURE, which Celery then forgets.
-    """
-    if self.request.retries < 2:
-        raise self.retry(countdown=0)
-    stage(f"at once {number}").say("ended")
-
-
-# The delay lets RETRY be stored before FAILURE: see at_once.
+# The delay lets RETRY be stored before FAILURE: an attempt may store it after the next one has stored its result.
 @singleton_task(lease=600.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=1)
 def failing(number: int) -> None:
     raise OSError(number)
@@ -273,7 +260,7 @@ def total(prices: list[int]) -> int:
 @receiver(singleton_overlap)
 def tell_overlap(sender: Any, **about: Any) -> None:
     """Tell the test, where it waits for it, that a message came while its duplicate ran."""
-    if sender.name in (hold_joined.name, resume.name, reject_once.name):
+    if sender.name in (hold_joined.name, resume.name):
         stage(sender.request.args[0]).say("overlapped")
 
 
@@ -295,7 +282,7 @@ def report(what: str) -> list[Any]:
 
 @singleton_task(bind=True, key=("what",))
 def show_headers(self: Any, what: str) -> None:
-    """Tell the headers of both attempts, because a returned value may be lost: see at_once."""
+    """Tell the headers of both attempts, because a returned value may be overwritten by RETRY."""
     stage(what).say(json.dumps(dict(self.request.headers)))
     if not self.request.retries:
         raise self.retry(countdown=0)
@@ -334,17 +321,6 @@ def add(*numbers: int) -> int:
 
 @singleton_task(lease=LEASE, acks_late=True, on_overlap="drop")
 def resume(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(bind=True, lease=LEASE, acks_late=True, on_overlap="drop", key=("what",))
-def reject_once(self: Any, what: str) -> str:
-    """Give the slot up and return the message to the broker, at its first delivery."""
-    if self.request.id.startswith("rejected") and stage(f"reject {what}").first():
-        self.singleton.release()
-        stage(f"reject {what}").say("released")
-        stage(f"reject {what}").wait()
-        raise Reject("busy", requeue=True)
     return perform(what)
 
 

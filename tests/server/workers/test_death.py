@@ -20,18 +20,16 @@ from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task
 
 @pytest.fixture(scope="module", autouse=True)
 def killed(worker, start, stages, broker):
-    """A worker that is killed while it runs a call that was acknowledged and two that were not: all, and children."""
-    doomed = start("doomed", concurrency=3)
-    calls = {name: (name, f"{name} killed over {broker[:5]}") for name in ("hold", "hold_late", "hold_never")}
-    results = {name: task(name).apply_async((what,), queue="doomed") for name, what in calls.values()}
-    children = [stages(what).hear("started") for _, what in calls.values()]
-    assert task("hold").delay(calls["hold"][1]).reason == "running"
+    """A worker that is killed while it runs a call; its message comes again."""
+    doomed, what = start("doomed", concurrency=1), f"killed over {broker[:5]}"
+    result = task("hold_never").apply_async((what,), queue="doomed")
+    stages(what).hear("started")
     doomed.kill()
     doomed.wait()
     if broker.startswith("redis"):
-        take_back(results["hold_late"].id, results["hold_never"].id)
+        take_back(result.id)
     consume("doomed")
-    return calls, results, children
+    return result, what
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,29 +47,6 @@ def test_child_that_exits_frees_the_slot(worker):
         answer(task("die").delay(3))
 
     assert free("die", 3)()
-
-
-def test_retry_keeps_the_slot(worker, stage, what):
-    """A duplicate during the countdown of a retry joins the same task, whose second attempt then runs."""
-    first = task("once_more").delay(what)
-    wait_until(lambda: first.state == "RETRY")
-
-    joined = task("once_more").delay(what)
-
-    assert (joined.id, joined.duplicate) == (first.id, True)
-    stage.allow()
-    assert answer(joined) == f"{what} done"
-    assert free("once_more", what)()
-
-
-def test_retry_at_once(worker, stages):
-    """A retry that another process begins before the attempt before has cleaned up runs, every time."""
-    for number in range(20):
-        task("at_once").delay(number)
-
-    for number in range(20):
-        stages(f"at once {number}").hear("ended")
-        wait_until(free("at_once", number))
 
 
 def test_retries_are_used_up(worker):
@@ -92,16 +67,6 @@ def test_equals_in_a_group(worker, stage, what):
 
     assert answer(result) == [f"{what} done"] * 2
     assert sorted(stage.heard()) == ["ended", "overlapped", "started"]
-
-
-def test_result_then_call(worker):
-    """A call right after ``get()`` is accepted every time."""
-    results = []
-    for _ in range(30):
-        results.append(task("double").delay(21))
-        assert answer(results[-1], pause=0.001) == 42
-
-    assert not any(result.duplicate for result in results)
 
 
 @ON_BOTH
@@ -232,14 +197,13 @@ def test_dropped_after_a_killed_worker(killed, stages):
     With ``redelivery="drop"`` the job of a killed worker comes back within its lease. It does not run again, and its
     caller learns of that when the lease has ended.
     """
-    calls, results, _ = killed
-    name, what = calls["hold_never"]
+    result, what = killed
 
     with pytest.raises(TaskRevokedError, match="second time"):
-        answer(results[name])
+        answer(result)
 
     assert stages(what).heard() == []
-    wait_until(free(name, what))
+    wait_until(free("hold_never", what))
 
 
 @pytest.mark.parametrize("name", ["endless", "endless_long", "endless_late"])

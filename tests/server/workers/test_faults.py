@@ -113,26 +113,6 @@ def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results
     assert stage.heard() == ["ended"]
 
 
-@ON_REDIS
-def test_backend_is_full(start, lonely, kept, results, stage, what):
-    """A message that is to end without a run is put back until its caller can be told."""
-    start("full", concurrency=2, **lonely)
-    task("hold_long").apply_async((what,), queue="full")
-    stage.hear("started")
-    with kept.client() as client:
-        client.config_set("maxmemory", 1)
-
-        by_name = project.app.send_task("tests.server.workers.project.hold_long", (what,), queue="full")
-        wait_until(lambda: tries(results, "full", by_name.id) >= 1)
-        assert state(kept, by_name.id) is None
-        client.config_set("maxmemory", 0)
-
-    wait_until(lambda: state(kept, by_name.id) == "REVOKED")
-    stage.allow()
-    stage.hear("ended")
-    assert stage.heard() == []
-
-
 # The lock nodes
 
 
@@ -199,25 +179,6 @@ def test_stopped_run_finds_its_slot_taken(stopped, stages, how):
     stages(call).allow()
     assert answer(first) == f"{call} done"
     wait_until(free("resume", call))
-
-
-@ON_BOTH
-def test_rejected_run_finds_its_slot_taken(worker, stages, stage, what):
-    """So does a message that its body returned to the broker."""
-    first = task("reject_once").apply_async((what,), task_id=f"rejected {what}")
-    stages(f"reject {what}").hear("released")
-    second = task("reject_once").delay(what)
-    stage.hear("started")
-
-    stages(f"reject {what}").allow()
-    stage.hear("overlapped")
-    stage.allow()
-    assert answer(second) == f"{what} done"
-
-    stage.hear("started")
-    stage.allow()
-    assert answer(first) == f"{what} done"
-    wait_until(free("reject_once", what))
 
 
 # Ended before the body begins

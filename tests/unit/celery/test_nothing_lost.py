@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from celery import signals
 from celery.exceptions import SoftTimeLimitExceeded
-from django.db import DatabaseError
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
@@ -23,7 +22,6 @@ from django_redlock.celery import (
     singleton_task,
 )
 from django_redlock.contrib import telemetry
-from django_redlock.contrib.history.recorder import recorder
 from django_redlock.exceptions import QuorumUnavailableError
 from django_redlock.signals import SIGNALS, lock_acquired
 from django_redlock.testing import Simulation
@@ -643,29 +641,6 @@ def test_receivers_that_fail(make, worker, runs, all_fail, strategy):
     assert runs[0] == first.id
     assert "second" in runs
     assert (all_fail[:1], names()) == (["called"], set())
-
-
-@pytest.mark.parametrize("error", [DatabaseError("away"), RuntimeError("broken")])
-def test_history_that_cannot_be_written(make, worker, runs, monkeypatch, error):
-    """The history of locks keeps no task from running when its database is away."""
-
-    def fail(*about, **more):
-        raise error
-
-    monkeypatch.setattr("django_redlock.contrib.history.models.Hold.objects.bulk_create", fail)
-    monkeypatch.setattr(recorder, "_begin", fail)
-    recorder.listen()
-    try:
-        task = make(lambda self, shop_id: runs.append(shop_id))
-        task.delay(7)
-        assert worker.run() == "SUCCESS"
-        with suppress(RuntimeError):
-            recorder.flush()
-    finally:
-        recorder.stop()
-        recorder._rows.clear()
-
-    assert runs == [7]
 
 
 def test_events_that_cannot_be_sent(app, make, worker, runs, monkeypatch):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from celery import Task, chain, current_task
+from celery import Task, chain
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
 from django_redlock import QuorumUnavailableError, locks
@@ -182,17 +182,6 @@ def test_direct_call_touches_no_lock(make, worker):
 
     assert worker.run() == "SUCCESS"
     assert seen == [(9, False), (7, True), (7, True), (8, False)]
-
-
-def test_request_in_the_body(make, worker):
-    """The body sees the request of its message, and is the current task."""
-    seen = []
-    task = make(lambda self, shop_id: seen.append((self.request.id, current_task.request.id, shop_id)))
-
-    ids = [task.delay(7).id, task.apply((8,)).id]
-    worker.run()
-
-    assert seen == [(ids[1], ids[1], 8), (ids[0], ids[0], 7)]
 
 
 def test_eager(make, app):

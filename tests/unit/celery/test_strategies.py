@@ -46,23 +46,6 @@ def test_rerun_runs_once_more_with_the_newest_arguments(make, worker):
     assert names() == set()
 
 
-def test_rerun_of_equal_calls_sends_one_message(make, worker):
-    """A thousand equal calls during a run cost one message."""
-    lengths = []
-
-    def body(self, shop_id):
-        if not lengths:
-            for _ in range(1000):
-                task.delay(7, since=1)
-            lengths.append(len(worker.headers))
-
-    task = make(body, on_duplicate="rerun")
-    task.delay(7)
-    worker.run_all()
-
-    assert lengths == [1]
-
-
 def test_rerun_in_the_last_moment(make, worker):
     """A duplicate whose message is sent after the run has ended is not lost: it is a message of its own."""
     seen: list[Any] = []
@@ -95,22 +78,6 @@ def test_rerun_waits_for_retries_and_comes_after_a_failure(make, worker):
 
     assert seen == [0, 1, 0]
     assert [state for state in states if state != "IGNORED"] == ["RETRY", "FAILURE", "SUCCESS"]
-
-
-def test_call_after_the_run_takes_the_place_of_the_one_that_waits_to_be_next(make, worker):
-    """A call that finds the slot free and another one next takes that one's place: the newest comes last."""
-    seen = []
-    task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="rerun")
-    task.delay(7, since=0)
-    next_one = task.delay(7, since=1)
-    message = worker.take()
-    worker.run(message)
-
-    newest = task.delay(7, since=2)
-    worker.run_all()
-
-    assert seen == [0, 2]
-    assert newest.id == next_one.id
 
 
 @pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
@@ -211,23 +178,6 @@ def test_call_with_an_id_of_its_own_waits_for_the_run(make, worker, how):
     assert task.AsyncResult("step").state == "SUCCESS"
 
 
-def test_replace_of_a_running_one_runs_once_more(make, worker):
-    """A running holder is not replaced: the new call runs after it."""
-    seen = []
-
-    def body(self, shop_id):
-        seen.append(self.request.kwargs.get("since"))
-        if len(seen) == 1:
-            task.delay(7, since=1)
-            task.delay(7, since=2)
-
-    task = make(body, on_duplicate="replace")
-    task.delay(7)
-    worker.run_all()
-
-    assert seen == [None, 2]
-
-
 # Revoked before their time
 
 
@@ -242,15 +192,6 @@ def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
 
     assert (second.duplicate, second.accepted) == (False, True)
     assert tickets(worker)[1].secret
-
-
-def test_no_result_is_asked_for_without_a_countdown(make, monkeypatch):
-    """A duplicate of a call that waits for a worker asks the result backend nothing."""
-    task = make()
-    first = task.delay(7)
-    monkeypatch.setattr(task.backend, "get_state", lambda task_id: 1 / 0)
-
-    assert task.delay(7).id == first.id
 
 
 # on_overlap
@@ -893,15 +834,3 @@ def test_follow_without_a_result_backend(make, worker, app, backend):
     assert worker.run(second) == "IGNORED"
     assert worker.run(first) == "SUCCESS"
     assert (worker.run(), ran) == ("SUCCESS", [7, 7])
-
-
-def test_waiting_call_is_moved_to_another_queue(make, worker):
-    """A call that waits in a queue that nobody consumes is cancelled, and then the next call goes to another queue."""
-    task = make()
-    stuck = task.apply_async((7,), queue="nobody")
-    assert task.delay(7).id == stuck.id
-
-    task.singleton.cancel(7)
-    moved = task.delay(7)
-
-    assert (moved.accepted, worker.run(), stuck.state) == (True, "SUCCESS", "REVOKED")

@@ -9,7 +9,8 @@ import pytest
 
 from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Kind, Release, Reply, Request, Survey, Term
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.records import records, table
+from django_redlock.nodes.records import record as records
+from django_redlock.nodes.records import table
 from django_redlock.nodes.records.clock import RATE, Era, EraClock, Moment
 from django_redlock.nodes.records.record import Decision, Stored, in_present_era, needed_until, parsed
 from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked, joined

@@ -1,7 +1,6 @@
 """Threads and tasks inside a lock: they enter it again, leave it elsewhere, or learn that it is lost."""
 
 import asyncio
-import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -11,8 +10,6 @@ import pytest
 
 from django_redlock import LockLostError, LockTakenError
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.reentrancy import Interruption
-from tests.lab.interrupts.trap import Passage, Trap
 from tests.managers import Flavour, Manager, held_by, holders
 
 
@@ -168,25 +165,6 @@ async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(ma
             went_on.append(True)
 
     assert went_on == []
-    assert asyncio.current_task().cancelling() == 0
-
-
-@pytest.mark.parametrize("number", range(1, 5))
-async def test_loss_is_raised_although_the_cancelling_of_the_body_was_interrupted(make: Manager, number: int):
-    """L10, L23: an exception comes as soon as the body has been cancelled; the block still ends with the loss."""
-    manager, loop = make(), asyncio.get_running_loop()
-    loop.set_exception_handler(lambda loop, context: None)
-    lines = [*inspect.getsourcelines(Interruption._strike)]
-    cancelling = lines[1] + next(index for index, line in enumerate(lines[0]) if ".cancel()" in line)
-    trap = Trap(Passage((inspect.getfile(Interruption), cancelling), number))
-
-    with pytest.raises((LockLostError, TimeoutError)), trap.set():  # noqa: PT012
-        async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
-            lose(lease)
-            assert not lease.valid()
-            async with asyncio.timeout(1.0):  # if the exception came before the body was cancelled
-                await asyncio.Event().wait()
-
     assert asyncio.current_task().cancelling() == 0
 
 
