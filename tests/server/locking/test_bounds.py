@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -18,40 +17,18 @@ from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.core.attempt import HighestToken
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
-    FAR,
     HIGHEST,
-    Acquire,
-    Extend,
     Failure,
-    Kind,
-    Raise,
     Repair,
-    Reply,
-    Request,
-    Survey,
-    Term,
-    believable,
-    failed,
 )
 from django_redlock.engine.manager import LockManager
-from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
+from django_redlock.inventory import Staleness, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.table import TABLE
-from django_redlock.nodes.etcd.client import Client
+from django_redlock.nodes.etcd.client import EtcdClient
 from django_redlock.nodes.records.replicated import Place
-from django_redlock.nodes.redis.wire import (
-    COMMON,
-    LONGEST_LIST,
-    LONGEST_REPLY,
-    PARTIAL,
-    Assembly,
-    Replies,
-    checked,
-    common_reply,
-    parse_reply,
-)
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager, wait_until
 
@@ -203,148 +180,7 @@ def test_floor_does_not_rise_above_what_can_be_proposed():
     assert highest.of(["a"]) == HIGHEST - 1
 
 
-ACQUIRE = Acquire((SLUG,), SECRET, SECRET + "{}", 30.0, 5, None, 30.0)
-RAISE = Raise((SLUG,), SECRET, 5, None)
-EXTEND = Extend((Term((SLUG,), SECRET, SECRET, 30.0, 5),), None)
-
-
-@pytest.mark.parametrize(
-    ("request_", "reply", "sound"),
-    [
-        (ACQUIRE, Reply(Kind.ACCEPTED, 5), True),
-        (ACQUIRE, Reply(Kind.ACCEPTED, 6), False),
-        (RAISE, Reply(Kind.ACCEPTED, 5), True),
-        (RAISE, Reply(Kind.ACCEPTED, 4), False),
-        (EXTEND, Reply(Kind.ACCEPTED, 5), False),
-        (EXTEND, Reply(Kind.HELD, 5), True),
-        (ACQUIRE, Reply(Kind.HELD, 5), False),
-        (ACQUIRE, Reply(Kind.LISTED), False),
-        (Survey((SLUG,)), Reply(Kind.GONE), False),
-        (ACQUIRE, failed(Failure.OOM), True),
-    ],
-)
-def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, sound: bool):
-    """A node accepts the number that was proposed, or none; a reply to another request does not count."""
-    assert (checked(request_, reply) is reply) is sound
-    assert (Assembly().add(request_, reply) is reply) is sound
-    assert checked(request_, reply).kind in (reply.kind, Kind.UNKNOWN)
-
-
-def test_usual_reply_with_another_number_is_not_recognized():
-    """The shortcut for the usual replies makes the same comparison."""
-    found = COMMON.match(b"$48\r\nACCEPTED %d %d 0 -1 \r\n" % (2 * (1_795_000_000_000_000,)))
-
-    assert found
-    assert common_reply(ACQUIRE._replace(number=1_795_000_000_000_000), found)
-    assert common_reply(ACQUIRE, found) is None
-
-
-@pytest.mark.parametrize("word", ["FAILED", "UNKNOWN", "NO_VOTE", "EXCLUDED"])
-def test_node_cannot_say_what_only_a_client_can_know(word: str):
-    """Only the client can know that a request was certainly not executed."""
-    reply = parse_reply(f"{word} 5 5 0 -1 ".encode())
-
-    assert (reply.kind, reply.detail) == (Kind.UNKNOWN, "malformed reply")
-
-
-NUMBERS = ["-5", "x", "", "1e3", "9" * 17, str(2**53), "9" * 5000, "٣", "0x10", "1_000", "+5"]
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("line", ["BUSY 5 {} 0 -1 x", "BUSY 5 5 0 {} x"], ids=["time", "place"])
-def test_value_that_is_no_number_makes_a_reply_malformed(line: str, number: str):
-    """The bounds apply to the time and to the queue position."""
-    assert parse_reply(line.format(number).encode()).detail == "malformed reply"
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_fence_that_is_no_number_is_absurd(number: str):
-    """The reply is understood whatever the fence is, and the number just above all others stands for it."""
-    assert parse_reply(f"GRANTED {number} 5 0 -1 ".encode()).fence == HIGHEST + 1
-    assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == ((Kind.HELD, HIGHEST + 1),)
-
-
-def survey(cells: Any = (), lines: Any = (), total: str = "1", time: str = "5") -> list[bytes]:
-    parts = ["LISTED", "0", time, total, cells, lines, "", ""]
-    return [(part if isinstance(part, str) else json.dumps(part)).encode() for part in parts]
-
-
-MALFORMED = [
-    survey([SLUG, "v", float("inf"), "5"]),
-    survey([SLUG, "v", float("nan"), "5"]),
-    survey([SLUG, "v", -7, "5"]),
-    survey([SLUG, "v", None, "5"]),
-    survey([SLUG, 5, 5, "5"]),
-    survey([5, "v", 5, "5"]),
-    survey([SLUG, "v", 5, 5]),
-    survey([SLUG, "v", 5]),
-    survey({"a": 1}),
-    survey("[" * 100_000),
-    survey([SLUG, "v", 5, "5"], [-1, "", 0]),
-    survey([SLUG, "v", 5, "5"], [10**400, "", 0]),
-    survey([SLUG, "v", 5, "5"], [1.5, "", 0]),
-    survey([SLUG, "v", 5, "5"], [0, "", -1]),
-    survey([SLUG, "v", 5, "5"], [0, ""]),
-    survey(total="-1"),
-    survey(total="9" * 30),
-    survey(time="1e9"),
-    survey()[:-1],
-]
-
-
-@pytest.mark.parametrize("raw", MALFORMED, ids=range(len(MALFORMED)))
-def test_nonsensical_survey_is_malformed(raw: list[bytes]):
-    """A nonsensical survey does not raise an exception."""
-    assert parse_reply(raw).detail == "malformed reply"
-
-
-def test_survey_bounds_times_and_tokens():
-    """A key may last for thousands of years, and its token may be anything."""
-    rows = parse_reply(survey([SLUG, "v", 9e18, "9" * 16, "{b}", "v", 10**18, "soon"])).rows
-
-    assert [row.left for row in rows] == [HIGHEST / 1000] * 2
-    assert [row.fence for row in rows] == [HIGHEST + 1] * 2
-
-
-def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
-    """
-    A token a hundred years ahead would leave no room for later ones; a token of another century is merely odd.
-    """
-    now = 1_800_000_000_000_000
-    for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
-        assert believable(Reply(Kind.GRANTED, fence, now)).kind is kind
-    assert believable(Reply(Kind.GRANTED, 2**52, 0)).kind is Kind.GRANTED
-    assert believable(Reply(Kind.GRANTED, HIGHEST, 0)).kind is Kind.EXCLUDED
-
-
 # Sizes
-
-
-def fed(data: bytes, longest: int = LONGEST_REPLY) -> Replies:
-    replies = Replies(ValueError, longest)
-    replies.feed(data)
-    return replies
-
-
-TOO_MUCH = [b"$%d\r\n" % (LONGEST_REPLY + 1), b"*%d\r\n" % (LONGEST_LIST + 1), b"$" + b"9" * 5000]
-
-
-@pytest.mark.parametrize("head", TOO_MUCH)
-def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
-    """The client keeps nothing of a reply that announces too much."""
-    with pytest.raises(ValueError, match=r"without end|no length|digits"):
-        fed(head + b"\r\n").next()
-
-
-def test_reply_is_bounded_however_it_is_put_together():
-    """A list of short strings does not avoid the limit."""
-    part = b"$8\r\n12345678\r\n"
-    replies = fed(b"*900\r\n" + 300 * part, longest=5000)
-    assert replies.next() is PARTIAL
-    replies.feed(100 * part)
-
-    with pytest.raises(ValueError, match="a reply without end"):
-        replies.next()
 
 
 @contextmanager
@@ -440,7 +276,7 @@ def trickling(reply: bytes, pause: float) -> Iterator[int]:
 def test_member_that_answers_byte_by_byte_times_out(head: bytes):
     """The time of a reply is bounded as a whole; such a member would keep the node from using the others."""
     with trickling(head + b"HTTP/1.1 100 Continue\r\n\r\n" * 200, pause=0.02) as port:
-        client = Client(Place((("127.0.0.1", port),)), 0, timeout=2.0)
+        client = EtcdClient(Place((("127.0.0.1", port),)), 0, timeout=2.0)
         client.open()
         began = time.monotonic()
 
@@ -464,8 +300,12 @@ def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
 
 @pytest.mark.parametrize("value", [str(2**63 - 1), "9" * 23, str(HIGHEST)])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
-def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value: str, held: bool):
-    """Repair works whether or not the lock is held; afterwards the node knows the highest token of the others."""
+def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
+    """
+    Repair works whether or not the lock is held; afterwards the node knows the highest token of the others. The
+    doctor finds the token of a held lock; that of a free one is found by the lock's name.
+    """
+    names = None if held else [NAME]
     with settings_of(nodes):
         manager = real_manager(nodes.urls[:3])
         lease = manager.lock(NAME, wait=0).acquire()
@@ -474,13 +314,14 @@ def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value
         poison(nodes, value, 0)
         found = [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
         dry, wet = io.StringIO(), io.StringIO()
-        call_command("redlock_clear", dry_run=True, stdout=dry)
+        call_command("redlock_clear", names=names, dry_run=True, stdout=dry)
         before = fences(nodes)[0]
 
-        call_command("redlock_clear", interactive=False, stdout=wet)
+        call_command("redlock_clear", names=names, interactive=False, stdout=wet)
 
-        assert [(finding.level, NAME in finding.text) for finding in found] == [("error", True)]
-        assert "redlock_clear" in found[0].remedy
+        assert [(finding.level, NAME in finding.text, "redlock_clear" in finding.remedy) for finding in found] == (
+            [("error", True, True)] if held else []
+        )
         assert "its fencing token is absurd" in dry.getvalue()
         assert before == value
         assert "Dry run: 1 token would be replaced." in dry.getvalue()
@@ -495,17 +336,14 @@ def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value
         manager.close()
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
-def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: bool):
-    """A database is searched like a server, so the doctor and the command find tokens of free locks, too."""
+def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables):
+    """The doctor and the command find the token of a held lock in a database, too."""
     count = 3 if tables.scheme == "sqlite" else 1  # REDLOCK may name a server once
     alias = {"NODES": tables.urls[:count], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
     with override_settings(REDLOCK={"default": alias}):
         manager = locks["default"]
         connect(manager)
         lease = manager.lock(NAME, wait=0).acquire()
-        if not held:
-            lease.release()
         poison_row(tables, lease.fencing_token, 2**63 - 1)
         found = [finding for finding in diagnose(timeout=30.0).findings if finding.id == "absurd-token"]
         told = io.StringIO()
@@ -516,26 +354,7 @@ def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: 
         assert "Replaced 1 token." in told.getvalue()
         assert fence_of_row(tables) == (lease.fencing_token if count == 3 else 0)
         assert not [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
-        assert not held or lease.release() == "released"
-        locks.reset()
-
-
-def test_search_that_did_not_see_every_token_says_so(tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """Nothing found is not said of a node on which not every token was read."""
-    alias = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
-    with override_settings(REDLOCK={"default": alias}):
-        connect(locks["default"])
-        locks["default"].lock(NAME, wait=0).acquire().release()
-        name = locks["default"].nodes[0].name
-        before = [finding.node for finding in diagnose(timeout=30.0).findings if finding.id == "unsearched"]
-        monkeypatch.setattr("django_redlock.nodes.database.inspect._rows", lambda table: 1 / 0)
-        errors = io.StringIO()
-
-        after = [finding.node for finding in diagnose(timeout=30.0).findings if finding.id == "unsearched"]
-        call_command("redlock_clear", interactive=False, stdout=io.StringIO(), stderr=errors)
-
-        assert (before, after) == ([], [name])
-        assert f"Not all fencing tokens of free locks were read on {name}." in errors.getvalue()
+        assert lease.release() == "released"
         locks.reset()
 
 
@@ -572,7 +391,7 @@ def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
     """The node itself decides at that moment whether its token is absurd."""
     with settings_of(nodes):
         poison(nodes, str(2**63 - 1), 0)
-        (key,) = [key for key in stale_keys(absurd_tokens()) if key.reason is Staleness.ABSURD]
+        (key,) = [key for key in stale_keys(find_locks([f"{{{NAME}}}"])) if key.reason is Staleness.ABSURD]
         poison(nodes, "7", 0)
 
         outcome = remove_stale(key)
