@@ -166,8 +166,7 @@ class ReleaseAfterTransactions:
 def open_transactions() -> list[Any]:
     """Return the connections of this thread that have an open transaction, other than that of a ``TestCase``."""
     db = sys.modules.get("django.db")  # not imported: a process that has not loaded it has no transaction
-    connections = db.connections.all(initialized_only=True) if db else []
-    return [each for each in connections if in_transaction(each)]
+    return [each for each in db.connections.all(initialized_only=True) if in_transaction(each)] if db else []
 
 
 def in_transaction(connection: Any) -> bool:

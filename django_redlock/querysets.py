@@ -26,7 +26,7 @@ from django.utils.asyncio import async_unsafe
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
 from .core.rules import UNSET, Wait, check_wait, optional_seconds
-from .db.targets import Instance, Instances, ModelRow, Related, Rows, Target
+from .db.targets import Instances, ModelRow, Related, Rows, Target
 from .engine.lease import Lease
 from .engine.lock import Block, Lock
 from .engine.options import check_switch, explained
@@ -128,16 +128,16 @@ def lock_for_update(
     check_wait(wait)
     optional_seconds("ttl", ttl)
     chosen = _target(target, Related(of))
-    if skip_locked and isinstance(chosen, Instance):
+    if skip_locked and isinstance(target, Model):
         raise ValueError(
             "skip_locked needs a queryset or a list, from which a row can be left out; use nowait for an instance."
         )
     return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using, route_reads)
 
 
-def _target(target: Any, related: Related) -> Target[Any]:
+def _target(target: Any, related: Related) -> Target:
     if isinstance(target, Model):
-        return Instance(target, related)
+        return Instances([target], related, single=True)
     if isinstance(target, list | tuple):
         return Instances(target, related)
     return Rows(target.all() if isinstance(target, BaseManager) else target, related)
@@ -190,7 +190,7 @@ class RowLock(Block[Result]):
 
     def __init__(
         self,
-        target: Target[Result],
+        target: Target,
         skip_locked: bool,
         wait: Wait,
         ttl: float | None,
@@ -276,7 +276,8 @@ class RowLock(Block[Result]):
             locked = {name for row in rows for name in row.names}
             if any(row.names - locked for row in self._target.again(rows)):
                 raise _MovedError
-        return self._target.read(rows)
+        result: Result = self._target.read(rows)
+        return result
 
     async def _take(
         self,
@@ -335,7 +336,7 @@ def refuse_event_loop() -> None:
     """Raise SynchronousOnlyOperation in an event loop, as Django's database does."""
 
 
-def refuse_transaction(target: Target[Any]) -> None:
+def refuse_transaction(target: Target) -> None:
     """
     Make sure that the transaction of the block will be the outermost.
 

@@ -45,6 +45,8 @@ napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"django_redlock {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 # The models and the decorators of the reference are imported, which needs settings but no server.
 settings.configure(

@@ -262,6 +262,11 @@ class Arrival:
                 return None, first.holder
         if not ticket.running:
             return None, None
+        if not self._began:
+            # Nobody can have left the slot of a run to this message yet. If it named its secret all the same, a node
+            # that does not know of the present run would grant the slot in place of that secret, and remember it as
+            # replaced. Then it would refuse the record, which has the same secret, and an older message would run.
+            ticket = replace(ticket, secret="")
         try:
             return self._take_running(ticket), None
         except LockTakenError as taken:

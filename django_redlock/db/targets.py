@@ -6,14 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import router
 from django.db.models import Model, QuerySet
-
-M = TypeVar("M", bound=Model)
-Read = TypeVar("Read", covariant=True)
 
 MAX_ROWS = 200  # rows in one lock
 SELF = "self"
@@ -28,7 +25,7 @@ class ModelRow:
     key: str = ""
 
 
-class Target(Protocol[Read]):
+class Target(Protocol):
     """The rows to lock, the database that stores them, and the way to read them again."""
 
     db: str
@@ -41,7 +38,7 @@ class Target(Protocol[Read]):
     def again(self, rows: list[ModelRow]) -> list[ModelRow]:
         """Find which of the rows are still there once they are locked."""
 
-    def read(self, rows: list[ModelRow]) -> Read:
+    def read(self, rows: list[ModelRow]) -> Any:
         """Read the rows once they are locked."""
 
 
@@ -91,11 +88,27 @@ class Related:
         return [ModelRow(pk, frozenset(each)) for pk, each in names.items()]
 
 
-class Rows(Generic[M]):
+class Rows:
     """The rows that a queryset selects."""
 
-    def __init__(self, queryset: QuerySet[M], related: Related) -> None:
-        _check_queryset(queryset)
+    def __init__(self, queryset: QuerySet[Any], related: Related) -> None:
+        if not isinstance(queryset, QuerySet):
+            given = type(queryset).__name__
+            if isinstance(queryset, type):
+                given = f"the class {queryset.__name__}; write {queryset.__name__}.objects.all()"
+            raise TypeError(
+                f"lock_for_update() needs a model instance, a list of instances or a queryset, not {given}."
+            )
+        if queryset._fields is not None:  # type: ignore[attr-defined]
+            raise TypeError(
+                "lock_for_update() needs a queryset of instances; leave out values(), values_list() and dates(), and "
+                "take the values from the rows inside the block."
+            )
+        if queryset.query.combinator:
+            raise TypeError(
+                "lock_for_update() cannot read the rows of union(), intersection() or difference() again; combine the "
+                "conditions with Q objects."
+            )
         related.keys(queryset.model)
         queryset = queryset.all()
         queryset._for_write = True  # type: ignore[attr-defined]  # like select_for_update(): a replica may lag
@@ -121,22 +134,35 @@ class Rows(Generic[M]):
         """Find the rows that still match the queryset."""
         return self.related.rows(self._still(rows))
 
-    def read(self, rows: list[ModelRow]) -> list[M]:
+    def read(self, rows: list[ModelRow]) -> list[Any]:
         """Return the rows that still match the queryset, in its order."""
         return list(self._still(rows))
 
-    def _still(self, rows: list[ModelRow]) -> QuerySet[M]:
+    def _still(self, rows: list[ModelRow]) -> QuerySet[Any]:
         again = self._queryset.using(self.db)
         again.query.clear_limits()  # a slice cannot be filtered; the primary keys stand for it
         return again.filter(pk__in=[row.pk for row in rows])
 
 
-class Instances(Generic[M]):
-    """The rows of the caller's instances, which may be of several models but share one database."""
+class Instances:
+    """
+    The rows of the caller's instances, which may be of several models but share one database.
 
-    def __init__(self, instances: Sequence[M], related: Related) -> None:
+    Args:
+        instances: The instances.
+        related: The related rows to lock as well.
+        single: Whether there is one instance, which the caller gets as it is, not in a list.
+    """
+
+    def __init__(self, instances: Sequence[Model], related: Related, single: bool = False) -> None:
         for instance in instances:
-            _check_instance(instance)
+            if not isinstance(instance, Model):
+                raise TypeError(f"lock_for_update() of a list needs model instances, not {type(instance).__name__}.")
+            if instance._state.adding or None in _parts(instance.pk):
+                raise ValueError(
+                    f"This {instance._meta.label} is not saved, so it has no row to lock. Save it first; no other "
+                    "process can know it before."
+                )
             related.keys(type(instance))
         aliases = {router.db_for_write(type(instance), instance=instance) for instance in instances}
         if len(aliases) > 1:
@@ -145,6 +171,7 @@ class Instances(Generic[M]):
                 "each. Lock them in one block per database, and always in the same order."
             )
         self._instances = instances
+        self.single = single
         self.related = related
         self.db = aliases.pop() if aliases else router.db_for_write(Model)
         self.label = ", ".join(dict.fromkeys(instance._meta.label for instance in instances)) or "nothing"
@@ -160,7 +187,7 @@ class Instances(Generic[M]):
         """Name the rows again, because their related rows may have changed."""
         return self.rows()
 
-    def read(self, rows: list[ModelRow]) -> list[M]:
+    def read(self, rows: list[ModelRow]) -> Any:
         """
         Refresh and return the instances of *rows*, with one query per model.
 
@@ -180,32 +207,20 @@ class Instances(Generic[M]):
                         f"{model._meta.label} {instance.pk} is gone."
                     )
                 _refresh(instance, fresh[_identity(instance)])
-        return [instance for instance in self._instances if _identity(instance) in chosen]
+        found = [instance for instance in self._instances if _identity(instance) in chosen]
+        return found[0] if self.single else found
 
-    def _find(self, model: type[M], some: list[M]) -> Iterator[ModelRow]:
+    def _find(self, model: type[Model], some: list[Any]) -> Iterator[ModelRow]:
         found = {_identity_of(model, row.pk): row.names for row in self.related.rows(_fetch(model, self.db, some))}
         for instance in some:
             row = _row(instance)
             yield replace(row, names=row.names | found.get(row.key, frozenset()))
 
-    def _by_model(self) -> list[tuple[type[M], list[M]]]:
-        models: dict[type[M], list[M]] = {}
+    def _by_model(self) -> list[tuple[type[Model], list[Any]]]:
+        models: dict[type[Model], list[Any]] = {}
         for instance in self._instances:
             models.setdefault(type(instance), []).append(instance)
         return list(models.items())
-
-
-class Instance(Generic[M]):
-    """The row of a single instance."""
-
-    def __init__(self, instance: M, related: Related) -> None:
-        self._instances = Instances([instance], related)
-        self.related, self.db, self.label = related, self._instances.db, self._instances.label
-        self.rows, self.again = self._instances.rows, self._instances.again
-
-    def read(self, rows: list[ModelRow]) -> M:
-        """Refresh and return the instance."""
-        return self._instances.read(rows)[0]
 
 
 def check_number(rows: Sequence[object], label: str) -> None:
@@ -222,7 +237,7 @@ def check_number(rows: Sequence[object], label: str) -> None:
         )
 
 
-def _fetch(model: type[M], db: str, instances: Iterable[M]) -> QuerySet[M]:
+def _fetch(model: type[Model], db: str, instances: Iterable[Model]) -> QuerySet[Any]:
     return model._base_manager.using(db).filter(pk__in=[instance.pk for instance in instances])
 
 
@@ -235,34 +250,6 @@ def _refresh(instance: Model, fresh: Model) -> None:
             relation.delete_cached_value(instance)
     instance._prefetched_objects_cache = {}  # type: ignore[attr-defined]
     instance._state.db = fresh._state.db
-
-
-def _check_instance(instance: object) -> None:
-    if not isinstance(instance, Model):
-        raise TypeError(f"lock_for_update() of a list needs model instances, not {type(instance).__name__}.")
-    if instance._state.adding or None in _parts(instance.pk):
-        raise ValueError(
-            f"This {instance._meta.label} is not saved, so it has no row to lock. Save it first; no other process can "
-            "know it before."
-        )
-
-
-def _check_queryset(queryset: object) -> None:
-    if not isinstance(queryset, QuerySet):
-        given = type(queryset).__name__
-        if isinstance(queryset, type):
-            given = f"the class {queryset.__name__}; write {queryset.__name__}.objects.all()"
-        raise TypeError(f"lock_for_update() needs a model instance, a list of instances or a queryset, not {given}.")
-    if queryset._fields is not None:  # type: ignore[attr-defined]
-        raise TypeError(
-            "lock_for_update() needs a queryset of instances; leave out values(), values_list() and dates(), and take "
-            "the values from the rows inside the block."
-        )
-    if queryset.query.combinator:
-        raise TypeError(
-            "lock_for_update() cannot read the rows of union(), intersection() or difference() again; combine the "
-            "conditions with Q objects."
-        )
 
 
 # Names

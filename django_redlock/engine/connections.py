@@ -127,11 +127,13 @@ class ConnectionSet:
 
     def ready(self, seconds: float) -> list[Connection]:
         """Wait until connections can be read, have ended, or have arrived; return those that can be read."""
-        events, by_fd = self._poll.poll(max(1, round(seconds * 1000))), self._by_fd
-        by_node = [by_fd[fd] for fd, _ in events if fd in by_fd]
-        if len(by_node) < len(events):
-            self._hush()
-        return by_node
+        ready = []
+        for fd, _ in self._poll.poll(max(1, round(seconds * 1000))):
+            if (connection := self._by_fd.get(fd)) is not None:
+                ready.append(connection)
+            elif self._wakeup:  # it announced links, which are in ``arrived``
+                self._wakeup.hush()
+        return ready
 
     def expect(self, node: int) -> None:
         """Expect a link to *node*; its arrival wakes the waiting thread."""
@@ -147,11 +149,6 @@ class ConnectionSet:
             self._wakeup.ring()
         if self.closed:
             self.close()
-
-    def _hush(self) -> None:
-        """Clear the wake-ups; the links that they announced are in ``arrived``."""
-        if self._wakeup:
-            self._wakeup.hush()
 
     def retire(self) -> None:
         """Drop all links after long disuse, when replies in flight have come or never will."""

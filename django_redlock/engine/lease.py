@@ -225,13 +225,13 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
             if hold.ended is not EndReason.RELEASED:
                 self._report()
-            driver, known = hold.keeper.driver, True
+            known = True
             if round.unattended:
-                known = driver.leave(round, hold.timeout, self._ended_later)
+                known = hold.keeper.driver.leave(round, hold.timeout, self._ended_later)
             else:
-                driver.ask(round)
+                hold.keeper.ask(round)
             if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
-                driver.ask(late)
+                hold.keeper.ask(late)
         except BaseException:
             hold.release_later()
             raise
@@ -251,14 +251,14 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
             if hold.ended is not EndReason.RELEASED:
                 self._report()
-            driver, known = hold.keeper.driver, True
+            known = True
             hold.keeper.runtime.loop_watchdog().forget(self)
             if round.unattended:  # a cancellation cannot interrupt it
-                known = driver.aleave(round, hold.timeout, self._ended_later)
+                known = hold.keeper.driver.aleave(round, hold.timeout, self._ended_later)
             else:
-                await driver.aask(round)
+                await hold.keeper.aask(round)
             if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
-                await driver.aask(late)
+                await hold.keeper.aask(late)
         except BaseException:
             hold.release_later()
             raise

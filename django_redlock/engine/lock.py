@@ -198,7 +198,8 @@ class Lock(Explained, advice=ATTRIBUTES):
             return  # the interpreter, when it ends, closes suspended generators
         if block.lease is None:
             block = self._threads.leaving(this_thread(), self.name)
-        block.over, lease = True, cast(Lease, block.lease)
+        block.over = True
+        lease: Lease = block.lease
         try:
             hold = lease.hold
             if hold.ended is EndReason.RELEASED:
@@ -249,7 +250,8 @@ class Lock(Explained, advice=ATTRIBUTES):
             return
         if block.lease is None:
             block = self._tasks.leaving(this_task(), self.name)
-        block.over, lease = True, cast(Lease, block.lease)
+        block.over = True
+        lease: Lease = block.lease
         try:
             interrupted = block.interruption is not None and block.interruption.end(kind)  # first: it must not strike
             if lease.hold.ended is EndReason.RELEASED:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn, Unpack, cast
+from typing import Any, NoReturn, Unpack
 from weakref import WeakSet, WeakValueDictionary
 
 from ..core.acquisition import Acquisition, GaveUp, Pause
@@ -129,7 +129,6 @@ class LockManager:
         self.surroundings = Surroundings()
         admission = Admission(rules, tuple(node.name for node in self.nodes), runtime.clock, runtime.wall)
         self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
-        self.ask, self.aask = self.driver.ask, self.driver.aask
         self.acquirer = Acquirer(self)
         self.confirmations = Confirmations(self)
         self.describe: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
@@ -273,6 +272,14 @@ class LockManager:
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
         await self.driver.aclose()
+
+    def ask(self, round: Round) -> None:
+        """Carry out one round, blocking; a release that does not reach a node is redelivered in the background."""
+        self.driver.ask(round)
+
+    async def aask(self, round: Round) -> None:
+        """Do what :meth:`ask` does in the running event loop."""
+        await self.driver.aask(round)
 
     def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """
@@ -448,7 +455,8 @@ class Acquirer:
             raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
         if not process.mark[0]:
             process.notice_fork()
-        driver, instant, pause = self._driver, self._manager.runtime.instant, self._manager.runtime.sleep
+        manager, driver = self._manager, self._driver
+        instant, pause = manager.runtime.instant, manager.runtime.sleep
         if driver.pid != process.pid:
             driver.notice_fork()
         notifications = driver.notifications
@@ -462,7 +470,7 @@ class Acquirer:
                 step = next(steps)
                 while True:
                     if not isinstance(step, Pause):
-                        driver.ask(step)
+                        manager.ask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
                         if waiting:
@@ -472,10 +480,11 @@ class Acquirer:
                         pause(step.seconds)
                     step = steps.send(instant())
             except StopIteration as stop:
-                return self._took_over(wanted, stop.value) if wanted.adopt else cast("Granted | GaveUp", stop.value)
+                outcome: Granted | GaveUp = stop.value
+                return self._took_over(wanted, outcome) if wanted.adopt else outcome
         except BaseException:
             # The connections of the interrupted round were closed, so this makes new ones.
-            driver.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
+            manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
             raise
         finally:
             if waiter.name:
@@ -483,7 +492,8 @@ class Acquirer:
 
     async def arun(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
-        driver, instant, pause = self._driver, self._manager.runtime.instant, self._manager.runtime.asleep
+        manager, driver = self._manager, self._driver
+        instant, pause = manager.runtime.instant, manager.runtime.asleep
         notifications = driver.loop_side().notifications
         acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
         waiter = acquisition.waiter
@@ -495,7 +505,7 @@ class Acquirer:
                 step = next(steps)
                 while True:
                     if not isinstance(step, Pause):
-                        await driver.aask(step)
+                        await manager.aask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
                         if waiting:
@@ -505,7 +515,8 @@ class Acquirer:
                         await pause(step.seconds)
                     step = steps.send(instant())
             except StopIteration as stop:
-                return self._took_over(wanted, stop.value) if wanted.adopt else cast("Granted | GaveUp", stop.value)
+                outcome: Granted | GaveUp = stop.value
+                return self._took_over(wanted, outcome) if wanted.adopt else outcome
         except BaseException:
             driver.send(acquisition.undo())
             raise

@@ -72,7 +72,7 @@ class OpenBlock:
 
     def __init__(self, lock: Any, leave: Any) -> None:
         self.lock = lock
-        self.lease: Lease | None = None
+        self.lease: Any = None  # a Lease, once the lock was taken
         self.who: object = None
         self.over = False
         self.interruption: Interruption | None = None

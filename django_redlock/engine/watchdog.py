@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weakref import ref
 
 from ..core.hold import Hold
@@ -35,7 +35,6 @@ from .process import process
 if TYPE_CHECKING:
     from .manager import LockManager
     from .rounds import Gather
-
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
 TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
@@ -56,41 +55,45 @@ def release_abandoned() -> None:
             abandoned.popleft().abandon()
 
 
-class Keeper(Protocol):
-    """The part of a manager that extends leases."""
+class Chore:
+    """Something besides leases that the watchdog does from time to time; it is never lost."""
 
-    def extend(self, leases: Any) -> int:
-        """Extend leases; this may block for one node timeout per hundred leases."""
-
-    async def aextend(self, leases: Any) -> int:
-        """Do what :meth:`extend` does without blocking."""
-
-
-class Upkeep(Protocol):
-    """When to look at a lease, and which manager extends it."""
+    renewed = True
+    slack = 0.0
 
     @property
-    def keeper(self) -> Keeper:
-        """The manager that extends it."""
+    def hold(self) -> Self:
+        """The object itself, which knows when the watchdog has to look at it."""
+        return self
 
     @property
-    def renewed(self) -> bool:
-        """Whether the lease is extended; otherwise only its end is noticed."""
+    def keeper(self) -> Self:
+        """The object itself, which does what is due."""
+        return self
 
-    @property
-    def slack(self) -> float:
-        """Seconds by which the lease may be extended early, together with others that are due."""
+    def valid(self) -> bool:
+        """Return whether there will be something to do."""
+        return True
 
     def due(self) -> float:
-        """Return when to look at the lease next, on the steady clock; infinity once it has ended."""
+        """Return when to look at it next, on the steady clock; infinity if there is nothing to do."""
+        raise NotImplementedError
+
+    def extend(self, leases: Any) -> int:
+        """Do what is due; this may block for one node timeout."""
+        raise NotImplementedError
+
+    async def aextend(self, leases: Any) -> int:
+        """Do nothing: as a rule, only the watchdog of the threads has chores."""
+        return 0
 
 
 class Tended(Protocol):
-    """A lease, or something else that the watchdog looks after."""
+    """What a watchdog looks after: a lease, or a :class:`Chore`."""
 
     @property
-    def hold(self) -> Upkeep:
-        """When to look at the lease, and who extends it."""
+    def hold(self) -> Any:
+        """What knows when it is due, and who extends it: see :class:`Chore`."""
 
     def valid(self) -> bool:
         """Return whether the lease is still held; if it is not, notify its holder."""
@@ -137,7 +140,7 @@ class Agenda:
 
     def add(self, lease: Tended) -> float:
         """Put a lease on the agenda, or change when it is due; return that time, infinity if it has ended."""
-        when = lease.hold.due()
+        when: float = lease.hold.due()
         if when == NEVER:
             self.drop(lease)
         else:
@@ -188,9 +191,9 @@ class Agenda:
         return True
 
 
-def by_keeper(leases: Iterable[Tended]) -> dict[Keeper, list[Tended]]:
+def by_keeper(leases: Iterable[Tended]) -> dict[Any, list[Any]]:
     """Return the leases to extend, by the manager that extends them, and notice the end of the others."""
-    found: dict[Keeper, list[Tended]] = {}
+    found: dict[Any, list[Any]] = {}
     for lease in leases:
         if lease.valid() and lease.hold.renewed:
             found.setdefault(lease.hold.keeper, []).append(lease)
@@ -242,7 +245,7 @@ class Watchdog:
         if lease.hold.due() != NEVER:
             self._inbox.append((ref(lease), False))
 
-    def tends(self, keeper: Keeper) -> bool:
+    def tends(self, keeper: object) -> bool:
         """Return whether this watchdog looks after leases of *keeper*."""
         # The inbox first: a lease is put on the agenda before its message is removed from the inbox.
         coming = [lease for key, added in self._inbox.copy() if added and (lease := key()) is not None]
@@ -336,7 +339,7 @@ class AsyncWatchdog:
         """Stop looking after *lease*, which has ended."""
         self._agenda.drop(lease)
 
-    def tends(self, keeper: Keeper) -> bool:
+    def tends(self, keeper: object) -> bool:
         """Return whether this watchdog looks after leases of *keeper*."""
         return any(lease.hold.keeper is keeper for lease in self._agenda)
 
@@ -487,7 +490,7 @@ SILENCE = 6.0  # seconds after which the process of a lock should have sent a he
 _KEY = os.urandom(16)  # secret, so that no other process can write the heartbeat
 
 
-class ProcessHeartbeat:
+class ProcessHeartbeat(Chore):
     """
     The heartbeat of one process on the nodes of one alias; the watchdog treats it as one more lease.
 
@@ -499,9 +502,6 @@ class ProcessHeartbeat:
         dropped: The end of each lease that was dropped without a release. The nodes keep its lock until then, so the
             heartbeat goes on.
     """
-
-    renewed = True
-    slack = 0.0
 
     def __init__(
         self,
@@ -522,16 +522,6 @@ class ProcessHeartbeat:
         self._secret = blake2b(owner.process.encode(), key=_KEY, digest_size=SECRET_SIZE // 2).hexdigest()
         self._slugs = (heartbeat(owner.process),)
         self._due = NEVER
-
-    @property
-    def hold(self) -> "ProcessHeartbeat":
-        """The object itself, which knows when the watchdog has to look at it."""
-        return self
-
-    @property
-    def keeper(self) -> "ProcessHeartbeat":
-        """The object itself, which sends the heartbeats."""
-        return self
 
     def join(self) -> None:
         """Send heartbeats from now on; called when the process has taken a lock."""
@@ -620,7 +610,7 @@ class Sent(NamedTuple):
     ended: Ended
 
 
-class UnattendedReleases:
+class UnattendedReleases(Chore):
     """
     The releases of one alias that threads sent and whose outcome is not known; the watchdog treats them as a lease.
 
@@ -630,9 +620,6 @@ class UnattendedReleases:
         dog: The watchdog that looks after the leases.
         clock: Returns seconds on a steady clock.
     """
-
-    renewed = True
-    slack = 0.0
 
     def __init__(
         self,
@@ -652,16 +639,6 @@ class UnattendedReleases:
     def __len__(self) -> int:
         return len(self._open) + len(self._over)
 
-    @property
-    def hold(self) -> "UnattendedReleases":
-        """The object itself, which knows when the watchdog has to look at it."""
-        return self
-
-    @property
-    def keeper(self) -> "UnattendedReleases":
-        """The object itself, which reads the replies."""
-        return self
-
     def due(self) -> float:
         """Return when to read replies next, on the steady clock; infinity if there are none to read."""
         if self._over:
@@ -670,10 +647,6 @@ class UnattendedReleases:
             return self._open[0].look
         except IndexError:  # another thread was quicker
             return NEVER
-
-    def valid(self) -> bool:
-        """Return True, because this never ends."""
-        return True
 
     def add(self, round: Round, connections: ConnectionSet, timeout: float, ended: Ended) -> None:
         """
@@ -692,10 +665,6 @@ class UnattendedReleases:
     def extend(self, leases: Any) -> int:
         """Read the replies that have come; the watchdog calls this."""
         self.look()
-        return 0
-
-    async def aextend(self, leases: Any) -> int:
-        """Do nothing, because only the watchdog of the threads looks after these releases."""
         return 0
 
     def look(self, *, wait: bool = False) -> None:
@@ -749,16 +718,13 @@ class Confirmation(NamedTuple):
     until: float
 
 
-class Confirmations:
+class Confirmations(Chore):
     """
     The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
 
     Args:
         manager: The manager of the alias.
     """
-
-    renewed = True
-    slack = 0.0
 
     def __init__(self, manager: "LockManager") -> None:
         self._manager = manager
@@ -767,20 +733,6 @@ class Confirmations:
         self._mutex = threading.Lock()
         self._open: deque[Confirmation] = deque()
         self._unanswered = False  # whether some of these were sent before
-
-    @property
-    def hold(self) -> "Confirmations":
-        """The object itself, which knows when the watchdog has to look at it."""
-        return self
-
-    @property
-    def keeper(self) -> "Confirmations":
-        """The object itself, which sends the confirmations."""
-        return self
-
-    def valid(self) -> bool:
-        """Return True, because this never ends."""
-        return True
 
     def due(self) -> float:
         """Return when to send the next confirmations, on the steady clock; infinity if there are none."""
@@ -806,10 +758,6 @@ class Confirmations:
     def extend(self, leases: Any = ()) -> int:
         """Send the confirmations that are due; the watchdog calls this."""
         self.send(self._manager.runtime.clock())
-        return 0
-
-    async def aextend(self, leases: Any) -> int:
-        """Do nothing: only the watchdog of the threads looks after confirmations."""
         return 0
 
     def send(self, now: float) -> None:

@@ -2,8 +2,8 @@
 Ask every node which locks it has, and count the nodes' votes (internal).
 
 A :class:`Poll` sends the requests of one listing and files the replies. Its :meth:`~Poll.tally` is the one place that
-says which holder has a quorum. Nothing but the time of a request leads to another one, so the blocking and the asyncio
-callers share all of this.
+says which holder has a quorum. Each request follows from the replies to the ones before it, so the blocking and the
+asyncio callers share all of this, and differ in :func:`run` and :func:`arun` alone.
 """
 
 import math
@@ -62,11 +62,13 @@ class Vote(NamedTuple):
 
     Args:
         value: The value under the lock's key; that of the first node if they have different ones of this holder.
-        rows: What each of these nodes has, by its index; ``left`` counts from the moment of the tally.
+        rows: What each of these nodes reported, by its index.
+        lefts: The seconds for which each of them keeps the value from the moment of the tally on; infinity for ever.
     """
 
     value: str
     rows: dict[int, Row]
+    lefts: list[float]
 
     @property
     def nodes(self) -> int:
@@ -90,7 +92,8 @@ class Vote(NamedTuple):
     @property
     def about(self) -> str:
         """The description of the holder; empty if another program wrote the value."""
-        return next((about for row in self.rows.values() if (about := read_value(row.value)[1])), "")
+        about = read_value(self.value)[1]
+        return about or next((about for row in self.rows.values() if (about := read_value(row.value)[1])), "")
 
     @property
     def owner(self) -> Owner | None:
@@ -114,11 +117,6 @@ class Vote(NamedTuple):
         if fences.count(fences[0]) == len(fences):
             return fences[0]
         return max(fences, key=lambda fence: (fences.count(fence), fence))
-
-    @property
-    def lefts(self) -> list[float]:
-        """The seconds for which each of these nodes keeps the value; infinity for ever."""
-        return [math.inf if row.left is None else row.left for row in self.rows.values()]
 
     def left(self, needed: int) -> float:
         """Return for how many seconds *needed* nodes keep the value; infinity for ever, and 0 if fewer have it."""
@@ -218,19 +216,22 @@ class Poll:
                 value.
         """
         now = self.manager.runtime.clock()
-        found: dict[str, dict[int, Row]] = {}
+        found: dict[str, Vote] = {}
         for node, (row, sent) in self._rows[slug].items() if slug in self._rows else ():
-            left = row.left
-            if left is not None:
-                left -= now - sent  # since the request: the node may have answered at once
-            if node not in self.silent and (left is None or left > 0):
-                here = tuple.__new__(Row, (slug, row.value, left, *row[3:]))  # faster than a copy; there are thousands
-                found.setdefault(by(row.value), {})[node] = here
-        votes = [Vote(next(iter(rows.values())).value, rows) for rows in found.values()]
+            # Count from the request, because the node may have answered at once.
+            left = math.inf if row.left is None else row.left - (now - sent)
+            if left > 0 and node not in self.silent:
+                holder = by(row.value)
+                if holder in found:
+                    found[holder].rows[node] = row
+                    found[holder].lefts.append(left)
+                else:
+                    found[holder] = Vote(row.value, {node: row}, [left])
+        votes = [*found.values()]
         if len(votes) > 1:
             votes.sort(key=lambda vote: (vote.nodes, sum(vote.lefts)), reverse=True)
         silent = len(self.silent)
-        free = len(self.manager.nodes) - silent - sum([len(rows) for rows in found.values()])
+        free = len(self.manager.nodes) - silent - sum([len(vote.rows) for vote in votes])
         return Tally(tuple(votes), free, silent, self.manager.rules.needed)
 
     def vote(self, slug: str, fingerprint: str) -> Vote | None:
@@ -433,24 +434,25 @@ class Poll:
             about,
             ttl or None,
             leader.fencing_token,
-            tuple(self._views(slug, tally)),
+            self._views(slug, tally),
             waiters,
             max(len(waiters), *[row.waiting for row in rows]),
             sharers=agreed([row.sharers for row in rows if row.sharers], rules.needed),
         )
 
-    def _views(self, slug: str, tally: Tally) -> Iterator[View]:
-        """Yield what each node reports about a name."""
-        holding = {node: (vote.fingerprint, row) for vote in tally.votes for node, row in vote.rows.items()}
-        rows = self._rows[slug]
-        for index, node in enumerate(self.manager.nodes):
-            if index in self.silent:
-                yield View(node.name, False)
-            elif index in holding:
-                mark, row = holding[index]
-                yield View(node.name, True, mark, read_value(row.value)[1], row.left, row.fence)
-            else:
-                yield View(node.name, True, fence=rows[index][0].fence if index in rows else 0)
+    def _views(self, slug: str, tally: Tally) -> tuple[View, ...]:
+        """Return what each node reports about a name."""
+        nodes, rows, views = self.manager.nodes, self._rows[slug], {}
+        for vote in tally.votes:
+            mark = vote.fingerprint
+            for (node, row), left in zip(vote.rows.items(), vote.lefts, strict=True):
+                ends = None if left == math.inf else left
+                views[node] = View(nodes[node].name, True, mark, read_value(row.value)[1], ends, row.fence)
+        for index in range(len(nodes)) if len(views) < len(nodes) else ():
+            if index not in views:
+                fence = rows[index][0].fence if index in rows and index not in self.silent else 0
+                views[index] = View(nodes[index].name, index not in self.silent, fence=fence)
+        return tuple([views[index] for index in range(len(nodes))])
 
 
 def run(poll: Poll, requests: Iterator[SurveyOptions]) -> Poll:

@@ -5,6 +5,7 @@ Run it as ``python -m tests.lab.walks``; ``--calls`` prints every call of the fr
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
@@ -76,7 +77,7 @@ class Walk:
 
     def _note(self, frame: FrameType, event: str, about: Any) -> None:
         code = frame.f_code
-        if not self._recording or code.co_filename == HERE:
+        if not self._recording or code.co_filename in (HERE, contextlib.__file__):
             return
         if event == "call":
             self.calls.append(Call(self._depth, code.co_filename, code.co_qualname))

@@ -130,15 +130,16 @@ def test_slice_is_locked_as_it_was_evaluated(when_locked, leases):
 
 
 @pytest.mark.django_db
-def test_vanished_instance_raises_when_it_was_deleted_meanwhile(when_locked):
-    """An instance whose row is gone raises DoesNotExist, and its lock is released."""
-    order = Order.objects.create()
-    when_locked(lambda: Order.objects.all().delete())
+@pytest.mark.parametrize("count", [1, 2])
+def test_vanished_instance_raises_when_it_was_deleted_meanwhile(when_locked, count):
+    """An instance whose row is gone raises DoesNotExist, and the locks are released."""
+    orders = [Order.objects.create() for _ in range(count)]
+    when_locked(lambda: Order.objects.filter(pk=orders[-1].pk).delete())
 
-    with pytest.raises(Order.DoesNotExist), lock_for_update(order):
+    with pytest.raises(Order.DoesNotExist), lock_for_update(orders[0] if count == 1 else orders):
         pytest.fail("entered")
 
-    assert is_free(order_name(order))
+    assert is_free(*map(order_name, orders))
 
 
 @pytest.mark.django_db

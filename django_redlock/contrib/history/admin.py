@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from ...admin.rows import labelled
 from ...inventory import duration
 from ...models import HeldLock
-from .models import Hold, Kind, kinds
+from .models import Hold, KindStatistics, kinds
 
 DASH = "\N{EN DASH}"
 OUTCOMES = {
@@ -146,7 +146,7 @@ def _label(outcome: str) -> tuple[str, Any]:
     return OUTCOMES.get(outcome, ("warn", outcome))
 
 
-def _bars(kind: Kind, longest: float) -> Iterator[tuple[str, str, str]]:
+def _bars(kind: KindStatistics, longest: float) -> Iterator[tuple[str, str, str]]:
     """Yield the bars of one kind: label, length in percent, and a text with the median and the 99th percentile."""
     for what, (half, most), known in ((gettext("held"), kind.hold, kind.holds), (gettext("waited"), kind.wait, True)):
         yield what, f"{100 * most / longest:.1f}", f"{duration(half)}, {duration(most)}" if known else DASH

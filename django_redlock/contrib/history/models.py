@@ -50,7 +50,7 @@ LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.RE
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KindStatistics:
     """
     The statistics of the locks of one kind; durations are in seconds.
 
@@ -111,7 +111,7 @@ class Kind:
         return float(max(10, round(2 * self.hold[1] + 0.5)))
 
 
-def kinds(using: str | None = None) -> list[Kind]:
+def kinds(using: str | None = None) -> list[KindStatistics]:
     """Return the statistics of each kind of lock in the last week, the longest holds first."""
     rows = Hold.objects.filter(ended__gte=timezone.now() - PERIOD)
     rows = rows.filter(alias=using) if using else rows
@@ -121,9 +121,9 @@ def kinds(using: str | None = None) -> list[Kind]:
     return sorted((_kind(name, rows) for name, rows in found.items()), key=lambda kind: -kind.hold[1])
 
 
-def _kind(name: str, rows: list[Row]) -> Kind:
+def _kind(name: str, rows: list[Row]) -> KindStatistics:
     held = [hold for _, _, hold, _ in rows if hold is not None]
-    return Kind(
+    return KindStatistics(
         template=name,
         holds=len(held),
         refused=sum(hold is None for _, _, hold, _ in rows),

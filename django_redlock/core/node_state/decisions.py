@@ -6,9 +6,8 @@ a request or none. The reply has the highest token and the node's time, which th
 """
 
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from ..names import SECRET_SIZE, queue_of
 from ..protocol import (
@@ -133,22 +132,6 @@ class NodeState:
         """Return the waiters for a name, in the order of their turns."""
         with self._mutex:
             return self.records.queues.get(slug, NOBODY).waiting(self.now())
-
-    def load(self, slug: str, record: Mapping[str, Any]) -> None:
-        """Restore the record of a name from :meth:`dump`, for nodes that store it elsewhere."""
-        self.records.load(slug, record)
-
-    def dump(self, slug: str) -> dict[str, Any]:
-        """Return the record of a name in a form that JSON can write, without anything that has expired."""
-        return self.records.dump(slug, self.now())
-
-    def load_tombstone(self, secret: str, record: Mapping[str, Any]) -> None:
-        """Restore a tombstone from :meth:`dump_tombstone`."""
-        self.records.load_tombstone(secret, record)
-
-    def dump_tombstone(self, secret: str) -> dict[str, Any]:
-        """Return the tombstone of an attempt or hold that was released; empty if there is none."""
-        return self.records.dump_tombstone(secret, self.now())
 
     def _acquire(self, request: Acquire) -> Reply:
         """Grant all names or none; accept the proposed token if it is the highest so far."""

@@ -146,7 +146,7 @@ def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
 
 
 def document(snapshot: Snapshot, name: str) -> str:
-    """Return what is known about a lock as JSON; its keys are described in docs/operate/commands.md."""
+    """Return what is known about a lock as JSON; its keys are described in docs/reference/api.md."""
     held = [_described(snapshot, lock) for lock in snapshot.locks]
     about: dict[str, Any] = {
         "version": VERSION,

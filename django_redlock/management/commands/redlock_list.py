@@ -79,7 +79,7 @@ class Command(OperatorCommand):
 
 
 def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
-    """Return locks and nodes as JSON; its keys are described in docs/operate/commands.md."""
+    """Return locks and nodes as JSON; its keys are described in docs/reference/api.md."""
     return json.dumps(
         {
             "version": VERSION,

@@ -124,10 +124,10 @@ class Known:
         self._tombstones = tombstones
         for key, slug in slugs.items():
             if key in stored:
-                self.store.load(slug, in_present_era(stored[key].record, moment))
+                self.store.records.load(slug, in_present_era(stored[key].record, moment))
         for key, secret in tombstones.items():
             if key in stored:
-                self.store.load_tombstone(secret, in_present_era(stored[key].record, moment))
+                self.store.records.load_tombstone(secret, in_present_era(stored[key].record, moment))
 
     def execute(self, request: Request) -> Reply:
         """Carry out a request, and note which waiters it notifies."""
@@ -137,8 +137,9 @@ class Known:
 
     def dump(self) -> dict[str, dict[str, Any]]:
         """Return the new content of the records, by their keys."""
-        records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
-        return records | {key: self.store.dump_tombstone(secret) for key, secret in self._tombstones.items()}
+        known, now = self.store.records, self.store.now()
+        records = {key: {"slug": slug, **known.dump(slug, now)} for key, slug in self._slugs.items()}
+        return records | {key: known.dump_tombstone(secret, now) for key, secret in self._tombstones.items()}
 
     def decide(self, requests: Sequence[Request], key: Callable[[str, str], str]) -> Decision:
         """

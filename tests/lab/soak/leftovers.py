@@ -16,7 +16,6 @@ from typing import Any
 
 import redis
 
-from django_redlock.celery.slots import state_of
 from django_redlock.core.names import decode
 from django_redlock.testing import Servers
 
@@ -64,7 +63,7 @@ def left(nodes: Servers) -> list[Slot]:
                 value, seconds = client.get(key), client.pttl(key) / 1000
                 owner = decode(value or "")
                 if value and (name.startswith(SLOTS) or (name.startswith(NOTE) and seconds > NOTE_LASTS)):
-                    queued = bool(owner and state_of(owner.label) == "queued")
+                    queued = bool(owner and owner.state == "queued")
                     found.append(Slot(place, name, owner.ref if owner else "", queued, seconds))
     return found
 

@@ -228,9 +228,8 @@ async def test_function_runs_from_a_coroutine(counting):
     await sync_to_async(connections.close_all)()
 
 
-async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(counting, settings):
+async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(counting):
     """A task that waits for the loss of its lease wakes when the database refuses the lease in another thread."""
-    settings.REDLOCK = {"default": {"NODES": "memory://coroutine"}}
     lease = await lock("counter", renew=False).aacquire()
     waiting = asyncio.ensure_future(lease.lost.wait())
     late = lease_of("counter", fencing_token=2**52)

@@ -60,7 +60,7 @@ def test_only_lock_of_a_node_costs_one_command_more(nodes: Servers):
 
 
 def test_index_of_another_type_leaves_nothing_behind(nodes: Servers):
-    """P8: the index is written first, so a lock that cannot be listed is not taken and not released by half."""
+    """The index is written first, so a lock that cannot be listed is not taken and not released by half."""
     manager = real_manager(nodes.urls[:1])
     lease = manager.lock("held", wait=0).acquire()
 

@@ -195,7 +195,7 @@ async def test_node_that_the_quorum_needs_is_asked_although_it_failed_lately(
 
 
 def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server):
-    """L65: one thread tries to connect, and the others share what it finds instead of giving up at once."""
+    """One thread tries to connect, and the others share what it finds instead of giving up at once."""
     manager = LockManager([open_node(NodeSpec(pausing.url), "t:")], Rules(1, restart_guard=False, node_timeout=2.0))
     manager.driver.gather.breakers[0].failed(manager.runtime.clock(), "refused")
     outcomes: Counter[str] = Counter()

@@ -24,7 +24,7 @@ def scripts_run(server: Server) -> int:
 
 
 async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flavour: Flavour):
-    """L17: every node gets each request of twenty holds, and of a failed attempt during each."""
+    """Every node gets each request of twenty holds, and of a failed attempt during each."""
     manager = real(ttl=60.0, node_timeout=10.0)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     for server in nodes:
@@ -46,7 +46,7 @@ async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flav
 async def test_no_node_is_waited_for_before_the_next_is_asked(
     real: Manager, nodes: Servers, flavour: Flavour, first: int
 ):
-    """L17: whichever node does not answer, the others get the request, long before the timeout."""
+    """Whichever node does not answer, the others get the request, long before the timeout."""
     manager = real(ttl=600.0, max_ttl=600.0, node_timeout=PATIENCE)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     nodes[first].freeze()

@@ -45,7 +45,7 @@ def restless_redelivery(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flavour, fault: str):
     """
-    L1, L2, L3, P25: two of five may fail without a round that waits for them; with three gone the result is *no
+    Two of five may fail without a round that waits for them; with three gone the result is *no
     quorum*.
 
     A round does not care which of them fail: tests/unit/locking/test_rounds.py has every subset, and the exact time.
@@ -83,7 +83,7 @@ async def on_all(lock: Lock, flavour: Flavour, nodes: Sequence[Server]) -> Lease
 
 
 async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Servers, flavour: Flavour):
-    """L4, L9, P24, C30: a node that thaws finds the release behind the request, or its tombstone before it."""
+    """A node that thaws finds the release behind the request, or its tombstone before it."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     nodes[0].freeze()
@@ -99,7 +99,7 @@ async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Server
 
 
 async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Servers, flavour: Flavour):
-    """L4, L8, P24: a request that timed out is released too, in order, over the same connection."""
+    """A request that timed out is released too, in order, over the same connection."""
     manager = real_manager(nodes.urls, node_timeout=HASTE)
     await flavour.release(await on_all(manager.lock("warm up"), flavour, nodes))
     for node in range(3):
@@ -116,7 +116,7 @@ async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Se
 
 
 async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers, flavour: Flavour):
-    """L4, P24: the server granted the lock, the reply was dropped, and the failed attempt still releases it."""
+    """The server granted the lock, the reply was dropped, and the failed attempt still releases it."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url, nodes[1].url], node_timeout=HASTE)
         await flavour.release(await flavour.acquire(manager.lock("warm up")))
@@ -131,7 +131,7 @@ async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers
 
 
 async def test_request_behind_its_own_release_is_refused(nodes: Servers):
-    """L9, P24, P33: a request that arrives after its release finds the tombstone."""
+    """A request that arrives after its release finds the tombstone."""
     manager = real_manager(nodes.urls[:1])
     manager.lock("warm up").acquire().release()
     acquisition = manager.acquirer.acquisition(manager.lock("a").description().wanted)
@@ -146,7 +146,7 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
 
 
 async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(nodes: Servers, flavour: Flavour):
-    """P20, L32, L62: forgotten locks could still be held; the error has the seconds left and the option."""
+    """Forgotten locks could still be held; the error has the seconds left and the option."""
     for node in nodes[:3]:
         node.kill()
     nodes.start()
@@ -162,7 +162,7 @@ async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(n
 
 async def test_node_that_restarts_empty_does_not_let_a_second_holder_in(nodes: Servers, flavour: Flavour):
     """
-    L62, L63, P16, C89: three nodes hold the lock, one of them restarts without data, and two free ones are no majority.
+    Three nodes hold the lock, one of them restarts without data, and two free ones are no majority.
     """
     holder = real_manager(nodes.urls, restart_guard=False)
     await flavour.release(await flavour.acquire(holder.lock("warm up")))
@@ -187,7 +187,7 @@ async def test_node_that_restarts_empty_does_not_let_a_second_holder_in(nodes: S
 
 
 async def test_node_that_lost_its_data_gets_the_lock_back_with_the_next_extension(nodes: Servers, flavour: Flavour):
-    """L32, P19: a holder heals a node that forgot it, unless that node has seen a later token."""
+    """A holder heals a node that forgot it, unless that node has seen a later token."""
     manager = real_manager(nodes.urls)
     lease = await flavour.acquire(manager.lock("a", renew=False))
     with nodes[0].client() as client:
@@ -209,7 +209,7 @@ async def test_node_that_lost_its_data_gets_the_lock_back_with_the_next_extensio
 
 
 async def test_scripts_that_a_server_forgot_are_sent_again(nodes: Servers, flavour: Flavour):
-    """L64: SCRIPT FLUSH costs one more message to each node, within the same attempt."""
+    """SCRIPT FLUSH costs one more message to each node, within the same attempt."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("a")))
     for node in nodes:
@@ -226,7 +226,7 @@ async def test_scripts_that_a_server_forgot_are_sent_again(nodes: Servers, flavo
 async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
     nodes: Servers, flavour: Flavour, kind: str, put: str
 ):
-    """L18, P23: a key of another type gives no vote, and nothing is half written."""
+    """A key of another type gives no vote, and nothing is half written."""
     manager = real_manager(nodes.urls)
     for node in nodes:
         with node.client() as client:
@@ -246,7 +246,7 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
 
 
 async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
-    """P29, L68: a waiter that cannot join the queue because of this leaves no half of a queue behind."""
+    """A waiter that cannot join the queue because of this leaves no half of a queue behind."""
     manager = real_manager(nodes.urls[:1])
     holder = await flavour.acquire(manager.lock("a"))
     with nodes[0].client() as client:
@@ -262,7 +262,7 @@ async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Ser
 
 
 async def test_node_that_was_a_replica_meanwhile_is_reported():
-    """P20, L63: the node's run id is unchanged, but its data is not, and each such change makes it another server."""
+    """The node's run id is unchanged, but its data is not, and each such change makes it another server."""
     with start_servers(2) as servers, servers[0].client() as client:
         node = open_node(NodeSpec(servers.urls[0]), "t:")
         assert isinstance(node, RedisNode)
@@ -283,7 +283,7 @@ async def test_node_that_was_a_replica_meanwhile_is_reported():
 
 
 async def test_evicting_node_gives_no_vote_unless_allowed_by_name(nodes: Servers, flavour: Flavour):
-    """P22, L66: a node that may drop keys with a ttl would drop locks."""
+    """A node that may drop keys with a ttl would drop locks."""
     with nodes[0].client() as client:
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "volatile-lru")
@@ -303,7 +303,7 @@ async def test_evicting_node_gives_no_vote_unless_allowed_by_name(nodes: Servers
 
 
 async def test_one_server_under_two_addresses_has_one_vote(nodes: Servers, flavour: Flavour):
-    """P22, L13: two addresses of one server have one run id."""
+    """Two addresses of one server have one run id."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([nodes[0].url, proxy.url])
         with pytest.raises(QuorumUnavailableError, match="is the same server as"):
@@ -312,7 +312,7 @@ async def test_one_server_under_two_addresses_has_one_vote(nodes: Servers, flavo
 
 
 async def test_node_that_requires_a_password_is_reported_without_showing_any(flavour: Flavour):
-    """L65, L68, P36: wrong and missing credentials are named; no password is in the error."""
+    """Wrong and missing credentials are named; no password is in the error."""
     with start_servers(1, password="sesame-right") as guarded:
         port = guarded[0].port
         for login, word in (("", "NOAUTH"), (":sesame-wrong@", "WRONGPASS")):
@@ -327,7 +327,7 @@ async def test_node_that_requires_a_password_is_reported_without_showing_any(fla
 
 
 async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Flavour):
-    """P25: after all nodes were gone, the lock works as soon as they are back, without a new manager."""
+    """After all nodes were gone, the lock works as soon as they are back, without a new manager."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("a")))
     for node in nodes:
@@ -369,7 +369,7 @@ async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Serve
 
 
 def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L10: an exception at any moment of an attempt releases what it took; the secret was known before it was sent."""
+    """An exception at any moment of an attempt releases what it took; the secret was known before it was sent."""
     manager = real_manager(nodes.urls)
     manager.lock("warm up").acquire().release()
     holder = manager.lock("a").acquire()
@@ -387,7 +387,7 @@ def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.
 
 
 def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L10: the same in the middle of a round, with requests in flight."""
+    """The same in the middle of a round, with requests in flight."""
     manager = real_manager(nodes.urls)
     manager.lock("warm up").acquire().release()
 
@@ -406,7 +406,7 @@ def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.Mo
 
 
 async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
-    """P33, L11, L39: whenever an acquisition is cancelled, no key stays, and the cancellation continues."""
+    """Whenever an acquisition is cancelled, no key stays, and the cancellation continues."""
     manager = real_manager(nodes.urls)
     await (await manager.lock("warm up").aacquire()).arelease()
     for turns in range(12):
@@ -429,7 +429,7 @@ async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
 
 async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
     """
-    L38, L39: a cancelled release also reaches nodes whose links were broken and were being made anew at the
+    A cancelled release also reaches nodes whose links were broken and were being made anew at the
     cancellation.
     """
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
@@ -453,7 +453,7 @@ async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
 
 
 def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L38, L39: an exception from a signal, such as a soft time limit, strikes before the first byte was sent."""
+    """An exception from a signal, such as a soft time limit, strikes before the first byte was sent."""
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
     lease = manager.lock("a").acquire()
 
@@ -470,7 +470,7 @@ def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: p
 
 
 def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
-    """L29: released while extensions are under way in another thread, a lock stays released on every node."""
+    """Released while extensions are under way in another thread, a lock stays released on every node."""
     manager = real_manager(nodes.urls)
     for _ in range(40):
         lease = manager.lock("a", renew=False).acquire()
@@ -492,7 +492,7 @@ def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
 
 @pytest.mark.parametrize("flavour", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
 async def test_survey_of_nodes_that_are_down_gives_what_is_known(real: Manager, nodes: Servers, flavour: Flavour):
-    """L73: a node that does not answer is missing from the result, and breaks nothing."""
+    """A node that does not answer is missing from the result, and breaks nothing."""
     manager = real()
     lease = await flavour.acquire(manager.lock("a"))
     nodes[0].kill()
@@ -505,7 +505,7 @@ async def test_survey_of_nodes_that_are_down_gives_what_is_known(real: Manager, 
 
 
 def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
-    """L50: a waiter asks and sleeps on its own side, so no client timeout can break it."""
+    """A waiter asks and sleeps on its own side, so no client timeout can break it."""
     for node in nodes:
         with node.client() as client:
             client.config_resetstat()
@@ -539,7 +539,7 @@ def owner_on(node: Server, key: str) -> str:
 
 
 async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
-    """L38: the connection broke with the release in flight; the release is redelivered in the background."""
+    """The connection broke with the release in flight; the release is redelivered in the background."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url], ttl=60.0, node_timeout=HASTE)
         lease = await flavour.acquire(manager.lock("a"))
@@ -571,7 +571,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: list[str]):
-    """L8, P23: a node that certainly never got the request needs no release, neither now nor by redelivery."""
+    """A node that certainly never got the request needs no release, neither now nor by redelivery."""
     manager = real_manager([*nodes.urls[:3], "redis://127.0.0.1:1", "redis://127.0.0.1:2"])
 
     for _ in range(200):
@@ -583,7 +583,7 @@ def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: 
 
 
 def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L8, P24: the round ended before there was a link on which to send, so there is nothing to release."""
+    """The round ended before there was a link on which to send, so there is nothing to release."""
     monkeypatch.setattr(rounds, "GRACE", 0.02)
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
@@ -598,7 +598,7 @@ def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Server
 
 
 async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
-    """L38: the releases do not each try to connect; the redelivery sends them when the node can be reached again."""
+    """The releases do not each try to connect; the redelivery sends them when the node can be reached again."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0)
         (await on_all(manager.lock("warm up"), Blocking(), nodes[:3])).release()
@@ -618,7 +618,7 @@ async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes:
 
 
 async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Servers, flavour: Flavour):
-    """L39: the release is queued behind everything that was sent before, and costs its sender no round trip."""
+    """The release is queued behind everything that was sent before, and costs its sender no round trip."""
     manager = real_manager(nodes.urls)
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -632,7 +632,7 @@ async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Server
 
 async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):
     """
-    L4, P24: the node executed the request and the connection was reset; the key does not stay until its lease ends.
+    The node executed the request and the connection was reset; the key does not stay until its lease ends.
     """
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url, nodes[1].url], ttl=60.0)
@@ -655,7 +655,7 @@ async def test_takeover_that_a_node_missed(
     nodes: Servers, flavour: Flavour, thawed: str, link: str, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    L4, L38: when the node can be reached again, it learns that the earlier hold has ended, however long that was to
+    When the node can be reached again, it learns that the earlier hold has ended, however long that was to
     last.
     """
     for module in (rounds_async, rounds):
@@ -692,7 +692,7 @@ async def test_takeover_that_a_node_missed(
 
 async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers, flavour: Flavour):
     """
-    L9: a node that is frozen since before the first hold does not get that hold after its end, in any order of
+    A node that is frozen since before the first hold does not get that hold after its end, in any order of
     requests.
     """
     before, after = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
@@ -713,7 +713,7 @@ async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers
 
 
 async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Flavour):
-    """L38: a release by token also arrives if it was sent over a link that later turned out to be broken."""
+    """A release by token also arrives if it was sent over a link that later turned out to be broken."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
         await connected(manager, flavour)
@@ -735,7 +735,7 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
 
 
 async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):
-    """L30: the renewal of a hold that has just been released does not affect the next one, even for a moment."""
+    """The renewal of a hold that has just been released does not affect the next one, even for a moment."""
     manager = real_manager(nodes.urls, ttl=60.0)
     for _ in range(20):
         lease = await flavour.acquire(manager.lock("a"))
@@ -755,7 +755,7 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
 
 
 async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour: Flavour):
-    """L35, L37: a node that misses a release gets it again, even if the outcome was certain before its link ended."""
+    """A node that misses a release gets it again, even if the outcome was certain before its link ended."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0, node_timeout=0.5)
         lease = await on_all(manager.lock("a", renew=False), flavour, nodes[:3])
@@ -772,7 +772,7 @@ async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour:
 
 
 async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
-    """P2, L37: a node that granted the lock although it knew a higher fence releases it like the others."""
+    """A node that granted the lock although it knew a higher fence releases it like the others."""
     manager = real_manager(nodes.urls[:3], ttl=60.0)
     await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
     with nodes[2].client() as client:
@@ -788,7 +788,7 @@ async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nod
 
 
 async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
-    """P16, L37: nodes that missed a release get it later, when the same token holds the lock again."""
+    """Nodes that missed a release get it later, when the same token holds the lock again."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
         manager = real_manager([nodes[0].url, first.url, second.url], ttl=60.0, node_timeout=0.5)
         lock = manager.claim("a", secret="ab" * 16, renew=False)

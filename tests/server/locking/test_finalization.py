@@ -82,7 +82,7 @@ last = Last()
 @pytest.mark.parametrize("nodes_are", ["servers", "memory"])
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers, holder: str, nodes_are: str):
-    """L40: when the interpreter is torn down nothing connects, waits or prints; the key ends with its lease."""
+    """When the interpreter is torn down nothing connects, waits or prints; the key ends with its lease."""
     urls = nodes.urls[:3] if nodes_are == "servers" else ["memory://a"]
     script = BEFORE + HOLDERS[holder] + "print('held')\n"
 
@@ -138,7 +138,7 @@ while not begun:
 
 @pytest.mark.parametrize("busy", UNDER_GEVENT)
 def test_interpreter_ends_under_gevent_while_threads_are_in_their_event_loops(busy: str):
-    """L40, L45: Python up to 3.13 unwinds the stack of a thread that it ends, and greenlet's part of it would crash."""
+    """Python up to 3.13 unwinds the stack of a thread that it ends, and greenlet's part of it would crash."""
     if not find_spec("gevent"):
         pytest.skip("needs gevent: pip install gevent")
     script = """

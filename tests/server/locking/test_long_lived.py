@@ -64,7 +64,7 @@ manager.close()
 
 def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Servers):
     """
-    P33, L45: the thread that renews ends when idle; the next one opens its own connections, and nothing accumulates.
+    The thread that renews ends when idle; the next one opens its own connections, and nothing accumulates.
     """
     needs("gevent", find_spec("gevent"), "pip install gevent")
 
@@ -76,7 +76,7 @@ def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Serve
 
 
 async def test_closed_event_loops_are_forgotten(nodes: Servers):
-    """L40: a process that makes an event loop per call, as ``async_to_sync`` does, does not keep all of them."""
+    """A process that makes an event loop per call, as ``async_to_sync`` does, does not keep all of them."""
     manager = real_manager(nodes.urls)
     loops = []
 
@@ -96,7 +96,7 @@ async def test_closed_event_loops_are_forgotten(nodes: Servers):
 
 
 async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """P34, L44: work that continues after its event loop's tasks were cancelled keeps its lock."""
+    """Work that continues after its event loop's tasks were cancelled keeps its lock."""
     monkeypatch.setattr(renewal, "TICK", 0.05)
     manager = real_manager(nodes.urls[:3], ttl=60.0, node_timeout=10.0)
     lease = await manager.lock("a").aacquire()
@@ -121,7 +121,7 @@ async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, mo
 
 
 def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
-    """L40: connections that many threads needed for a moment are not kept for ever."""
+    """Connections that many threads needed for a moment are not kept for ever."""
     manager = real_manager(nodes.urls)
     together = threading.Barrier(8)
 
@@ -148,7 +148,7 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
 
 
 async def test_connections_that_were_long_idle_are_not_used(nodes: Servers):
-    """L5: a firewall may have dropped them, and the first call after a quiet night must not fail."""
+    """A firewall may have dropped them, and the first call after a quiet night must not fail."""
     manager = real_manager(nodes.urls)
     await (await manager.lock("a").aacquire()).arelease()
     lines = manager.driver.loop_side().gather._lines
@@ -165,7 +165,7 @@ async def test_connections_that_were_long_idle_are_not_used(nodes: Servers):
 
 
 async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Servers):
-    """L4: the request that waits for a node sets how long it may be silent, not the next request."""
+    """The request that waits for a node sets how long it may be silent, not the next request."""
     manager = real_manager(nodes.urls[:1])
     await (await manager.lock("a").aacquire()).arelease()
     asking = manager.driver.loop_side().gather
@@ -201,7 +201,7 @@ class Provider(CredentialProvider):
 
 
 async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Servers, caplog: Any):
-    """L3, L45: whatever a node's connection raises, the round gets it, and listening begins again later."""
+    """Whatever a node's connection raises, the round gets it, and listening begins again later."""
     provider = Provider()
     odd = open_node(NodeSpec(nodes[0].url, options={"credential_provider": provider}), "t:")
     manager = LockManager([odd, *(open_node(NodeSpec(url), "t:") for url in nodes.urls[1:3])], rules(3))
@@ -223,7 +223,7 @@ async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Server
 
 async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
     """
-    P39, L80: replies that came while a task blocked the loop count, even if the next task asks before they are read.
+    Replies that came while a task blocked the loop count, even if the next task asks before they are read.
     """
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     await (await manager.lock("a").aacquire()).arelease()
@@ -248,7 +248,7 @@ async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
 
 
 def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """P39, L80: a thread that was delayed until after the timeout still counts the replies that have come."""
+    """A thread that was delayed until after the timeout still counts the replies that have come."""
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     manager.lock("a").acquire().release()
     send, here = connections.Connection.send, threading.get_ident()
@@ -268,7 +268,7 @@ def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch
 
 
 async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L35: locks work at the limit of threads, and at the end of a process, when Python starts no more threads."""
+    """Locks work at the limit of threads, and at the end of a process, when Python starts no more threads."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

@@ -43,7 +43,7 @@ def key_on(node: Server, name: str = "a") -> str:
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, flavour: Flavour, dead: int):
     """
-    L32, P19: the round waits for the connections, although the others have decided; no second extension is needed.
+    The round waits for the connections, although the others have decided; no second extension is needed.
     """
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0, node_timeout=10.0)
     lease = await flavour.acquire(manager.lock("a", renew=False))
@@ -63,7 +63,7 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
 
 async def test_node_that_failed_before_the_last_pause_is_asked(nodes: Servers, manager: LockManager):
     """
-    L32: the pause for a node counts from its failure, not from when that is noticed.
+    The pause for a node counts from its failure, not from when that is noticed.
     """
     lease = manager.lock("a", renew=False).acquire()
     assert lease.extend()
@@ -103,7 +103,7 @@ def busy(manager: LockManager) -> Iterator[None]:
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Manager, dead: int):
     """
-    L32: an empty node is healed while other threads of the process use locks with their own connections, and other
+    An empty node is healed while other threads of the process use locks with their own connections, and other
     leases are due.
     """
     manager = real(5, ttl=60.0, node_timeout=10.0)
@@ -134,7 +134,7 @@ async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Man
 @pytest.mark.skipif(not TABLE.exists(), reason="counts connections as Linux shows them")
 async def test_black_hole_gets_no_end_of_connections(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """
-    L8, P23: to a silent node, a process has no more connections at once than it has requesting threads, plus one for
+    To a silent node, a process has no more connections at once than it has requesting threads, plus one for
     redelivery.
     """
     monkeypatch.setattr(breaker, "LONGEST_REST", 0.1)

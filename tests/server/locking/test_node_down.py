@@ -71,7 +71,7 @@ async def test_reason_is_logged_and_sent(
     state: Callable[[Server, redis.Redis], str],
     why: str,
 ):
-    """L65, L73: an operator need not guess, or read the node's log first; the text has no password."""
+    """An operator need not guess, or read the node's log first; the text has no password."""
     heard: list[dict[str, Any]] = []
     with patient.client() as client:
         urls = [*nodes.urls[:2], state(patient, client)]
@@ -99,7 +99,7 @@ async def test_reason_is_logged_and_sent(
 
 
 async def test_reason_is_sent_with_the_signal_of_django(nodes: Servers, patient: Server):
-    """L73: the receivers of ``node_down`` get the reason."""
+    """The receivers of ``node_down`` get the reason."""
     heard: list[str] = []
 
     def down(sender: Any, node: str, reason: str, **about: Any) -> None:
@@ -142,7 +142,7 @@ def name(url: str) -> str:
 def test_check_finds_a_node_that_can_never_vote(
     nodes: Servers, patient: Server, state: Callable[[Server, redis.Redis], str], why: str
 ):
-    """L66: a node may answer and still not vote until the server or the settings are changed; the check reports it."""
+    """A node may answer and still not vote until the server or the settings are changed; the check reports it."""
     with patient.client() as client:
         url = state(patient, client)
 
@@ -150,7 +150,7 @@ def test_check_finds_a_node_that_can_never_vote(
 
 
 def test_check_finds_one_that_may_evict_and_one_that_is_listed_twice(nodes: Servers, patient: Server):
-    """L66: the check also finds faults that only INFO shows."""
+    """The check also finds faults that only INFO shows."""
     with patient.client() as client, FaultProxy(nodes.urls[0]) as twice:
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
@@ -163,7 +163,7 @@ def test_check_finds_one_that_may_evict_and_one_that_is_listed_twice(nodes: Serv
 
 
 def test_check_is_silent_about_nodes_that_do_not_answer_or_that_are_only_new(nodes: Servers, patient: Server):
-    """L66: checks may run in another network; a server that has just started will vote."""
+    """Checks may run in another network; a server that has just started will vote."""
     patient.kill()
 
     assert deployed(*nodes.urls[:2], patient.url, node_timeout=1.0) == {}
@@ -171,7 +171,7 @@ def test_check_is_silent_about_nodes_that_do_not_answer_or_that_are_only_new(nod
 
 
 def test_check_finds_a_database_without_its_table(tmp_path: Path, nodes: Servers, unblocked: None):
-    """L66: the same for nodes of other kinds."""
+    """The same for nodes of other kinds."""
     server = SQLite(tmp_path)
     with server.database() as database, django_database("bare", server.settings(database)):
         found = deployed(*nodes.urls[:2], "database://bare")

@@ -56,7 +56,7 @@ def wait_for(folder: Path, acquisitions: int, process: subprocess.Popen[str]) ->
 @pytest.mark.endurance
 def test_contended_counter_loses_nothing_while_a_node_restarts_empty(nodes: Servers, tmp_path: Path):
     """
-    P16, P20, L16, L62: twenty processes increment fifty times each, guarded by the lock alone.
+    Twenty processes increment fifty times each, guarded by the lock alone.
 
     Half-way one of the five nodes restarts without data. It gives no vote until the longest lease has passed.
     """
@@ -72,7 +72,7 @@ def test_contended_counter_loses_nothing_while_a_node_restarts_empty(nodes: Serv
 
 
 def test_tokens_increase_across_processes_while_a_node_is_away(nodes: Servers, tmp_path: Path):
-    """P1, P2: consecutive acquisitions by four processes, with a node down for part of the time."""
+    """Consecutive acquisitions by four processes, with a node down for part of the time."""
     options = {"ttl": 30.0, "retry_delay": 0.005, "restart_guard": False}
 
     with working(tmp_path, nodes.urls, 4, 25, **options) as process:
@@ -106,7 +106,7 @@ def fork(child: Callable[[], Any]) -> int:
 
 
 def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers):
-    """P24, L28, L58: a dead process extends nothing; the next caller waits for the rest of the lease and no longer."""
+    """A dead process extends nothing; the next caller waits for the rest of the lease and no longer."""
 
     def child() -> None:
         manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
@@ -125,7 +125,7 @@ def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers):
 
 
 def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
-    """P30, L28, L41: the child's lease is invalid from the start; the parent's lease is unaffected."""
+    """The child's lease is invalid from the start; the parent's lease is unaffected."""
     manager = real()
     lease = manager.lock("a").acquire()
 
@@ -142,7 +142,7 @@ def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
 
 def test_lock_that_was_made_before_the_fork_is_taken_in_the_name_of_the_child(real: Manager):
     """
-    L81, C87: a module that a master process imported has a decorator; the master's workers, not the master, hold the
+    A module that a master process imported has a decorator; the master's workers, not the master, hold the
     lock.
     """
     manager = real()
@@ -163,7 +163,7 @@ def test_lock_that_was_made_before_the_fork_is_taken_in_the_name_of_the_child(re
 
 
 def test_forked_child_uses_connections_of_its_own(real: Manager):
-    """P30, C87: parent and child use one manager at once without reading each other's replies."""
+    """Parent and child use one manager at once without reading each other's replies."""
     manager = real(retry_delay=0.002, ttl=60.0, node_timeout=10.0)
     manager.lock("warm up").acquire().release()
 
@@ -186,7 +186,7 @@ def test_forked_child_uses_connections_of_its_own(real: Manager):
 
 
 def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_away(real: Manager):
-    """P30, C87: two threads that start in a child at once take no connection of the parent between them."""
+    """Two threads that start in a child at once take no connection of the parent between them."""
     manager = real(3)
     manager.claim("warm up", detached=True).acquire().release()
     ports = {
@@ -239,7 +239,7 @@ def unannounced_fork(child: Callable[[], Any]) -> int:
 
 
 def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Servers):
-    """P30, C87: uWSGI forks in C and calls none of Python's hooks; parent and child must not share connections."""
+    """UWSGI forks in C and calls none of Python's hooks; parent and child must not share connections."""
 
     def parent() -> None:
         manager = real_manager(nodes.urls)
@@ -263,7 +263,7 @@ def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Se
 
 def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Servers):
     """
-    P30, L41: before it has taken a lock of its own, a child of such a fork neither has, sends nor releases anything.
+    Before it has taken a lock of its own, a child of such a fork neither has, sends nor releases anything.
     """
 
     def parent() -> None:
@@ -291,7 +291,7 @@ def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Ser
 
 def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager):
     """
-    L40, L41: an internal lock that another thread held at the fork stays held in the child for ever; the child does not
+    An internal lock that another thread held at the fork stays held in the child for ever; the child does not
     wait for it.
     """
     manager = memory()
@@ -318,7 +318,7 @@ def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager)
 
 
 def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers):
-    """P31, L7, L34: the first check after SIGCONT reports the loss, and no extension revives the lease."""
+    """The first check after SIGCONT reports the loss, and no extension revives the lease."""
     (held, hold), (went_on, go_on) = os.pipe(), os.pipe()
 
     def child() -> None:
@@ -346,7 +346,7 @@ def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers)
 
 
 def test_dropped_lease_is_not_renewed(real: Manager):
-    """L28: a lease that its holder dropped without a release ends with its ttl."""
+    """A lease that its holder dropped without a release ends with its ttl."""
     manager = real(ttl=1.0, node_timeout=0.2)
     manager.lock("a").acquire()  # dropped at once
 
@@ -372,7 +372,7 @@ def manager_of_nodes():
 
 
 def test_interpreter_that_exits_with_a_held_lock_neither_hangs_nor_prints(nodes: Servers):
-    """L40: nothing is released in a finalizer, and no thread keeps the process alive, whatever ends it."""
+    """Nothing is released in a finalizer, and no thread keeps the process alive, whatever ends it."""
     endings = {"": 0, "sys.exit(3)": 3}
     processes = []
     for end in endings:
@@ -427,7 +427,7 @@ print(len(threading.enumerate()), sockets() - before)
 
 
 def test_nothing_is_left_when_the_last_lease_is_released_and_the_manager_closed(nodes: Servers):
-    """L40: no thread, no socket and no task is left; in development mode nothing warns."""
+    """No thread, no socket and no task is left; in development mode nothing warns."""
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", MANAGER + LEFTOVERS, *nodes.urls]
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

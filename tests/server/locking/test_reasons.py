@@ -56,7 +56,7 @@ async def removed_by_token(nodes: Servers, flavour: Flavour, manager: LockManage
 async def test_refused_extension_has_the_reason_that_the_nodes_gave(
     nodes: Servers, flavour: Flavour, happen: Callable[..., object], reason: str
 ):
-    """L24, P19: a later token means that another caller came; without one, the nodes only do not know the holder."""
+    """A later token means that another caller came; without one, the nodes only do not know the holder."""
     manager = real_manager(nodes.urls[:3])
     lease = await flavour.acquire(manager.lock("a", renew=False))
     await happen(nodes, flavour, manager, lease)
@@ -69,7 +69,7 @@ async def test_refused_extension_has_the_reason_that_the_nodes_gave(
 
 
 async def test_block_whose_lock_was_removed_is_not_superseded(nodes: Servers, flavour: Flavour):
-    """L24: nobody else had the lock; the nodes no longer had it at the release."""
+    """Nobody else had the lock; the nodes no longer had it at the release."""
     manager = real_manager(nodes.urls[:3])
     with pytest.raises(LockLostError, match="no longer know this holder") as caught:
         async with flavour.entered(manager.lock("a", renew=False)):
@@ -81,7 +81,7 @@ async def test_block_whose_lock_was_removed_is_not_superseded(nodes: Servers, fl
 
 
 async def test_block_whose_lock_somebody_else_has_is_superseded(nodes: Servers, flavour: Flavour):
-    """L24: the nodes name another holder at the release."""
+    """The nodes name another holder at the release."""
     manager = real_manager(nodes.urls[:3])
     with pytest.raises(LockLostError, match="another caller") as caught:
         async with flavour.entered(manager.lock("a", renew=False)):

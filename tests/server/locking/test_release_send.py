@@ -33,7 +33,7 @@ class Outcomes(list[str]):
 
 
 async def test_idle_process_learns_the_outcome(nodes: Servers):
-    """L39: the watchdog reads the replies when nobody uses the nodes again."""
+    """The watchdog reads the replies when nobody uses the nodes again."""
     manager = patient_manager(nodes.urls)
     outcomes = Outcomes(manager)
 
@@ -100,7 +100,7 @@ async def test_lock_can_be_taken_again_before_a_slow_node_has_released_it(nodes:
 
 
 async def test_node_that_dies_between_the_release_and_its_reply(nodes: Servers):
-    """L38: the broken connection is noticed, and the release is brought when the node can be reached again."""
+    """The broken connection is noticed, and the release is brought when the node can be reached again."""
     manager = patient_manager(nodes.urls[:3])
     outcomes = Outcomes(manager)
     with manager.lock("a", release="send", renew=False):
@@ -116,7 +116,7 @@ async def test_node_that_dies_between_the_release_and_its_reply(nodes: Servers):
 
 
 async def test_reply_that_is_lost(nodes: Servers):
-    """L38, P24: the connection is reset with the release in flight; the key does not stay until its lease ends."""
+    """The connection is reset with the release in flight; the key does not stay until its lease ends."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = patient_manager([proxy.url])
         outcomes = Outcomes(manager)
@@ -144,7 +144,7 @@ async def test_server_that_forgot_the_script(nodes: Servers):
 
 
 async def test_waiter_in_another_process_is_woken(nodes: Servers):
-    """L48: the nodes hand the lock over when they execute the release; the waiter needs no attempt of its own."""
+    """The nodes hand the lock over when they execute the release; the waiter needs no attempt of its own."""
     holder, other = patient_manager(nodes.urls[:3]), patient_manager(nodes.urls[:3])
     lease = holder.lock("a", release="send").acquire()
     taken = asyncio.ensure_future(asyncio.to_thread(lambda: other.lock("a", wait=60).acquire()))
@@ -208,7 +208,7 @@ work()
 
 @pytest.mark.parametrize("end", ENDS)
 def test_release_is_sent_before_the_process_ends(nodes: Servers, end: str):
-    """L40: whatever ends the process, the release has been sent, and no key stays."""
+    """Whatever ends the process, the release has been sent, and no key stays."""
     program = PROGRAM + ENDS[end]
     root = Path(__file__).parents[3]
 
@@ -225,7 +225,7 @@ def test_release_is_sent_before_the_process_ends(nodes: Servers, end: str):
 
 
 def test_exit_brings_a_release_that_is_still_in_flight(nodes: Servers):
-    """L40: the end of the interpreter waits for the replies, for at most the node timeout, and reports the outcome."""
+    """The end of the interpreter waits for the replies, for at most the node timeout, and reports the outcome."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = patient_manager([proxy.url])
         outcomes = Outcomes(manager)
@@ -240,7 +240,7 @@ def test_exit_brings_a_release_that_is_still_in_flight(nodes: Servers):
 
 
 def test_child_forked_with_a_release_in_flight(nodes: Servers):
-    """P30: the child reports nothing, and its own locks work; the parent gets the replies to its release."""
+    """The child reports nothing, and its own locks work; the parent gets the replies to its release."""
     manager = patient_manager(nodes.urls[:3])
     outcomes = Outcomes(manager)
 
@@ -263,7 +263,7 @@ def test_child_forked_with_a_release_in_flight(nodes: Servers):
 
 
 async def test_loop_that_ends_reports_the_outcome(nodes: Servers):
-    """L40: ``asyncio.run()`` cancels the tasks of the links; a release without a reply is redelivered."""
+    """``asyncio.run()`` cancels the tasks of the links; a release without a reply is redelivered."""
     manager = patient_manager(nodes.urls[:3])
     outcomes = Outcomes(manager)
 

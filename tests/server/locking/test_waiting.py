@@ -98,7 +98,7 @@ class Line:
 
 
 async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
-    """P27, L48: first come, first served; ``test_waiters_of_a_database_are_served_in_order`` shows it for databases."""
+    """First come, first served; ``test_waiters_of_a_database_are_served_in_order`` shows it for databases."""
     manager = make()
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
@@ -113,7 +113,7 @@ async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, f
 
 async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour: Flavour, monkeypatch: Any):
     """
-    P27, L45: with all notification connections dead, the queue still drains in order, within the fallback's pauses.
+    With all notification connections dead, the queue still drains in order, within the fallback's pauses.
     """
     manager = real()
     monkeypatch.setattr(Waiters, "reached", lambda self, node: None)
@@ -130,7 +130,7 @@ async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour
 
 
 async def test_order_is_kept_when_notification_connections_are_killed(nodes: Servers, flavour: Flavour):
-    """P27, L46: the connections come back, and waiters ask about what they missed meanwhile."""
+    """The connections come back, and waiters ask about what they missed meanwhile."""
     manager = real_manager(nodes.urls)
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
@@ -148,7 +148,7 @@ async def test_order_is_kept_when_notification_connections_are_killed(nodes: Ser
 
 
 async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour: Flavour):
-    """P27, L3: a caller that does not wait is refused with "others wait", and may barge in with ``barge=True``."""
+    """A caller that does not wait is refused with "others wait", and may barge in with ``barge=True``."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
     wanted = manager.lock("a").description().wanted
@@ -167,7 +167,7 @@ async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour
 
 
 async def test_waiter_that_gives_up_leaves_the_queue_at_once(make: Manager, flavour: Flavour):
-    """L47, L49: nobody queues behind a waiter that left; a test in virtual time shows that waiting lasts its time."""
+    """Nobody queues behind a waiter that left; a test in virtual time shows that waiting lasts its time."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
 
@@ -179,7 +179,7 @@ async def test_waiter_that_gives_up_leaves_the_queue_at_once(make: Manager, flav
 
 
 async def test_cancelled_waiter_leaves_the_queue(make: Manager):
-    """L11, L47, P33: a cancelled waiter also leaves the queue."""
+    """A cancelled waiter also leaves the queue."""
     manager = make()
     holder = await manager.lock("a").aacquire()
     waiter = asyncio.ensure_future(manager.lock("a").aacquire())
@@ -194,7 +194,7 @@ async def test_cancelled_waiter_leaves_the_queue(make: Manager):
 
 
 async def test_dead_waiter_is_skipped_when_its_queue_entry_has_lapsed(nodes: Servers):
-    """P27, L47: a dead first waiter delays the next by no more than its enrolment."""
+    """A dead first waiter delays the next by no more than its enrolment."""
     manager = real_manager(nodes.urls)
     holder = manager.lock("a").acquire()
     wanted = manager.lock("a").description().wanted
@@ -215,7 +215,7 @@ async def test_dead_waiter_is_skipped_when_its_queue_entry_has_lapsed(nodes: Ser
 async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     make: Manager, flavour: Flavour, monkeypatch: Any
 ):
-    """L45, P28: after its notification, a waiter needs one more attempt, however long its pause would have been."""
+    """After its notification, a waiter needs one more attempt, however long its pause would have been."""
     manager = make()
     monkeypatch.setattr(acquisition, "POLL", 30.0)
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
@@ -235,7 +235,7 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
 
 @pytest.mark.parametrize("contenders", [20])
 async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, flavour: Flavour, contenders: int):
-    """P28, L48: each turn costs its holder a few requests and wakes one other waiter, not all."""
+    """Each turn costs its holder a few requests and wakes one other waiter, not all."""
     manager = real_manager(nodes.urls[:3], ttl=30.0)
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
@@ -265,7 +265,7 @@ async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, fl
 
 
 async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: Servers, flavour: Flavour):
-    """P27: notifications from a quorum are enough; an unreachable node sends none."""
+    """Notifications from a quorum are enough; an unreachable node sends none."""
     manager = real_manager(nodes.urls)
     holder = await flavour.acquire(manager.lock("a"))
     line = Line(flavour, manager)
@@ -282,7 +282,7 @@ async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: S
 
 
 async def test_several_names_are_waited_for_together(make: Manager, flavour: Flavour):
-    """P27, L56: a caller that waits for two names gets both when the last of them is free."""
+    """A caller that waits for two names gets both when the last of them is free."""
     manager = make()
     first, second = await flavour.acquire(manager.lock("a")), await flavour.acquire(manager.lock("b"))
     line = Line(flavour, manager, manager.lock(["a", "b"], wait=30))
@@ -301,7 +301,7 @@ async def test_several_names_are_waited_for_together(make: Manager, flavour: Fla
 @pytest.mark.parametrize("shared", [False, True])
 async def test_waiter_for_the_first_name_does_not_claim_the_others(make: Manager, flavour: Flavour, shared: bool):
     """
-    P27, L56: all callers take names in one order, so a caller with the first name gets the second, whoever waits for
+    All callers take names in one order, so a caller with the first name gets the second, whoever waits for
     both.
     """
     manager = make()
@@ -320,7 +320,7 @@ async def test_waiter_for_the_first_name_does_not_claim_the_others(make: Manager
 
 async def test_holder_of_the_first_name_gets_the_second_in_order(make: Manager, flavour: Flavour):
     """
-    P27, L56: names are reserved for the first waiter up to the one that it waits for; others who want that one come
+    Names are reserved for the first waiter up to the one that it waits for; others who want that one come
     later.
     """
     manager = make()
@@ -338,7 +338,7 @@ async def test_holder_of_the_first_name_gets_the_second_in_order(make: Manager, 
 
 
 async def test_waiter_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
-    """P27: a waiter for several names gets them although others take one of the names again and again."""
+    """A waiter for several names gets them although others take one of the names again and again."""
     manager = make()
     served = asyncio.Event()
 
@@ -365,7 +365,7 @@ async def test_waiter_for_several_names_does_not_starve(make: Manager, flavour: 
 
 
 async def test_slow_node_does_not_delay_the_queue(nodes: Servers, flavour: Flavour):
-    """P25, P27: notifications of the quick nodes are a quorum."""
+    """Notifications of the quick nodes are a quorum."""
     with FaultProxy(nodes[0].url) as proxy:
         proxy.delay(0.1)
         manager = real_manager([proxy.url, *nodes.urls[1:]])
@@ -379,7 +379,7 @@ async def test_slow_node_does_not_delay_the_queue(nodes: Servers, flavour: Flavo
 
 
 async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flavour, monkeypatch: Any):
-    """P28: a waiter releases nothing on a node that has only refused it a little later than the others."""
+    """A waiter releases nothing on a node that has only refused it a little later than the others."""
     monkeypatch.setattr(attempt, "PATIENCE", 20.0)
     with FaultProxy(nodes[0].url) as proxy, nodes[0].client() as client:
         manager = real_manager([proxy.url, *nodes.urls[1:]], ttl=60.0, max_ttl=60.0, node_timeout=10.0)
@@ -407,7 +407,7 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
 
 async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(nodes: Servers, monkeypatch: Any):
     """
-    L45, P27: when the waiter that reads for all has reached its timeout, another one continues to read, and so on.
+    When the waiter that reads for all has reached its timeout, another one continues to read, and so on.
     """
     monkeypatch.setattr(acquisition, "POLL", 30.0)
     manager = real_manager(nodes.urls[:3])
@@ -450,7 +450,7 @@ class Waiting(threading.Thread):
 
 
 async def test_notifications_end_with_the_manager(nodes: Servers):
-    """L40: no thread and no connection is left when the last lease is released and the manager is closed."""
+    """No thread and no connection is left when the last lease is released and the manager is closed."""
     before = set(threading.enumerate())
     manager = real_manager(nodes.urls)
     holder = manager.lock("a").acquire()
@@ -467,7 +467,7 @@ async def test_notifications_end_with_the_manager(nodes: Servers):
 
 
 def test_connection_that_is_dropped_while_a_waiter_takes_it_over_is_no_error():
-    """L40: when the manager is closed, the thread that has just connected drops what the waiter is looking at."""
+    """When the manager is closed, the thread that has just connected drops what the waiter is looking at."""
     nodes = [MemoryNode("a"), MemoryNode("b")]
 
     def clock() -> float:
@@ -487,7 +487,7 @@ def test_connection_that_is_dropped_while_a_waiter_takes_it_over_is_no_error():
 
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
 async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Manager, monkeypatch: Any):
-    """L46, P27: the lock is released between a waiter's first refusal and its wait; it asks again at once."""
+    """The lock is released between a waiter's first refusal and its wait; it asks again at once."""
     one = manager()
     line = Line(Blocking(), one)
     holder = one.lock("a").acquire()
@@ -517,7 +517,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
 
 async def test_notification_connection_that_is_reset_has_ended(nodes: Servers):
     """
-    L46: redis-py drops the socket of a connection that is reset; this counts as its end, not as an unexpected error.
+    Redis-py drops the socket of a connection that is reset; this counts as its end, not as an unexpected error.
     """
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url])

@@ -124,7 +124,7 @@ def one(request: pytest.FixtureRequest) -> Any:
 
 async def test_lock_writes_what_it_has_always_written(one: Any):
     """
-    L82: each step of a hold leaves the recorded keys: held, extended, waited for, passed on, released.
+    Each step of a hold leaves the recorded keys: held, extended, waited for, passed on, released.
     """
     manager, keys = one
     assert keys() == FREE
@@ -145,7 +145,7 @@ async def test_lock_writes_what_it_has_always_written(one: Any):
 
 def test_other_locks_write_what_they_have_always_written(one: Any):
     """
-    L82: so do shared holders, the slots of a lock with ``limit=``, and the tombstones of releases and revocations.
+    So do shared holders, the slots of a lock with ``limit=``, and the tombstones of releases and revocations.
     """
     manager, keys = one
     both = [manager.lock("catalogue", shared=True).acquire() for _ in range(2)]

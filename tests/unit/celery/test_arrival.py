@@ -48,22 +48,6 @@ def test_copy_of_an_attempt_that_was_retried(make, worker):
     assert (runs, worker.headers) == ([0, 1], [])
 
 
-def test_copy_of_a_run_that_gave_its_slot_up(make, worker):
-    """A body that frees its slot before it ends is done all the same when it has ended."""
-    runs = []
-
-    def body(self, shop_id):
-        runs.append(shop_id)
-        self.singleton.release()
-
-    task = make(body, acks_late=True, ignore_result=True)
-    task.delay(7)
-    message = worker.take()
-
-    assert [worker.run(message), worker.run(message, redelivered=True)] == ["SUCCESS", "IGNORED"]
-    assert runs == [7]
-
-
 def test_worker_died_between_the_work_and_its_result(make, worker, memory_nodes):
     """A copy whose work is done, without a result, waits for it; if there is none after a while, it is done again."""
     runs = []

@@ -248,16 +248,6 @@ def test_expiry_ends_the_slot(make, memory_nodes, options):
     assert not task.singleton.is_locked(7)
 
 
-def test_eta_is_added(make, memory_nodes):
-    """An eta counts as a countdown does."""
-    task = make(queue_ttl=60)
-
-    task.apply_async((7,), eta=datetime.now(UTC) + timedelta(seconds=100))
-
-    pass_time(memory_nodes, 155)
-    assert task.singleton.is_locked(7)
-
-
 def test_our_options_do_not_travel(make, worker):
     """The broker sees none of our options."""
     sent: dict[str, Any] = {}

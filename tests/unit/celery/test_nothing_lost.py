@@ -109,24 +109,6 @@ def test_copy_whose_end_is_not_known(make, worker, runs, break_backend, how):
     assert (runs, result.state, names()) == ([7], "SUCCESS", set())
 
 
-def test_copy_that_is_done(make, worker, runs, break_backend, memory_nodes):
-    """A copy whose work is done is not done again because the backend was away when it came."""
-    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
-    result = task.delay(7)
-    copy = worker.take()
-    worker.run(copy)
-    for node in memory_nodes:
-        node.store.reset()  # the note is over
-    backend = break_backend(task)
-    backend.away = True
-
-    assert worker.run(copy, redelivered=True) == "IGNORED"
-    backend.away = False
-
-    assert worker.run_all() == ["IGNORED"]
-    assert (runs, result.state) == ([7], "SUCCESS")
-
-
 def test_backend_that_never_comes_back(make, worker, runs, break_backend):
     """A copy is not put back for ever: after some tries it runs."""
     task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
@@ -503,17 +485,6 @@ def test_retry_finds_its_slot_taken(make, worker, runs, overlap):
     assert worker.run_all() == ["SUCCESS"]
 
     assert runs == [0, 1]
-
-
-def test_run_beside_a_call_that_waits(make, worker, runs):
-    """With ``scope="until_executing"`` runs exclude nobody, so what began runs beside a call that waits."""
-    task = make(lambda self, shop_id: runs.append(self.request.id), scope="until_executing", acks_late=True)
-    task.apply_async((7,), task_id="by name")
-    by_name = worker.take()
-    waiting = task.delay(7)
-
-    assert worker.run(by_name, redelivered=True) == "SUCCESS"
-    assert (runs, task.delay(7).id) == (["by name"], waiting.id)
 
 
 @pytest.mark.parametrize(("late", "first"), [(True, "REJECTED"), (False, "FAILURE")])

@@ -10,7 +10,7 @@ import pytest
 from celery import states
 
 from django_redlock import locks
-from django_redlock.celery.migration import AlreadyQueued, DuplicateTaskError, QueueOnce, Singleton
+from django_redlock.celery.migration import AlreadyQueued, QueueOnce, Singleton
 
 
 @pytest.fixture
@@ -52,20 +52,6 @@ def left(task, *args):
 # celery-once
 
 
-def test_timeouts_of_celery_once(app, once):
-    """A slot lasts for an hour, for the ``default_timeout`` of the settings, or for the ``timeout`` of the call."""
-    task = once()
-    task.delay(1)
-    assert 3595 < left(task, 1) <= 3600
-    task.apply_async((2,), once={"timeout": 120})
-    assert 115 < left(task, 2) <= 120
-
-    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"default_timeout": 60}}
-    other = once(name="other")
-    other.delay(1)
-    assert 55 < left(other, 1) <= 60
-
-
 @pytest.mark.parametrize("eager", [False, True])
 def test_already_queued(app, once, eager):
     """A held lock raises with the seconds until it ends; a graceful call does not raise; a lock that ended is taken."""
@@ -99,24 +85,6 @@ def test_differences_from_celery_once(once, worker):
 
 
 # celery-singleton
-
-
-@pytest.mark.parametrize(
-    ("of_app", "of_task", "raises"),
-    [(None, None, False), (False, True, True), (True, None, True), (True, False, False)],
-)
-def test_raise_on_duplicate(app, singleton, of_app, of_task, raises):
-    """The task's ``raise_on_duplicate`` comes before the app's setting; the error has the id of the first."""
-    app.conf.singleton_raise_on_duplicate = of_app
-    task = singleton(**({} if of_task is None else {"raise_on_duplicate": of_task}))
-    first = task.delay(1)
-
-    if raises:
-        with pytest.raises(DuplicateTaskError) as error:
-            task.delay(1)
-        assert error.value.task_id == first.id
-    else:
-        assert task.delay(1).id == first.id
 
 
 def test_differences_from_celery_singleton(singleton, worker):

@@ -263,3 +263,32 @@ def test_no_task_takes_over_the_pending_call_of_another(make, worker, strategy):
     assert sorted(ran[1:]) == [("shop.one", "a"), ("shop.two", "a"), ("shop.two", "b")]
     assert [call.state for call in calls] == ["SUCCESS"] * 3
     assert names() == set()
+
+
+def test_node_without_the_run_does_not_refuse_the_record(make, worker, memory_nodes):
+    """
+    A message finds its slot taken, though free on one node that missed the run. A later call still finds the pending
+    call, if that node has to confirm its record.
+    """
+    calls, ran = [], []
+    first, _, third = memory_nodes
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if len(ran) == 1:
+            third.store.reset()  # as if it had missed the run
+            third.down = True
+            calls.append(task.delay(7, "newer"))
+            third.down = False
+            assert worker.run() == "IGNORED"  # it waits for the run
+            first.down = True
+            calls.append(task.delay(7, "newest"))
+            first.down = False
+
+    task = make(body, on_duplicate="replace")
+    task.delay(7, "running")
+    worker.run()
+    worker.run_all()
+
+    assert calls[0].id == calls[1].id
+    assert ran == ["running", "newest"]

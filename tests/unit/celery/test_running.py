@@ -451,30 +451,6 @@ def test_copy_of_a_running_message_is_looked_at_later(make, worker):
     assert result.state == "SUCCESS"
 
 
-def test_copy_of_a_finished_message_does_not_run(make, worker):
-    """A copy that arrives after the work is done is dropped, and leaves the slot free."""
-    seen = []
-    task = make(lambda self, shop_id: seen.append(shop_id))
-    task.delay(7)
-    message = worker.take()
-    worker.run(message)
-
-    assert worker.run(message, redelivered=True) == "IGNORED"
-
-    assert seen == [7]
-    assert not taken()
-
-
-def test_copy_of_a_message_whose_worker_died_runs(make, worker):
-    """A copy whose first run never ended, runs."""
-    seen = []
-    task = make(lambda self, shop_id: seen.append(shop_id))
-    task.delay(7)
-
-    assert worker.run(redelivered=True) == "SUCCESS"
-    assert seen == [7]
-
-
 def test_errback_of_a_skipped_task(make, worker, app):
     """The errback of a skipped task is called: its caller asked to hear when it does not run."""
     seen = []

@@ -566,13 +566,6 @@ def test_explain(make, worker, memory_nodes):
     assert ticket_in(worker.headers[0]).secret not in text
 
 
-def test_explain_without_nodes(make, memory_nodes):
-    """``explain()`` works without an answer from the nodes, and says what a call would do then."""
-    set_down(memory_nodes, True)
-
-    assert "would be sent without a slot" in make().singleton.explain(7)
-
-
 def test_interrupted_when_lost(app, worker):
     """
     With ``on_lost="raise"`` a body that loops without asking is interrupted, and fails with the loss.

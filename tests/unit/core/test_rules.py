@@ -12,12 +12,6 @@ from django_redlock.core.names import Owner, decode, encode, fingerprint, secret
 from django_redlock.core.protocol import Kind, Reply
 from django_redlock.core.round import Round, count
 from django_redlock.core.rules import Rules, check_wait, majority
-from django_redlock.engine.manager import LockManager
-from django_redlock.nodes.memory import MemoryNode
-
-
-def manager() -> LockManager:
-    return LockManager([MemoryNode(name) for name in "abc"], Rules(3))
 
 
 @pytest.mark.parametrize(("nodes", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4)])
@@ -33,20 +27,22 @@ def test_majority(nodes: int, needed: int):
 def test_ttl_that_cannot_work_is_refused(ttl: Any):
     """Zero, negative, not a number, too short, too long: refused before any request, and the message has the reason."""
     with pytest.raises(ValueError, match="ttl must be"):
-        manager().lock("a", ttl=ttl) if ttl is not None else Rules(3, ttl=ttl)
+        Rules(3, ttl=ttl)
+    with pytest.raises(ValueError, match="ttl must be"):
+        Rules(3).check_ttl(ttl)
 
 
 def test_ttl_that_the_node_timeout_eats_is_refused():
     """Two rounds and the drift must leave half of the lease."""
     with pytest.raises(ValueError, match=r"ttl 1.0 is too short for a node_timeout of 0.3 s"):
-        LockManager([MemoryNode("a")], Rules(1, node_timeout=0.3)).lock("a", ttl=1.0)
+        Rules(1, node_timeout=0.3).check_ttl(1.0)
 
 
 @pytest.mark.parametrize("wait", [-1, math.nan, math.inf, "5", True])
 def test_wait_that_cannot_work_is_refused(wait: Any):
     """A negative or infinite wait is a mistake; for ever is None."""
     with pytest.raises(ValueError, match="wait must be"):
-        manager().lock("a", wait=wait)
+        check_wait(wait)
     assert (check_wait(None), check_wait(0), check_wait(2.5)) == (None, 0, 2.5)
 
 
@@ -68,7 +64,7 @@ def test_wait_that_cannot_work_is_refused(wait: Any):
 def test_name_that_cannot_be_one_is_refused(name: Any, error: type[Exception], message: str):
     """The error says what is wrong and what to write instead, and does not repeat a megabyte."""
     with pytest.raises(error, match=message) as caught:
-        manager().lock(name)
+        names.check_names(name)
     assert len(str(caught.value)) < 300
 
 
@@ -119,10 +115,10 @@ def test_round_over_many_names_may_take_longer(ttl: float, names: int, timeout: 
 
 def test_names_of_a_lock_are_shown_without_filling_pages():
     """An error or a log line about ten thousand names is readable."""
-    lock = manager().lock(f"n{number:05}" for number in range(10_000))
+    shown = names.named(tuple(f"n{number:05}" for number in range(10_000)))
 
-    assert lock.name.endswith("n00018, n00019 and 9980 more")
-    assert manager().lock(["a", "b"]).name == "a, b"
+    assert shown.endswith("n00018, n00019 and 9980 more")
+    assert names.named(("a", "b")) == "a, b"
 
 
 def test_quorum_above_the_majority_is_allowed():

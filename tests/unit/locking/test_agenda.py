@@ -32,7 +32,7 @@ def agenda(*leases: Lease) -> Agenda:
 
 
 def test_leases_that_are_soon_due_are_extended_with_those_that_are():
-    """L31: ten thousand leases that were taken one after the other cost a hundred rounds, not ten thousand."""
+    """Ten thousand leases that were taken one after the other cost a hundred rounds, not ten thousand."""
     now, soon, later = Lease(10.0), Lease(10.9, slack=1.0), Lease(12.0, slack=1.0)
     todo = agenda(later, soon, now)
 
@@ -44,14 +44,14 @@ def test_leases_that_are_soon_due_are_extended_with_those_that_are():
 
 
 def test_lease_that_ends_is_not_looked_at_early():
-    """L23: a lease that is not extended gets the notice of its end, not before it."""
+    """A lease that is not extended gets the notice of its end, not before it."""
     todo = agenda(due := Lease(10.0, slack=1.0), Lease(10.5))
 
     assert todo.take(10.0) == [due]
 
 
 def test_ended_and_dropped_leases_do_not_accumulate():
-    """L28: the agenda keeps no lease alive, and no memory of many that were soon released."""
+    """The agenda keeps no lease alive, and no memory of many that were soon released."""
     todo = Agenda()
     kept = Lease(50.0)
     todo.add(kept)
@@ -67,7 +67,7 @@ def test_ended_and_dropped_leases_do_not_accumulate():
 
 
 def test_lease_that_was_extended_meanwhile_is_due_later():
-    """L29: whether a lease is due is read from the lease, not remembered."""
+    """Whether a lease is due is read from the lease, not remembered."""
     todo = agenda(lease := Lease(10.0))
     lease.when = 20.0
 
@@ -79,7 +79,7 @@ def test_lease_that_was_extended_meanwhile_is_due_later():
 
 
 def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
-    """C51: a slot that was handed over is not extended, whichever thread was about to."""
+    """A slot that was handed over is not extended, whichever thread was about to."""
     todo = agenda(lease := Lease(10.0))
     taken = todo.take(10.0)
     todo.drop(lease)
@@ -90,7 +90,7 @@ def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
 
 
 def test_lease_that_is_put_on_again_and_again_is_there_once():
-    """L28: a lease that its holder extends itself moves on the agenda, and leaves no old entries behind."""
+    """A lease that its holder extends itself moves on the agenda, and leaves no old entries behind."""
     todo = Agenda()
     lease = Lease(10.0)
     for turn in range(1000):
@@ -104,7 +104,7 @@ def test_lease_that_is_put_on_again_and_again_is_there_once():
 
 
 def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
-    """L29: a shorter term comes before the old one, which is forgotten."""
+    """A shorter term comes before the old one, which is forgotten."""
     todo = agenda(lease := Lease(20.0))
     lease.when = 10.0
     todo.add(lease)
@@ -117,7 +117,7 @@ def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
 
 def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
     """
-    L77: a process that takes a lock while its heartbeat stops sends another one, or its locks would count as a dead
+    A process that takes a lock while its heartbeat stops sends another one, or its locks would count as a dead
     process's.
     """
     watched: list[object] = []

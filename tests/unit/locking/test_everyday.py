@@ -118,7 +118,7 @@ def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
 
 async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.MonkeyPatch):
     """
-    L80: a blocking lock would stop all tasks. Django refuses its database there too, and both obey the same variable.
+    A blocking lock would stop all tasks. Django refuses its database there too, and both obey the same variable.
     """
     monkeypatch.delenv("DJANGO_ALLOW_ASYNC_UNSAFE", raising=False)
     refused = [
@@ -148,7 +148,7 @@ async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.Mon
     [({}, {}), ({}, {"wait": 5}), ({"shared": True}, {}), ({}, {"shared": True}), ({"reentrant": True}, {})],
 )
 def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], inner: dict[str, Any]):
-    """L43: only the waiting thread could end the hold that it waits for; the error names both places."""
+    """Only the waiting thread could end the hold that it waits for; the error names both places."""
     with lock("self", **outer):
         with pytest.raises(
             RuntimeError, match=r"'self'.*test_everyday\.py:\d+; at .*test_everyday\.py:\d+ it would wait"
@@ -160,7 +160,7 @@ def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], 
 
 
 async def test_task_that_would_wait_for_itself_raises_at_once():
-    """L43: the same error for a task; another task waits."""
+    """The same error for a task; another task waits."""
     async with lock("self"):
         with pytest.raises(RuntimeError, match="would wait for itself"):
             await lock("self").aacquire()
@@ -181,7 +181,7 @@ async def test_task_that_would_wait_for_itself_raises_at_once():
     ],
 )
 def test_block_that_waits_for_nothing_of_its_own_is_let_in(outer: dict[str, Any], inner: dict[str, Any]):
-    """L43: a thread may hold two permits, or two shared holds; a lock with permits is another lock."""
+    """A thread may hold two permits, or two shared holds; a lock with permits is another lock."""
     with lock("many", **outer), lock("many", **inner) as lease:
         assert lease.valid()
 
@@ -196,7 +196,7 @@ def warnings_of_waiting(caplog: pytest.LogCaptureFixture) -> list[Any]:
 
 
 def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(caplog: pytest.LogCaptureFixture):
-    """L43: a lease outside a block may be handed on, so the thread waits, and the log names both places."""
+    """A lease outside a block may be handed on, so the thread waits, and the log names both places."""
     with Simulation(nodes=3, ttl=10.0, check=False) as sim:
         lease = lock("handed").acquire()
         with pytest.raises(LockTakenError):
@@ -214,7 +214,7 @@ def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(ca
 
 
 def test_wait_in_a_called_context_causes_a_warning_after_one_ttl(caplog: pytest.LogCaptureFixture):
-    """L43: an event loop that a thread runs inside its own block waits for that block; the log names both places."""
+    """An event loop that a thread runs inside its own block waits for that block; the log names both places."""
 
     async def inner() -> None:
         await lock("across", wait=25).aacquire()
@@ -228,7 +228,7 @@ def test_wait_in_a_called_context_causes_a_warning_after_one_ttl(caplog: pytest.
 
 
 def test_warning_about_a_wait_is_one_line(caplog: pytest.LogCaptureFixture):
-    """L43: a name cannot write a line of its own into the log."""
+    """A name cannot write a line of its own into the log."""
     with Simulation(nodes=3, ttl=10.0, check=False):
         lock("two\nlines").acquire()
         with pytest.raises(LockTakenError):
@@ -242,7 +242,7 @@ def test_warning_about_a_wait_is_one_line(caplog: pytest.LogCaptureFixture):
 
 
 def test_lock_that_is_taken_is_skipped_without_an_error():
-    """L79: try_acquire() makes one attempt and returns a lease, whose block releases it, or None."""
+    """Try_acquire() makes one attempt and returns a lease, whose block releases it, or None."""
     lease = lock("skip").try_acquire()
     assert lease is not None
     assert lock("skip").try_acquire() is None
@@ -257,7 +257,7 @@ def test_lock_that_is_taken_is_skipped_without_an_error():
 
 
 async def test_lock_that_is_taken_is_skipped_in_an_event_loop():
-    """L79: the same for a task; a lease of an event loop is left with ``async with`` only."""
+    """The same for a task; a lease of an event loop is left with ``async with`` only."""
     lease = await lock("skip").atry_acquire()
     assert lease is not None
     assert await lock("skip").atry_acquire() is None
@@ -271,7 +271,7 @@ async def test_lock_that_is_taken_is_skipped_in_an_event_loop():
 
 
 def test_lease_is_in_one_block_at_a_time():
-    """L79: the end of an inner block would leave the rest of the outer one without the lock, and nobody would know."""
+    """The end of an inner block would leave the rest of the outer one without the lock, and nobody would know."""
     second = pytest.raises(RuntimeError, match="'once' is in a block already")
     with lock("once") as lease:
         with second, lease:
@@ -285,7 +285,7 @@ def test_lease_is_in_one_block_at_a_time():
 
 
 async def test_lease_of_an_event_loop_is_in_one_block_at_a_time():
-    """L79: the same for a task."""
+    """The same for a task."""
     second = pytest.raises(RuntimeError, match="'once' is in a block already")
     async with lock("once") as lease:
         with second:
@@ -301,7 +301,7 @@ async def test_lease_of_an_event_loop_is_in_one_block_at_a_time():
 
 
 def test_skipping_is_not_for_nodes_that_cannot_tell(memory: Manager):
-    """L79: None means that somebody else holds the lock; too few nodes to tell stay an error."""
+    """None means that somebody else holds the lock; too few nodes to tell stay an error."""
     manager = memory(3)
     for node in manager.nodes[:2]:
         node.silent = True  # type: ignore[attr-defined]
@@ -311,7 +311,7 @@ def test_skipping_is_not_for_nodes_that_cannot_tell(memory: Manager):
 
 
 def test_block_of_a_lease_raises_its_loss_unless_the_body_raised():
-    """L79: the block of a lease ends like that of a lock."""
+    """The block of a lease ends like that of a lock."""
     lease = lock("skip").acquire()
     with pytest.raises(LockLostError), lease:
         lease.hold.deadline = 0.0
@@ -323,7 +323,7 @@ def test_block_of_a_lease_raises_its_loss_unless_the_body_raised():
 
 
 async def test_decorated_function_is_skipped_when_the_lock_is_taken():
-    """L79: if_taken="skip" has a decorated function return None; it has no other use."""
+    """If_taken="skip" has a decorated function return None; it has no other use."""
     ran: list[str] = []
     skipping = lock("skip", wait=0, if_taken="skip")
 
@@ -384,7 +384,7 @@ def test_check_advises_a_wait_for_production():
 
 @pytest.mark.django_db(transaction=True)
 def test_lock_inside_a_transaction_warns_that_it_is_released_before_the_commit():
-    """L52: the next holder would read uncommitted data; the warning names the line, once."""
+    """The next holder would read uncommitted data; the warning names the line, once."""
     with warnings.catch_warnings(record=True) as caught, transaction.atomic():
         warnings.simplefilter("default")
         for _ in range(2):
@@ -402,7 +402,7 @@ def test_lock_inside_a_transaction_warns_that_it_is_released_before_the_commit()
 @pytest.mark.django_db(transaction=True)
 def test_project_decides_what_a_lock_inside_a_transaction_is():
     """
-    L52: OPTIONS["in_transaction"] makes a lock inside a transaction an error, or allows it; a lock for the commit is
+    OPTIONS["in_transaction"] makes a lock inside a transaction an error, or allows it; a lock for the commit is
     always allowed.
     """
     with redlock(in_transaction="error"), transaction.atomic():
@@ -419,7 +419,7 @@ def test_project_decides_what_a_lock_inside_a_transaction_is():
 
 @pytest.mark.django_db(transaction=True)
 def test_lease_that_may_not_be_used_inside_a_transaction_is_released():
-    """L52: the block does not run, so the lock is free for the next caller, who would otherwise skip the work."""
+    """The block does not run, so the lock is free for the next caller, who would otherwise skip the work."""
 
     @lock("inside", if_taken="skip")
     def skipped() -> None: ...
@@ -437,7 +437,7 @@ def test_lease_that_may_not_be_used_inside_a_transaction_is_released():
 
 @pytest.mark.django_db
 def test_transaction_of_a_test_case_is_none_of_the_projects():
-    """L52: the lock of a test in Django's TestCase is released at the end of its block, without a warning."""
+    """The lock of a test in Django's TestCase is released at the end of its block, without a warning."""
     with lock("inside", on_commit=True) as lease:
         pass
     assert lease.reason == "released"
@@ -446,7 +446,7 @@ def test_transaction_of_a_test_case_is_none_of_the_projects():
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 @pytest.mark.parametrize("end", ["commit", "rollback", "savepoint", "two databases"])
 def test_lock_for_the_commit_is_released_after_it(end: str):
-    """L54, L55: on_commit=True keeps the lock beyond its block, until all open transactions have ended, either way."""
+    """On_commit=True keeps the lock beyond its block, until all open transactions have ended, either way."""
     seen: list[Any] = []
 
     def look() -> None:
@@ -472,7 +472,7 @@ def test_lock_for_the_commit_is_released_after_it(end: str):
 
 @pytest.mark.django_db(transaction=True)
 def test_lock_for_the_commit_is_released_although_an_earlier_callback_fails():
-    """L54: Django then calls no later callback; the lock is released when nobody keeps the traceback."""
+    """Django then calls no later callback; the lock is released when nobody keeps the traceback."""
     with suppress(ZeroDivisionError), transaction.atomic():
         transaction.on_commit(lambda: 1 / 0)
         with lock("commit", on_commit=True) as lease:
@@ -483,7 +483,7 @@ def test_lock_for_the_commit_is_released_although_an_earlier_callback_fails():
 
 @pytest.mark.django_db(transaction=True)
 def test_lock_for_the_commit_that_was_lost_in_its_block_rolls_back():
-    """L36: the loss is raised inside the transaction, as without on_commit."""
+    """The loss is raised inside the transaction, as without on_commit."""
     with pytest.raises(LockLostError), transaction.atomic():
         with lock("commit", on_commit=True) as lease:
             lease.hold.deadline = 0.0
@@ -491,7 +491,7 @@ def test_lock_for_the_commit_that_was_lost_in_its_block_rolls_back():
 
 
 async def test_lock_for_the_commit_is_for_blocks_of_synchronous_code():
-    """L52: Django's transactions are synchronous, and acquire() leaves the release to its caller."""
+    """Django's transactions are synchronous, and acquire() leaves the release to its caller."""
     with pytest.raises(RuntimeError, match="on_commit=True, which works with 'with' only"):
         await lock("commit", on_commit=True).aacquire()
     with pytest.raises(RuntimeError, match="on_commit=True, which works with 'with' only"):
@@ -527,7 +527,7 @@ def test_autocommit_that_the_settings_switch_off_is_seen_before_the_first_query(
 
 
 def test_threads_do_not_see_the_transactions_of_others():
-    """L52: transactions of other threads do not count."""
+    """Transactions of other threads do not count."""
     errors: list[Any] = []
     done = threading.Thread(target=lambda: errors.append(lock("inside", wait=0).try_acquire() is not None))
     done.start()
@@ -655,7 +655,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES, ids=[message[:30] for _, _, message in MISTAKES])
 def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Exception], message: str):
-    """L68: the error shows users of redis-py's locks how to use this one."""
+    """The error shows users of redis-py's locks how to use this one."""
     with pytest.raises(kind, match=message):
         mistake()
 
@@ -686,7 +686,7 @@ def test_lock_costs_the_same_however_many_are_held(memory: Manager):
 
 
 def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):
-    """L22: it looks at the leases of its thread, and leaves their losses to those who tend or use them."""
+    """It looks at the leases of its thread, and leaves their losses to those who tend or use them."""
     manager, told = unwatched(memory(ttl=60.0)), []
     lost = manager.lock("lost", renew=False).acquire()
     lost.on_lost(told.append)
@@ -701,7 +701,7 @@ def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):
 
 
 def test_error_of_a_shared_lock_names_nobody(memory: Manager):
-    """L43: those who share a lock are not told apart, so the error has no host, process or time."""
+    """Those who share a lock are not told apart, so the error has no host, process or time."""
     manager = memory()
     sharing = manager.lock("a", shared=True).acquire()
 

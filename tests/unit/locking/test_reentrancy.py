@@ -46,7 +46,7 @@ def lose(lease: Any) -> None:
 
 
 def test_thread_whose_ident_was_used_before_is_another_one(memory: Manager):
-    """L43, P16: the system reuses the idents of ended threads; a lock must not confuse the two."""
+    """The system reuses the idents of ended threads; a lock must not confuse the two."""
     manager = memory()
     idents: list[int] = []
 
@@ -70,7 +70,7 @@ def test_thread_whose_ident_was_used_before_is_another_one(memory: Manager):
 
 
 async def test_ended_task_is_not_taken_for_the_next(make: Manager):
-    """L43: an ended task leaves its lease to its new owner, not to a task in the same memory."""
+    """An ended task leaves its lease to its new owner, not to a task in the same memory."""
     manager = make()
 
     async def take() -> Any:
@@ -87,7 +87,7 @@ async def test_ended_task_is_not_taken_for_the_next(make: Manager):
 
 
 async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Manager, flavour: Flavour):
-    """L43, L26: a caller that tries again after the loss gets the lock, though it still has the lost lease."""
+    """A caller that tries again after the loss gets the lock, though it still has the lost lease."""
     manager = make()
     lock = manager.lock("a", reentrant=True, wait=0)
 
@@ -105,7 +105,7 @@ async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Ma
 
 
 async def test_released_reentrant_lock_can_be_taken_in_the_other_mode(make: Manager, flavour: Flavour):
-    """L43: an ended lease blocks nobody, even if its holder keeps the object."""
+    """An ended lease blocks nobody, even if its holder keeps the object."""
     manager = make()
     over = await flavour.acquire(manager.lock("a", reentrant=True, shared=True))
     await flavour.release(over)
@@ -117,7 +117,7 @@ async def test_released_reentrant_lock_can_be_taken_in_the_other_mode(make: Mana
 
 
 async def test_permit_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, flavour: Flavour):
-    """L43, P16: a lock with permits and one without are two locks, also for reentrancy."""
+    """A lock with permits and one without are two locks, also for reentrancy."""
     manager = make()
     place = await flavour.acquire(manager.lock("a", limit=2, reentrant=True))
 
@@ -134,7 +134,7 @@ async def test_permit_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, 
 
 @pytest.mark.parametrize("noticed", ["ensure", "valid", "another thread", "when it is left"])
 async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make: Manager, noticed: str):
-    """L23, L36: a task that has left the block with the loss continues; no cancellation hits it later."""
+    """A task that has left the block with the loss continues; no cancellation hits it later."""
     manager = make()
     with pytest.raises(LockLostError):  # noqa: PT012
         async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
@@ -153,7 +153,7 @@ async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make:
 
 
 async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(make: Manager):
-    """L23: a loss that the body has seen and ignored still cancels it, at its next await."""
+    """A loss that the body has seen and ignored still cancels it, at its next await."""
     manager = make()
     went_on = []
 
@@ -169,7 +169,7 @@ async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(ma
 
 
 async def test_lock_that_was_entered_twice_cancels_once(make: Manager):
-    """L23, L43: only the outer block of a reentrant lock asked for it, so the inner one is left like any other."""
+    """Only the outer block of a reentrant lock asked for it, so the inner one is left like any other."""
     manager = make()
 
     with pytest.raises(LockLostError):  # noqa: PT012
@@ -183,7 +183,7 @@ async def test_lock_that_was_entered_twice_cancels_once(make: Manager):
 
 
 async def test_loss_that_another_thread_notices_is_reported_in_the_loop(make: Manager):
-    """L23: an event that wakes tasks is set by their loop, so that asyncio's debug mode finds nothing wrong."""
+    """An event that wakes tasks is set by their loop, so that asyncio's debug mode finds nothing wrong."""
     manager = make()
     asyncio.get_running_loop().set_debug(True)
     asyncio.get_running_loop().slow_callback_duration = 60  # pauses of the machine are not under test
@@ -208,7 +208,7 @@ async def test_loss_that_another_thread_notices_is_reported_in_the_loop(make: Ma
 
 
 async def test_generator_that_is_left_early_gives_its_lock_back(make: Manager):
-    """L42: an async generator is closed by a task of the loop that has not entered the lock; that task leaves it."""
+    """An async generator is closed by a task of the loop that has not entered the lock; that task leaves it."""
     manager = make()
     lock = manager.lock("a", wait=0)
 
@@ -226,7 +226,7 @@ async def test_generator_that_is_left_early_gives_its_lock_back(make: Manager):
 
 
 def test_block_that_another_thread_leaves_is_left(memory: Manager):
-    """L42: a generator with a lock may end in another thread than it began in."""
+    """A generator with a lock may end in another thread than it began in."""
     manager = memory()
 
     def rows() -> Any:
@@ -242,7 +242,7 @@ def test_block_that_another_thread_leaves_is_left(memory: Manager):
 
 
 async def test_leaving_what_nobody_or_more_than_one_entered_is_an_error(make: Manager):
-    """L42: a thread that has not entered a lock cannot tell which of several holds to end; it ends none."""
+    """A thread that has not entered a lock cannot tell which of several holds to end; it ends none."""
     manager = make()
     lock = manager.lock("a", shared=True)
     inside = [asyncio.create_task(lock.__aenter__()) for _ in range(2)]
@@ -278,7 +278,7 @@ async def held(manager: LockManager) -> bool:
 
 @pytest.mark.parametrize("function", [held, Report(), partial(Report()), partial(held)])
 async def test_whatever_is_awaited_is_awaited_under_the_lock(make: Manager, function: Any):
-    """L79: an object whose call is a coroutine is locked like a coroutine function."""
+    """An object whose call is a coroutine is locked like a coroutine function."""
     manager = make()
 
     assert await manager.lock("a", wait=0)(function)(manager)
@@ -296,13 +296,13 @@ async def async_generator() -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("function", [generator, partial(generator), async_generator, Rows()])
 def test_generators_cannot_be_decorated(memory: Manager, function: Any):
-    """L79: the body of a generator would run after the call, without the lock; the decoration is refused."""
+    """The body of a generator would run after the call, without the lock; the decoration is refused."""
     with pytest.raises(TypeError, match=r"cannot be decorated with a lock.* inside it"):
         memory().lock("a")(function)
 
 
 async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
-    """L79: a coroutine that a plain function made would run when the lock is no longer held; it never runs."""
+    """A coroutine that a plain function made would run when the lock is no longer held; it never runs."""
     manager = make()
     ran = []
 

@@ -90,7 +90,7 @@ def test_other_values_are_refused(value: Any):
 
 
 def test_block_ends_while_the_nodes_are_silent(outcomes: list[str]):
-    """L39: the end of the block takes no time; the outcome is known after the node timeout."""
+    """The end of the block takes no time; the outcome is known after the node timeout."""
     with simulation() as sim:
         with lock("a", release="send"):
             silence(sim, 0, 1, 2)
@@ -123,7 +123,7 @@ def test_outcome_of_instant_nodes_is_known_at_once(outcomes: list[str]):
 @pytest.mark.parametrize("options", [{}, {"shared": True}, {"limit": 3}, {"reentrant": True}])
 @pytest.mark.parametrize("names", ["a", ["a", "b", "c"]])
 def test_every_kind_of_lock_is_released(outcomes: list[str], options: Any, names: Any):
-    """L39: shared locks, permits and several names are freed on every node, and can be taken at once."""
+    """Shared locks, permits and several names are freed on every node, and can be taken at once."""
     if "limit" in options and not isinstance(names, str):
         names = "b"
     with simulation() as sim:
@@ -136,7 +136,7 @@ def test_every_kind_of_lock_is_released(outcomes: list[str], options: Any, names
 
 
 def test_node_that_missed_the_release_gets_it_later(outcomes: list[str]):
-    """L38: a connection that broke is noticed although nobody uses the nodes again, and the key does not stay."""
+    """A connection that broke is noticed although nobody uses the nodes again, and the key does not stay."""
     with simulation() as sim:
         with lock("a", ttl=30, release="send"):
             silence(sim, 0, 1)
@@ -150,7 +150,7 @@ def test_node_that_missed_the_release_gets_it_later(outcomes: list[str]):
 
 
 def test_node_that_never_executed_it_gets_it_later():
-    """L38: a reply that is missing after the node timeout counts as a miss."""
+    """A reply that is missing after the node timeout counts as a miss."""
     with simulation() as sim:
         with lock("a", ttl=30, release="send"):
             for node in sim.nodes:
@@ -183,7 +183,7 @@ def test_lock_that_the_nodes_had_lost_is_reported(outcomes: list[str], caplog: p
 
 
 def test_block_that_outlived_its_lease_raises():
-    """L22: the lease has ended by its own clock, so the block waits for the replies and raises."""
+    """The lease has ended by its own clock, so the block waits for the replies and raises."""
     with simulation() as sim, pytest.raises(LockLostError):
         with lock("a", ttl=10, release="send"):
             sim.pause(20)
@@ -242,7 +242,7 @@ def test_response_does_not_wait_for_the_release(outcomes: list[str], view: Any, 
 
 
 def test_waiter_is_woken_by_the_node(outcomes: list[str]):
-    """L48: the release on the node hands the lock to the first waiter, whoever waits for its reply."""
+    """The release on the node hands the lock to the first waiter, whoever waits for its reply."""
     with simulation() as sim:
         lease = sim.rival().lock("a", release="send").acquire()
         sim.after(1.0, lambda: lease.release(wait=False))
@@ -280,7 +280,7 @@ def test_release_after_a_transaction_does_not_wait(outcomes: list[str]):
 
 
 def test_close_waits_for_the_outcome(outcomes: list[str]):
-    """L40: nothing is left open, and the signal is sent."""
+    """Nothing is left open, and the signal is sent."""
     with simulation() as sim:
         with lock("a", release="send"):
             silence(sim, 0, 1)
@@ -303,7 +303,7 @@ def test_process_that_is_about_to_end_waits(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_thread_that_ends_leaves_its_connections_to_others():
-    """L40: a connection set belongs to a thread only while a release is open on it."""
+    """A connection set belongs to a thread only while a release is open on it."""
     with simulation() as sim:
         idle = locks["default"].driver.gather.idle
 
@@ -322,7 +322,7 @@ def test_thread_that_ends_leaves_its_connections_to_others():
 
 
 def test_outcome_is_known_even_if_a_thread_never_gives_the_connections_back(outcomes: list[str]):
-    """L10, L40: an exception ended the thread's round while it used them, and another one their clean-up."""
+    """An exception ended the thread's round while it used them, and another one their clean-up."""
     with simulation() as sim:
         with lock("a", release="send"):
             silence(sim, 0, 1)
@@ -335,7 +335,7 @@ def test_outcome_is_known_even_if_a_thread_never_gives_the_connections_back(outc
 
 
 def test_outcome_is_known_even_if_nobody_ended_the_round(outcomes: list[str]):
-    """L10, L40: an exception came after the last reply was noted, and before the round was closed."""
+    """An exception came after the last reply was noted, and before the round was closed."""
     with simulation() as sim:
         with lock("a", release="send"):
             silence(sim, 0, 1)
@@ -351,7 +351,7 @@ def test_outcome_is_known_even_if_nobody_ended_the_round(outcomes: list[str]):
 
 
 async def test_block_of_a_task_ends_while_the_nodes_are_silent(outcomes: list[str]):
-    """L39: the same in an event loop, where no task and no thread is needed."""
+    """The same in an event loop, where no task and no thread is needed."""
     with simulation() as sim:
         async with lock("a", release="send"):
             silence(sim, 0, 1, 2)
@@ -364,7 +364,7 @@ async def test_block_of_a_task_ends_while_the_nodes_are_silent(outcomes: list[st
 
 
 async def test_cancelled_task_sends_its_release():
-    """P33: nothing is awaited, so a cancellation arrives before the release or after it."""
+    """Nothing is awaited, so a cancellation arrives before the release or after it."""
     with simulation() as sim:
 
         async def work() -> None:
@@ -381,7 +381,7 @@ async def test_cancelled_task_sends_its_release():
 
 
 async def test_closing_the_loop_waits_for_the_outcome(outcomes: list[str]):
-    """L40: the links are dropped when the replies have come, or their time has passed."""
+    """The links are dropped when the replies have come, or their time has passed."""
     with simulation() as sim:
         async with lock("a", release="send"):
             silence(sim, 0, 1)
@@ -392,7 +392,7 @@ async def test_closing_the_loop_waits_for_the_outcome(outcomes: list[str]):
 
 
 async def test_node_that_a_loop_lost_gets_the_release_later():
-    """L38: a reply that is missing after the node timeout counts as a miss."""
+    """A reply that is missing after the node timeout counts as a miss."""
     with simulation() as sim:
         async with lock("a", ttl=30, release="send"):
             for node in sim.nodes:

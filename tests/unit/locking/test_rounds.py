@@ -51,7 +51,7 @@ async def no_quorum(manager: LockManager, flavour: Flavour) -> None:
 @pytest.mark.parametrize("fault", ["down", "deaf", "silent"])
 async def test_every_subset_of_failing_nodes(flavour: Flavour, fault: str, failing: int):
     """
-    L1, L2, L3, P25: any two of five may fail in any way; with three gone the result is *no quorum*, never *taken*.
+    Any two of five may fail in any way; with three gone the result is *no quorum*, never *taken*.
     """
     for subset in combinations(range(5), failing):
         nodes = [MemoryNode(f"m{number}") for number in range(5)]
@@ -92,7 +92,7 @@ class Mute(MemoryNode):
 
 
 def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
-    """L3, P25: silent nodes keep no caller longer than one node timeout, to the millisecond."""
+    """Silent nodes keep no caller longer than one node timeout, to the millisecond."""
     now = 100.0
 
     def wait(connections: ConnectionSet, seconds: float) -> list[object]:
@@ -116,7 +116,7 @@ def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
-    """L3, P25: the same, with a timer of the event loop."""
+    """The same, with a timer of the event loop."""
     loop, timers, now = asyncio.get_running_loop(), [], [1000.0]
     nodes = [MemoryNode(name) for name in NAMES]
     call_at = loop.call_at
@@ -272,7 +272,7 @@ def test_wait_on_a_crowded_machine_is_not_charged_to_the_node(monkeypatch: pytes
 
 
 def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):
-    """L32: a round that heals waits for connections that may come, not for one that was refused at once."""
+    """A round that heals waits for connections that may come, not for one that was refused at once."""
     nodes = [MemoryNode(name) for name in NAMES]
     manager = LockManager(nodes, rules(3, **PATIENT))
     lease = manager.lock("a", renew=False).acquire()
@@ -316,7 +316,7 @@ class HaltingLink(AsyncMemoryLink):
 
 async def test_link_that_comes_with_the_deciding_vote():
     """
-    L32: a healing round is also sent to a node whose link arrives in the very turn that decides the round.
+    A healing round is also sent to a node whose link arrives in the very turn that decides the round.
     """
     nodes = [Halting(name) for name in NAMES]
     gather = AsyncGather(nodes, admission(), Breakers(3), steady)
@@ -362,7 +362,7 @@ class StackOfAThreadThatIsSlow(list):  # type: ignore[type-arg]
 
 
 def test_connection_set_may_be_taken_at_once_by_another_thread(memory: Manager):
-    """L10, P39: a lock that has been taken is not lost to an error about connections that others use by now."""
+    """A lock that has been taken is not lost to an error about connections that others use by now."""
     manager = memory(3)
     manager.driver.gather.idle.sets = StackOfAThreadThatIsSlow()
 
@@ -372,7 +372,7 @@ def test_connection_set_may_be_taken_at_once_by_another_thread(memory: Manager):
 async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
     memory: Manager, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ):
-    """L38: redelivery to a node that stays away ends in time, and no thread is left."""
+    """Redelivery to a node that stays away ends in time, and no thread is left."""
     monkeypatch.setattr(redelivery, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.01)
     manager = memory(1, ttl=30.0)
@@ -415,7 +415,7 @@ async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(flavour: Flav
 
 
 async def test_callback_that_exits_ends_no_renewal(memory: Manager, caplog: pytest.LogCaptureFixture):
-    """L22, L28: ``sys.exit()`` in a callback of a lost lock ends no process, and the other locks are still renewed."""
+    """``sys.exit()`` in a callback of a lost lock ends no process, and the other locks are still renewed."""
     manager = memory(3, node_timeout=0.02)
     kept, lost = manager.lock("a").acquire(), manager.lock("b", ttl=0.2, renew=False).acquire()
     lost.on_lost(lambda lease: sys.exit(1))
