@@ -250,7 +250,7 @@ class Worker:
 
 
 class MemberLink:
-    """A connection to one member, in place of :class:`django_redlock.nodes.etcd.client.Client`."""
+    """A connection to one member, in place of :class:`django_redlock.nodes.etcd.client.EtcdClient`."""
 
     ended = False
 

@@ -209,7 +209,7 @@ class LockTable(RecordTable):
         self.query("COMMIT" if written else "ROLLBACK")
         return written
 
-    def _put(self, rows: Sequence["Row"]) -> bool:
+    def _put(self, rows: Sequence["RecordRow"]) -> bool:
         """Write rows in the order of their keys; return whether nobody had changed them since they were read."""
         new = [one for one in rows if one.version is None]
         known = [one for one in rows if one.version is not None]
@@ -253,7 +253,7 @@ class LockTable(RecordTable):
                 self._clean_at = now
 
 
-class Row(NamedTuple):
+class RecordRow(NamedTuple):
     """The new content of a row, to be written if its version is still *version*."""
 
     digest: str
@@ -274,12 +274,12 @@ class Row(NamedTuple):
         return secrets.randbits(62), self.ends, self.kept, self.state, self.digest
 
 
-def row(change: Change, now: int) -> Row:
+def row(change: Change, now: int) -> RecordRow:
     """Return the row of a record: its JSON, when its hold ends, and until when the record is needed."""
     record = change.record
     ends = micros(record["holder"][1]) if "holder" in record else None
     kept = max(now, micros(needed_until(record)))
-    return Row(change.key, change.version, ends, kept, json.dumps(record, separators=(",", ":")))
+    return RecordRow(change.key, change.version, ends, kept, json.dumps(record, separators=(",", ":")))
 
 
 def micros(seconds: float | None) -> int:

@@ -106,7 +106,7 @@ class Response(HTTPResponse):
         self.fp = BufferedReader(Timed(self.fp.detach(), connection))
 
 
-class Client:
+class EtcdClient:
     """
     A connection to one member; used by one thread at a time.
 

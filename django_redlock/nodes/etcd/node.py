@@ -37,7 +37,7 @@ from .client import (
     EXHAUSTED,
     INVALID_ARGUMENT,
     UNAUTHENTICATED,
-    Client,
+    EtcdClient,
     EtcdError,
     Header,
     decoded,
@@ -69,7 +69,7 @@ ID_LENGTH = 16  # characters of the random id
 LONGEST = 2**20  # bytes of one notification
 
 
-class EtcdTable(MemberTable[Client]):
+class EtcdTable(MemberTable[EtcdClient]):
     """
     The records of an alias in one cluster.
 
@@ -94,11 +94,11 @@ class EtcdTable(MemberTable[Client]):
 
     # Connections
 
-    def dial(self, number: int, timeout: float) -> Client:
+    def dial(self, number: int, timeout: float) -> EtcdClient:
         """Return a connection to a member, not yet open."""
-        return Client(self.place, number, timeout)
+        return EtcdClient(self.place, number, timeout)
 
-    def greet(self, client: Client) -> str:
+    def greet(self, client: EtcdClient) -> str:
         """
         Return the ids of the cluster, if the member knows a leader and the user may read and write.
 
@@ -118,7 +118,7 @@ class EtcdTable(MemberTable[Client]):
         self._cluster = self._cluster or cluster
         return identity_of(cluster, stored)
 
-    def _own_id(self, client: Client) -> Stored:
+    def _own_id(self, client: EtcdClient) -> Stored:
         """Return the record with the random id of the alias in this cluster; create it if there is none."""
         key = encoded(self._id)
         for _ in range(2):
@@ -362,7 +362,7 @@ class EtcdWatch(Watch):
 
     def begin(self, number: int) -> None:
         """Connect to a member and begin to watch."""
-        self.client = client = Client(self.place, number, self.timeout)
+        self.client = client = EtcdClient(self.place, number, self.timeout)
         client.open()
         self._response = client.stream("/v3/watch", {"create_request": {"key": encoded(self.key)}})
         names_in(self._response.readline(LONGEST))  # the line that confirms the watch
@@ -430,7 +430,7 @@ class EtcdNode(ReplicatedNode):
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
-        client = Client(self.place, number, timeout)
+        client = EtcdClient(self.place, number, timeout)
         try:
             client.open()
             trip = shortest(lambda: client.call("/v3/maintenance/status", {}))
@@ -446,7 +446,7 @@ class EtcdNode(ReplicatedNode):
             client.close()
 
 
-def add_facts(client: Client, facts: dict[str, str]) -> None:
+def add_facts(client: EtcdClient, facts: dict[str, str]) -> None:
     """Add the version of a member, its share of used space, and its alarms."""
     status = client.call("/v3/maintenance/status", {})
     facts["version"] = oldest(str(status.get("version", ""))[:20], facts.get("version", ""))

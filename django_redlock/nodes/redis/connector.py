@@ -1,5 +1,5 @@
 """
-Make redis-py connections to one server (internal).
+Make redis-py connections to one server, and refuse those that cannot keep locks (internal).
 
 redis-py handles RESP, TLS and authentication, except for the replies that :mod:`.wire` reads.
 The connections are made here, with explicit short timeouts, no retries and no pool: with the defaults of redis-py 8.1,
@@ -89,7 +89,7 @@ class NoRetry(Retry):
         return NoRetry()
 
 
-class Connector:
+class Endpoint:
     """
     Make connections, blocking or for an event loop, from the URL and the options of one server.
 

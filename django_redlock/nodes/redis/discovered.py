@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec
-from .connector import Connector, check_url, refuse_service
+from .connector import Endpoint, check_url, refuse_service
 from .errors import DEMOTED, link_error, parse_error
 from .link import Dialer, SomeLink
 from .node import Age, RedisNode
@@ -24,7 +24,7 @@ from .wire import Encoder, resp, unchanged
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Master:
     """The address of the master, and the least time for which it has been the master, in seconds; None if unknown."""
 
     host: str
@@ -50,7 +50,7 @@ class DiscoveredNode(RedisNode):
     unserved: ClassVar[Mapping[Failure, Failure]]
     """The errors of a server that is no longer the master, and what to report for each."""
 
-    def __init__(self, spec: NodeSpec, prefix: str, guides: list[Connector], question: list[str]) -> None:
+    def __init__(self, spec: NodeSpec, prefix: str, guides: list[Endpoint], question: list[str]) -> None:
         super().__init__(spec, prefix)
         self.guides = guides
         self._question = resp(question)
@@ -60,15 +60,15 @@ class DiscoveredNode(RedisNode):
         failure = LinkError(Failure.UNREACHABLE)
         for guide in self.guides:
             try:
-                place = await self.ask(dialer, guide)
-                return self._follow(await self.greet(dialer, host=place.host, port=place.port), place)
+                master = await self.ask(dialer, guide)
+                return self._follow(await self.greet(dialer, host=master.host, port=master.port), master)
             except LinkError as error:
                 failure = error
         if failure.failure is Failure.REPLICA:  # a failover, which passes; elsewhere, the settings would be wrong
             raise LinkError(Failure.FAILING_OVER)
         raise failure
 
-    async def ask(self, dialer: Dialer[Any, Any, Any], guide: Connector) -> Place:
+    async def ask(self, dialer: Dialer[Any, Any, Any], guide: Endpoint) -> Master:
         """
         Ask one of ``guides`` where the master is.
 
@@ -80,15 +80,15 @@ class DiscoveredNode(RedisNode):
         except LinkError as error:
             raise self.of_guide(error) from None
         dialer.close(connection)
-        return self.parse_place(raw, guide)
+        return self.parse_master(raw, guide)
 
-    def _follow(self, link: SomeLink, place: Place) -> SomeLink:
+    def _follow(self, link: SomeLink, master: Master) -> SomeLink:
         """Return *link*, adapted to its server; from now on, notifications come from that server as well."""
-        self.connector.follow(place.host, place.port)
+        self.connector.follow(master.host, master.port)
         link.unserved = self.unserved
         return link
 
-    def parse_place(self, raw: Any, guide: Connector) -> Place:
+    def parse_master(self, raw: Any, guide: Endpoint) -> Master:
         """
         Return where the master is, from the reply of one of ``guides``.
 
@@ -120,20 +120,20 @@ class SentinelNode(DiscoveredNode):
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         tls = {key: value for key, value in spec.options.items() if key.startswith("ssl_")}
         options = [tls if urlsplit(url).scheme in ("rediss", "valkeys") else {} for url in spec.sentinels]
-        sentinels = [Connector(NodeSpec(url, options=own)) for url, own in zip(spec.sentinels, options, strict=True)]
+        sentinels = [Endpoint(NodeSpec(url, options=own)) for url, own in zip(spec.sentinels, options, strict=True)]
         service = urlsplit(spec.url).netloc
         super().__init__(spec, prefix, sentinels, ["SENTINEL", "MASTER", service])
         self.address = f"{service} of {', '.join(sorted(sentinel.address for sentinel in sentinels))}"
         self.name = spec.name or service
 
-    def _follow(self, link: SomeLink, place: Place) -> SomeLink:
-        link = super()._follow(link, place)
-        if link.greeting.promoted and place.age is not None:
+    def _follow(self, link: SomeLink, master: Master) -> SomeLink:
+        link = super()._follow(link, master)
+        if link.greeting.promoted and master.age is not None:
             age = link.greeting.age
-            link.greeting = replace(link.greeting, age=place.age if age is None else min(age, place.age))
+            link.greeting = replace(link.greeting, age=master.age if age is None else min(age, master.age))
         return link
 
-    def parse_place(self, raw: Any, guide: Connector) -> Place:
+    def parse_master(self, raw: Any, guide: Endpoint) -> Master:
         """Return what a sentinel reports about the master, as alternating names and values."""
         if isinstance(raw, RedisError):
             if "No such master" in str(raw):
@@ -142,7 +142,7 @@ class SentinelNode(DiscoveredNode):
         try:
             words = [word.decode() for word in raw]
             fields = dict(zip(words[::2], words[1::2], strict=True))
-            return Place(fields["ip"], int(fields["port"]), int(fields["role-reported-time"]) / 1000)
+            return Master(fields["ip"], int(fields["port"]), int(fields["role-reported-time"]) / 1000)
         except (TypeError, ValueError, KeyError, AttributeError):
             raise self.of_guide(LinkError(Failure.MALFORMED)) from None
 
@@ -179,7 +179,7 @@ class ClusterNode(DiscoveredNode):
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         check_url(spec.url)
         members = [NodeSpec(url, spec.name, spec.options) for url in member_urls(spec.url)]
-        connectors = [Connector(member) for member in members]
+        connectors = [Endpoint(member) for member in members]
         for connector in connectors:
             refuse_service(connector.host, clustered=True)
         if connectors[0].database:
@@ -198,7 +198,7 @@ class ClusterNode(DiscoveredNode):
             raise LinkError(self.unserved[failure])
         return super().read_age(raw)
 
-    def parse_place(self, raw: Any, guide: Connector) -> Place:
+    def parse_master(self, raw: Any, guide: Endpoint) -> Master:
         """Return the master of the slot; each range of slots lists its master first, then the replicas."""
         if isinstance(raw, RedisError):
             raise link_error(raw)
@@ -208,7 +208,7 @@ class ClusterNode(DiscoveredNode):
                 raise LinkError(Failure.FAILING_OVER)
             host, port = masters[0][:2]
             # A member that does not know its own address leaves it out. The master is then the member that was asked.
-            return Place(host.decode() if host else guide.host, int(port))
+            return Master(host.decode() if host else guide.host, int(port))
         except (TypeError, ValueError, AttributeError):
             raise LinkError(Failure.MALFORMED) from None
 

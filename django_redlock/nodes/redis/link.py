@@ -22,7 +22,7 @@ from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..clock import SLICES, Patience, steady
-from .connector import Connector
+from .connector import Endpoint
 from .errors import BROKEN, DEMOTED, link_error
 from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, unchanged
 
@@ -456,7 +456,7 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
         self.timeout = timeout
 
     async def open(
-        self, connector: Connector, data: bytes, *parsers: Parse, **where: Any
+        self, connector: Endpoint, data: bytes, *parsers: Parse, **where: Any
     ) -> tuple[SomeConnection, list[Any], Replies]:
         """
         Open a connection and send the first commands.
@@ -485,7 +485,7 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
             raise
 
     @abstractmethod
-    def new(self, connector: Connector, where: Mapping[str, Any]) -> SomeConnection:
+    def new(self, connector: Endpoint, where: Mapping[str, Any]) -> SomeConnection:
         """Return a connection that is not open yet."""
 
     @abstractmethod
@@ -506,7 +506,7 @@ class BlockingDialer(Dialer[AbstractConnection, RedisLink, RedisNotificationLink
     link = RedisLink
     notification_link = RedisNotificationLink
 
-    def new(self, connector: Connector, where: Mapping[str, Any]) -> AbstractConnection:
+    def new(self, connector: Endpoint, where: Mapping[str, Any]) -> AbstractConnection:
         """Return a connection that is not open yet."""
         return connector.new(self.timeout, **where)
 
@@ -554,7 +554,7 @@ class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, Async
     link = AsyncRedisLink
     notification_link = AsyncRedisNotificationLink
 
-    def new(self, connector: Connector, where: Mapping[str, Any]) -> aioconnection.AbstractConnection:
+    def new(self, connector: Endpoint, where: Mapping[str, Any]) -> aioconnection.AbstractConnection:
         """Return a connection that is not open yet."""
         return connector.new_async(self.timeout, **where)
 

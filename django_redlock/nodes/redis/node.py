@@ -14,7 +14,7 @@ from redis import exceptions
 from ...core.admission import Greeting
 from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec, run
-from .connector import Connector, refuse_service
+from .connector import Endpoint, refuse_service
 from .errors import link_error, parse_error
 from .link import (
     AsyncDialer,
@@ -52,7 +52,7 @@ class RedisNode:
     """The kind of server that names the master, such as "sentinel"; empty if the URL does."""
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
-        self.connector = Connector(spec)
+        self.connector = Endpoint(spec)
         self.encoder = Encoder(prefix)
         self.address = self.connector.address
         self.name = spec.name or self.address

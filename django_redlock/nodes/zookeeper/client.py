@@ -48,7 +48,7 @@ CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
 BROKEN = (ConnectionLoss, SessionExpiredError)
 
 
-class Stored(NamedTuple):
+class Znode(NamedTuple):
     """The content of a znode; ``zxid`` and ``time`` (milliseconds) are those of its last write."""
 
     data: bytes
@@ -58,7 +58,7 @@ class Stored(NamedTuple):
     children: int
 
 
-class Change(NamedTuple):
+class ZnodeChange(NamedTuple):
     """
     One operation of a transaction.
 
@@ -133,7 +133,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return found
 
 
-class Client:
+class ZookeeperClient:
     """
     A connection to one member, and its session; used by one thread at a time.
 
@@ -212,17 +212,17 @@ class Client:
         first = [self._kazoo.sync_async(sync)] if sync else []
         results = [*first, *(self._kazoo.get_async(path, watch) for path in paths)]
         found = self._wait(results)[len(first) :]
-        return [one and Stored(one[0] or b"", *numbers(one[1])) for one in found]
+        return [one and Znode(one[0] or b"", *numbers(one[1])) for one in found]
 
     def children(self, paths: Iterable[str]) -> list[list[str]]:
         """Return the names of the children of some znodes."""
         return [found or [] for found in self._wait([self._kazoo.get_children_async(path) for path in paths])]
 
-    def exists(self, paths: Iterable[str]) -> list[Stored | None]:
+    def exists(self, paths: Iterable[str]) -> list[Znode | None]:
         """Return some znodes without their content, None for those that do not exist; this needs no rights."""
-        return [one and Stored(b"", *numbers(one)) for one in self._wait(map(self._kazoo.exists_async, paths))]
+        return [one and Znode(b"", *numbers(one)) for one in self._wait(map(self._kazoo.exists_async, paths))]
 
-    def write(self, changes: Iterable[Change], *, fleeting: bool = False) -> Stored | None:
+    def write(self, changes: Iterable[ZnodeChange], *, fleeting: bool = False) -> Znode | None:
         """
         Carry out changes, all or none; *fleeting* creates znodes that end with the connection.
 
@@ -245,7 +245,7 @@ class Client:
         if errors and not isinstance(errors[0], OVERTAKEN):
             raise errors[0]
         written = [each for each in results if hasattr(each, "mzxid")]
-        return None if errors else Stored(b"", *numbers(written[0])) if written else Stored(b"", 0, 0, 0, 0)
+        return None if errors else Znode(b"", *numbers(written[0])) if written else Znode(b"", 0, 0, 0, 0)
 
     def _wait(self, results: Iterable[Any]) -> list[Any]:
         """Return the results of requests, None for a znode that does not exist."""

@@ -28,8 +28,7 @@ from kazoo.protocol.states import EventType
 from ...core.protocol import HIGHEST, PART, Failure
 from ..base import LinkError, NodeSpec
 from ..records.clock import Era, Moment
-from ..records.record import Decision, digest, parsed
-from ..records.record import Stored as Record
+from ..records.record import Decision, Stored, digest, parsed
 from ..records.replicated import (
     LOOK_EVERY,
     MemberTable,
@@ -42,7 +41,7 @@ from ..records.replicated import (
 )
 from ..records.table import AnswerError, TooLargeError
 from ..records.watch import Watch
-from .client import Change, Client, Stored, connected, link_error, logs_in
+from .client import Znode, ZnodeChange, ZookeeperClient, connected, link_error, logs_in
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 
@@ -67,7 +66,7 @@ ID = "redlock-id"
 LONGEST = 10_000  # bytes of a member's report about itself
 
 
-class ZookeeperTable(MemberTable[Client]):
+class ZookeeperTable(MemberTable[ZookeeperClient]):
     """
     The records of an alias in one ensemble.
 
@@ -91,16 +90,16 @@ class ZookeeperTable(MemberTable[Client]):
 
     # Connections
 
-    def dial(self, number: int, timeout: float) -> Client:
+    def dial(self, number: int, timeout: float) -> ZookeeperClient:
         """Return a connection to a member, not yet open."""
-        return Client(self.place, number, timeout)
+        return ZookeeperClient(self.place, number, timeout)
 
-    def greet(self, client: Client) -> str:
+    def greet(self, client: ZookeeperClient) -> str:
         """Return the id of the ensemble; create missing folders if the user has the right."""
         try:
             if client.exists([self._id, self.root]).count(None):
                 self._prepare(client)
-            written = client.write([Change(f"{self.root}/clock", b"", -1)])
+            written = client.write([ZnodeChange(f"{self.root}/clock", b"", -1)])
             (known,) = client.get([self._id])
         except NoAuthError as error:
             lacks = self.explain(error).failure
@@ -109,16 +108,18 @@ class ZookeeperTable(MemberTable[Client]):
             raise AnswerError(Failure.CONTENDED)
         return identity_of(known)
 
-    def _prepare(self, client: Client) -> None:
+    def _prepare(self, client: ZookeeperClient) -> None:
         """Create what is missing; another process may do the same at the same time."""
         parts = self.place.path.split("/")
         parents = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
         for parent, known in zip(parents, client.exists(parents), strict=True):
             if known is None:
-                client.write([Change(parent, b"", None)])
-        client.write([Change(self._id, secrets.token_hex(16).encode(), None)])
+                client.write([ZnodeChange(parent, b"", None)])
+        client.write([ZnodeChange(self._id, secrets.token_hex(16).encode(), None)])
         folders = ["clock", "w", *(f"{kind}{number:02}" for kind in KINDS for number in range(FOLDERS))]
-        client.write([Change(each, b"", None) for each in (self.root, *(f"{self.root}/{name}" for name in folders))])
+        client.write(
+            [ZnodeChange(each, b"", None) for each in (self.root, *(f"{self.root}/{name}" for name in folders))]
+        )
 
     def explain(self, error: Exception) -> LinkError:
         """Return what to report about a failure, without anything that the error quotes."""
@@ -145,21 +146,21 @@ class ZookeeperTable(MemberTable[Client]):
         short = digest(name)
         return f"{self.root}/{kind}{int(short[:2], 16) % FOLDERS:02}/{short}"
 
-    def fetch(self, keys: Sequence[str]) -> tuple[str, Record | None, dict[str, Record]]:
+    def fetch(self, keys: Sequence[str]) -> tuple[str, Stored | None, dict[str, Stored]]:
         """Return the id of the ensemble, the record of the era, and the records that exist under some keys."""
         known, era, *found = self.connection.get([self._id, f"{self.root}/era", *keys], sync=self.root)
         records = {key: record(one) for key, one in zip(keys, found, strict=True) if one}
         return identity_of(known), record(era) if era else None, records
 
-    def moment(self, stored: Record | None) -> Moment | None:
+    def moment(self, stored: Stored | None) -> Moment | None:
         """Return the present moment; None if the record of the era had to change or the clock was not read."""
         era = self._era = Era.load(stored.record) if stored else None
         self._version = stored.version if stored else 0
         if self._is_due(era):
-            self._observe(self.connection.write([Change(f"{self.root}/clock", b"", -1)]), self.looked)
+            self._observe(self.connection.write([ZnodeChange(f"{self.root}/clock", b"", -1)]), self.looked)
         if correction := self.clock.correction(era, str(self._epoch)):
             content = json.dumps(correction.dump()).encode()
-            self.connection.write([Change(f"{self.root}/era", content, stored.version if stored else None)])
+            self.connection.write([ZnodeChange(f"{self.root}/era", content, stored.version if stored else None)])
             return None
         assert era is not None
         return self.clock.moment(era)
@@ -173,7 +174,7 @@ class ZookeeperTable(MemberTable[Client]):
             return True
         return False
 
-    def _observe(self, written: Stored | None, sent: float) -> None:
+    def _observe(self, written: Znode | None, sent: float) -> None:
         """Use the reading of the leader's clock that comes with a write."""
         if written is None or not 0 < written.time <= LATEST:
             raise AnswerError(Failure.MALFORMED)
@@ -183,20 +184,20 @@ class ZookeeperTable(MemberTable[Client]):
 
     def write(self, decision: Decision) -> bool | None:
         """Write the changes of a decision, and the names of the waiters to the znodes that their processes watch."""
-        changes = [Change(one.key, dump(one.record), one.version) for one in decision.changes]
+        changes = [ZnodeChange(one.key, dump(one.record), one.version) for one in decision.changes]
         return self._commit([*changes, *self._notify(decision.notified)])
 
     def confirm(self, decision: Decision) -> bool:
         """Return whether the records read for a decision without changes were those of the leader of its era."""
         return not decision.moment.era or self._commit([]) is True  # a survey makes no decision
 
-    def _commit(self, changes: Sequence[Change]) -> bool | None:
+    def _commit(self, changes: Sequence[ZnodeChange]) -> bool | None:
         """Write in the present era; see :meth:`write`."""
         if sum(len(one.path) + len(one.data or b"") + 100 for one in changes) > LARGEST_WRITE:
             raise TooLargeError
         sent, era = self.now(), self._era
         written = self.connection.write(
-            [Change(f"{self.root}/clock", b"", -1), Change(f"{self.root}/era", None, self._version), *changes]
+            [ZnodeChange(f"{self.root}/clock", b"", -1), ZnodeChange(f"{self.root}/era", None, self._version), *changes]
         )
         if written is None:
             return False
@@ -204,7 +205,7 @@ class ZookeeperTable(MemberTable[Client]):
         counts = era and era.name == str(self._epoch) and not self.clock.jumped(era.tag)
         return True if counts else None
 
-    def _notify(self, waiters: Iterable[str]) -> list[Change]:
+    def _notify(self, waiters: Iterable[str]) -> list[ZnodeChange]:
         """Return the changes that notify waiters. A process that does not watch is left out; its waiters ask again."""
         by_path: dict[str, list[str]] = {}
         for waiter in waiters:
@@ -217,7 +218,7 @@ class ZookeeperTable(MemberTable[Client]):
                     *(earlier if isinstance(earlier, list) else []),
                     *([secrets.token_hex(4), one] for one in names),
                 ]
-                changes.append(Change(path, dump({"to": notified[-max(KEPT, len(names)) :]}), -1))
+                changes.append(ZnodeChange(path, dump({"to": notified[-max(KEPT, len(names)) :]}), -1))
         return changes
 
     # Listings
@@ -226,17 +227,17 @@ class ZookeeperTable(MemberTable[Client]):
         """Return the paths of the folders of some kinds of records, in their order."""
         return [f"{self.root}/{kind}{number:02}" for kind in kinds for number in range(FOLDERS)]
 
-    def page(self, after: str) -> tuple[dict[str, Record], str, int]:
+    def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
         """Return the records of some names, in the order of the digests of the names."""
         folders = self.folders(NAMES)
         total = sum(folder.children for folder in self.connection.exists(folders) if folder)
         return *self._page(folders, after), total
 
-    def page_of_any(self, after: str) -> tuple[dict[str, Record], str]:
+    def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
         """Return some records of any kind whose paths follow *after*."""
         return self._page(self.folders(*KINDS), after)
 
-    def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Record], str]:
+    def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Stored], str]:
         """Return some records whose paths follow *after*, and the last path of them; empty if there are no more."""
         later = [folder for folder in folders if folder >= after.rpartition("/")[0]]
         some = later[:FOLDERS_AT_ONCE]
@@ -249,11 +250,11 @@ class ZookeeperTable(MemberTable[Client]):
     def delete(self, versions: Mapping[str, int]) -> None:
         """Delete records, and rewrite the record of the era, which changes its version: see above."""
         if self._era:
-            useless = [Change(path, None, version, delete=True) for path, version in versions.items()]
-            self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
+            useless = [ZnodeChange(path, None, version, delete=True) for path, version in versions.items()]
+            self.connection.write([ZnodeChange(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
 
 
-def identity_of(known: Stored | None) -> str:
+def identity_of(known: Znode | None) -> str:
     """Return the id of an ensemble, from the znode that has it."""
     return f"zookeeper {known.data.decode('ascii', 'replace')[:40] if known else ''}"
 
@@ -268,26 +269,26 @@ def dump(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def record(stored: Stored) -> Record:
+def record(stored: Znode) -> Stored:
     """Return the record in a znode."""
-    return Record(stored.version, parsed(stored.data))
+    return Stored(stored.version, parsed(stored.data))
 
 
 class ZookeeperWatch(Watch):
     """A thread that reads the notifications of an ensemble to a process."""
 
     kind = "zookeeper"
-    client: Client | None
+    client: ZookeeperClient | None
 
     def begin(self, number: int) -> None:
         """Begin to watch at a member."""
         self._events: SimpleQueue[Any] = SimpleQueue()
         self._notified: list[Any] = []
-        self.client = Client(self.place, number, self.timeout)
+        self.client = ZookeeperClient(self.place, number, self.timeout)
         self.client.open()
         if self.client.get([self.key])[0]:  # left from an earlier session of this process
-            self.client.write([Change(self.key, None, -1, delete=True)])
-        self.client.write([Change(self.key, b"", None)], fleeting=True)
+            self.client.write([ZnodeChange(self.key, None, -1, delete=True)])
+        self.client.write([ZnodeChange(self.key, b"", None)], fleeting=True)
         self.client.when_lost(lambda: self._events.put(None))
         self._look()
 

@@ -27,7 +27,7 @@ from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.table import TABLE
-from django_redlock.nodes.etcd.client import Client
+from django_redlock.nodes.etcd.client import EtcdClient
 from django_redlock.nodes.records.replicated import Place
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager, wait_until
@@ -276,7 +276,7 @@ def trickling(reply: bytes, pause: float) -> Iterator[int]:
 def test_member_that_answers_byte_by_byte_times_out(head: bytes):
     """The time of a reply is bounded as a whole; such a member would keep the node from using the others."""
     with trickling(head + b"HTTP/1.1 100 Continue\r\n\r\n" * 200, pause=0.02) as port:
-        client = Client(Place((("127.0.0.1", port),)), 0, timeout=2.0)
+        client = EtcdClient(Place((("127.0.0.1", port),)), 0, timeout=2.0)
         client.open()
         began = time.monotonic()
 

@@ -26,7 +26,7 @@ from .test_replicated import between
 
 if find_spec("kazoo"):
     from django_redlock.nodes.zookeeper import node as tables
-    from django_redlock.nodes.zookeeper.client import Change, Client
+    from django_redlock.nodes.zookeeper.client import ZnodeChange, ZookeeperClient
     from django_redlock.nodes.zookeeper.node import ZookeeperNode, ZookeeperTable
 else:
     pytestmark = pytest.mark.skip("needs kazoo: pip install django-redlock[zookeeper]")
@@ -62,7 +62,7 @@ def test_refusal_is_confirmed_by_a_write(
 
     def change_eras() -> None:
         other.execute([Release(("{x}",), "b" * 32)])
-        other.connection.write([Change("/t:/era", tables.dump(other._era.dump()), -1)])
+        other.connection.write([ZnodeChange("/t:/era", tables.dump(other._era.dump()), -1)])
 
     between(table, monkeypatch, change_eras)
 
@@ -222,7 +222,7 @@ def test_member_that_accepts_and_is_silent_is_left_at_once(monkeypatch: pytest.M
     """A frozen member still accepts connections; kazoo would wait for the length of a session."""
     monkeypatch.setattr("django_redlock.nodes.zookeeper.client.SESSION", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = Client(node(f"zookeeper://127.0.0.1:{silent.getsockname()[1]}").place, 0, 0.2)
+        client = ZookeeperClient(node(f"zookeeper://127.0.0.1:{silent.getsockname()[1]}").place, 0, 0.2)
         with pytest.raises(TimeoutError):
             client.open()
         began = time.monotonic()
