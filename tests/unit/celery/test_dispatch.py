@@ -341,9 +341,10 @@ def rounds(monkeypatch, call):
     Over real nodes, a claim is confirmed in the background.
     """
     asked = []
-    ask = locks["default"].ask
+    gather = locks["default"].driver.gather
+    ask = gather.ask
     with monkeypatch.context() as patch:
-        patch.setattr(locks["default"], "ask", lambda round: (asked.append(round), ask(round)))
+        patch.setattr(gather, "ask", lambda round: (asked.append(round), ask(round))[1])
         call()
     return sum(round.timeout > 0 and type(round.requests.get(0)).__name__ != "Extend" for round in asked)
 
