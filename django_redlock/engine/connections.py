@@ -337,7 +337,7 @@ class Breakers(list[Breaker]):
 log = logging.getLogger("django_redlock")
 
 
-class Connector:
+class NodeConnector:
     """
     Connects to the nodes of one alias.
 

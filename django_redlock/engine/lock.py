@@ -22,7 +22,7 @@ from ..core.rules import Wanted
 from ..exceptions import LockTakenError
 from .lease import Lease, raise_loss
 from .options import ATTRIBUTES, Explained, Plan, check_block, refuse_arguments, without_arguments
-from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, Waiting, entering, this_task, this_thread
+from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, WaitCheck, entering, this_task, this_thread
 
 if TYPE_CHECKING:
     from .manager import LockManager
@@ -158,14 +158,14 @@ class Lock(Explained, advice=ATTRIBUTES):
         manager, wanted = described.manager, described.wanted
         if self._plan.options["reentrant"] and (lease := self._entered_before(described, who)):
             return lease
-        waiting = None if wanted.wait == 0 else Waiting(manager, wanted, who)
+        waiting = None if wanted.wait == 0 else WaitCheck(manager, wanted, who)
         return manager.acquirer.take(wanted, described.renew, who, self._plan.options["reentrant"], waiting)
 
     async def _atake(self, described: Description, who: object) -> Lease:
         manager, wanted = described.manager, described.wanted
         if self._plan.options["reentrant"] and (lease := self._entered_before(described, who)):
             return lease
-        waiting = None if wanted.wait == 0 else Waiting(manager, wanted, who)
+        waiting = None if wanted.wait == 0 else WaitCheck(manager, wanted, who)
         return await manager.acquirer.atake(wanted, described.renew, who, self._plan.options["reentrant"], waiting)
 
     def __enter__(self) -> Lease:

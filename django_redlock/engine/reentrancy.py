@@ -291,7 +291,7 @@ def forget_taken() -> None:
     _taken.set((None, 0, 8))
 
 
-class Waiting:
+class WaitCheck:
     """
     Check before each pause of a thread or task that waits for a lock whether it waits for itself.
 

@@ -15,7 +15,7 @@ from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
 from ..nodes.clock import SLICES, Clock, Patience
-from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, Connector, IdleConnections
+from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, IdleConnections, NodeConnector
 
 IDLE = 1.0  # seconds after which a server may have closed a link, so that the link is checked before use
 # Seconds for which the first round of a connection set, even if decided, waits for links to the other nodes.
@@ -40,7 +40,7 @@ class Gather:
         self._clock = clock
         self.idle = IdleConnections()
         self.breakers = Breakers(len(nodes))
-        self._connector = Connector(nodes, self.breakers, clock)
+        self._connector = NodeConnector(nodes, self.breakers, clock)
 
     def ask(self, round: Round) -> ConnectionSet | None:
         """

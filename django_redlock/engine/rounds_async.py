@@ -54,13 +54,13 @@ class AsyncGather:
         self._lines: dict[int, Line] = {}
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
         self._unattended: set[asyncio.Future[None]] = set()
-        self._limits: TimeLimits[Poll] = TimeLimits(self._time_out, clock)
+        self._limits: TimeLimits[PendingRound] = TimeLimits(self._time_out, clock)
 
     async def ask(self, round: Round) -> None:
         """Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out."""
         round.admission = self._admission
         start = self._clock()
-        poll = Poll(round, start)
+        poll = PendingRound(round, start)
         fresh = not self._lines
         try:
             self._send_all(poll)
@@ -82,7 +82,7 @@ class AsyncGather:
     def send(self, round: Round) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
         round.timeout = 0.0
-        self._send_all(Poll(round, self._clock()))
+        self._send_all(PendingRound(round, self._clock()))
         round.close()
 
     def leave(self, round: Round, timeout: float, ended: Callable[[Round], object]) -> bool:
@@ -97,7 +97,7 @@ class AsyncGather:
         Returns:
             Whether the round is open; otherwise *ended* is not called.
         """
-        poll = Poll(round, self._clock())
+        poll = PendingRound(round, self._clock())
         self._send_all(poll)
         if round.closed:
             return False
@@ -127,7 +127,7 @@ class AsyncGather:
         self._limits.rest()
         await asyncio.sleep(0)  # let the aborted transports close their sockets
 
-    async def _wait(self, poll: "Poll") -> None:
+    async def _wait(self, poll: "PendingRound") -> None:
         """Wait until the round is settled, at the latest by its time limit."""
         poll.settled = asyncio.get_running_loop().create_future()
         try:
@@ -138,7 +138,7 @@ class AsyncGather:
         finally:
             self._limits.discard(poll)
 
-    async def _spare(self, poll: "Poll", settled: asyncio.Future[None]) -> None:
+    async def _spare(self, poll: "PendingRound", settled: asyncio.Future[None]) -> None:
         """Wait a while for the other nodes; if they do not decide the round, ask those that failed lately, too."""
         poll.settle()
         if not poll.round.needed:
@@ -150,7 +150,7 @@ class AsyncGather:
             for node in spared:
                 self._connect(node, poll)
 
-    async def _hear_out(self, poll: "Poll") -> None:
+    async def _hear_out(self, poll: "PendingRound") -> None:
         """Wait for the other replies to a refused round, for as long as its patience lasts."""
         loop = asyncio.get_running_loop()
         until = loop.time() + poll.round.patience
@@ -158,7 +158,7 @@ class AsyncGather:
             poll.settled = loop.create_future()
             await asyncio.wait([poll.settled], timeout=left)
 
-    def _time_out(self, poll: "Poll", late: bool) -> bool:
+    def _time_out(self, poll: "PendingRound", late: bool) -> bool:
         """
         Note the nodes that did not answer in time, and settle the round; return False to wait on.
 
@@ -183,7 +183,7 @@ class AsyncGather:
         poll.settle()
         return True
 
-    def _send_all(self, poll: "Poll") -> None:
+    def _send_all(self, poll: "PendingRound") -> None:
         round, now = poll.round, self._clock()
         resting = set() if round.cleanup else self._breakers.resting(round, now)
         for node in round.requests:
@@ -220,7 +220,7 @@ class AsyncGather:
         line.link.close()
         return None
 
-    def _send(self, node: int, line: Line, poll: "Poll", now: float) -> None:
+    def _send(self, node: int, line: Line, poll: "PendingRound", now: float) -> None:
         round, breaker = poll.round, self._breakers[node]
 
         def on_reply(reply: Reply | None) -> bool:
@@ -245,7 +245,7 @@ class AsyncGather:
             line.in_flight -= 1
             poll.receive(node, error.reply())
 
-    def _connect(self, node: int, poll: "Poll") -> None:
+    def _connect(self, node: int, poll: "PendingRound") -> None:
         task = self._connecting.get(node)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._open(node, poll.round.timeout))
@@ -291,7 +291,7 @@ class AsyncGather:
 
 
 @dataclass(eq=False, slots=True)
-class Poll:
+class PendingRound:
     """One round under way, and the future that its driver waits for."""
 
     round: Round
