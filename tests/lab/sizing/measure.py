@@ -8,6 +8,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import redis
+from django.conf import settings
 
 from django_redlock import LockManager
 from django_redlock.testing import Server
@@ -34,9 +35,9 @@ def one_server(**options: Any) -> Iterator[tuple[LockManager, Any]]:
     with ExitStack() as stack:
         server = stack.enter_context(Server())
         client = stack.enter_context(server.client())
-        manager = ours(
-            f"sizing-{server.port}", [server.url], prefix="t", **{"ttl": 60.0, "node_timeout": 2.0, **options}
-        )
+        alias = f"sizing-{server.port}"
+        manager = ours(alias, [server.url], prefix="t", **{"ttl": 60.0, "node_timeout": 2.0, **options})
+        stack.callback(settings.REDLOCK.pop, alias)
         stack.callback(manager.close)
         yield manager, client
 
