@@ -90,7 +90,10 @@ def test_signals_at_random_moments_make_no_later_block_fail(three: None, hits: i
     """
     kept = witness()
 
-    assert storm(hits)["interrupted"] == hits
+    found = storm(hits)
+
+    assert found["interrupted"] == hits
+    assert found.keys() <= {"blocks", "interrupted", "waited in vain"}
     assert kept.valid()
     kept.release()
 
