@@ -2,7 +2,9 @@
 The lock managers of the aliases in ``REDLOCK``, one per alias and process, and access to them.
 """
 
+import os
 import sys
+import threading
 import warnings
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Iterator
@@ -34,6 +36,7 @@ class RedlockHandler:
 
     def __init__(self) -> None:
         self._managers: dict[str, LockManager] = {}
+        self._mutex = threading.RLock()
 
     def __getitem__(self, alias: str) -> LockManager:
         """
@@ -46,9 +49,12 @@ class RedlockHandler:
         try:
             return managers[alias]
         except KeyError:
-            # Without a mutex: a signal handler that interrupts this thread here may need the manager itself. Of two
-            # managers that are made at the same time, both use the first.
-            return managers.setdefault(alias, self._create(alias))
+            # Other threads wait for the one that makes the manager. A signal handler that interrupts that thread may
+            # need the manager itself, so it may enter; the manager that is made first is then used by both.
+            with self._mutex:
+                if alias not in managers:
+                    managers.setdefault(alias, self._create(alias))
+                return managers[alias]
 
     def __iter__(self) -> Iterator[str]:
         return iter(aliases())
@@ -246,5 +252,9 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
     if setting in ("REDLOCK", "CACHES"):
         locks.reset()
 
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have held the mutex.
+    os.register_at_fork(after_in_child=lambda: setattr(locks, "_mutex", threading.RLock()))
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redlock.reset")

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from contextlib import closing
-from subprocess import DEVNULL
+from pathlib import Path
 
 import pytest
 
@@ -49,16 +49,20 @@ def crowded(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Live:
         pytest.param(LOOPS, "/abusy/{}/", id="uvicorn, asynchronous"),
     ],
 )
-def test_no_request_is_refused_while_the_nodes_answer(crowded: Live, command: list[str], path: str, bursts: int):
+def test_no_request_is_refused_while_the_nodes_answer(
+    crowded: Live, command: list[str], path: str, bursts: int, tmp_path: Path
+):
     """
     A process that gets too little processor time is late, and blames neither its requests nor its nodes for it.
     """
-    site = Site(crowded, command, stderr=DEVNULL)  # nobody would read a pipe
     seen: Counter[str] = Counter()
+    said = tmp_path / "stderr"
 
-    for burst in range(bursts):
-        paths = [path.format(burst * BURST + number) for number in range(BURST)]
-        seen += asyncio.run(statuses(site.port, paths))
-    site.stop()
+    with said.open("w") as stderr:  # nobody would read a pipe
+        site = Site(crowded, command, stderr=stderr)
+        for burst in range(bursts):
+            paths = [path.format(burst * BURST + number) for number in range(BURST)]
+            seen += asyncio.run(statuses(site.port, paths))
+        site.stop()
 
-    assert seen == {"HTTP/1.1 200 OK": bursts * BURST}
+    assert seen == {"HTTP/1.1 200 OK": bursts * BURST}, said.read_text()
