@@ -117,7 +117,7 @@ class Gather:
             slow = patience is not None or ended - began >= part
             if slow:  # only now, because nearly all rounds end before
                 patience = patience or Patience(round.timeout, round.lifetime, self._clock)
-                asked = patience.count(asked, ended - began, free=self._awaits_links(connections, round))
+                asked = patience.count(asked, ended - began, connecting=self._awaits_links(connections, round))
                 began = ended
             if spared and round.needed and (slow or not expects):
                 self._connector.see_to(connections, round, spared, ended, spare=False)

@@ -257,6 +257,8 @@ class AsyncGather:
             if poll.over or node in poll.round.replies:
                 return
             if node in self._lines:
+                if not (poll.sent or poll.round.closed):  # until now, the time was that of making connections
+                    self._limits.add(poll, poll.round.timeout)
                 self._send(node, self._lines[node], poll, self._clock())
             else:
                 error = None if task.cancelled() else task.result()
@@ -406,7 +408,7 @@ class TimeLimits(Generic[T]):
         if late or crowded(self._clock):
             self._owed += asked
         else:
-            self._served += took
+            self._served += min(asked, took)
         for thing, (served, owed) in list(self._limits.items()):
             silent = served <= self._served + EARLY
             if (silent or owed <= self._owed) and self._passed(thing, not silent):

@@ -44,7 +44,10 @@ class Patience:
     How much longer to wait for a node.
 
     A timeout measures the node. So it is not charged for a wait that ended late, nor for one at whose end threads of
-    this machine wait for a processor, because one of them may be the node's. Such waits have a bound of their own.
+    this machine wait for a processor, because one of them may be the node's. Such waits have a bound of their own. If a
+    wait ends a little late, the part that was not asked for is not charged: a thread may need ten turns of a busy
+    interpreter to open a connection, and each turn would cost a little. Making connections has an allowance of its own,
+    as long as the timeout.
 
     Args:
         seconds: The timeout.
@@ -52,11 +55,11 @@ class Patience:
         clock: The clock that measures the waits.
     """
 
-    __slots__ = ("_clock", "_lifetime", "_owed", "_part", "left")
+    __slots__ = ("_clock", "_connecting", "_left", "_lifetime", "_owed", "_part")
 
     def __init__(self, seconds: float, lifetime: float = FOREVER, clock: Clock = steady) -> None:
         self._clock = clock
-        self.left = seconds
+        self._left = self._connecting = seconds
         self._owed = max(seconds, OWED)
         self._part = seconds / SLICES
         self._lifetime = lifetime
@@ -64,23 +67,27 @@ class Patience:
     @property
     def late(self) -> bool:
         """Whether the waiting ended before the node had its whole timeout."""
-        return self.left > 0
+        return self._left > 0 and self._connecting > 0
 
-    def count(self, asked: float, took: float, *, free: bool = False) -> float:
+    def count(self, asked: float, took: float, *, connecting: bool = False) -> float:
         """
         Note how long a wait was to last, and how long it lasted.
 
         Args:
             asked: The seconds to wait.
             took: The seconds that passed.
-            free: Whether a late wait costs nothing, because no node has been asked yet.
+            connecting: Whether no node has been asked yet, because the connections are being made. Then a late wait
+                costs nothing.
 
         Returns:
             The seconds to wait next; 0.0 when there is nothing to wait for any more.
         """
         self._lifetime -= took
-        if not (is_late(asked, took) or crowded(self._clock)):
-            self.left -= took
-        elif not free:
-            self._owed -= asked
-        return max(0.0, min(self._part, self.left)) if self._owed > 0 and self._lifetime > 0 else 0.0
+        if is_late(asked, took) or crowded(self._clock):
+            self._owed -= 0.0 if connecting else asked
+        elif connecting:
+            self._connecting -= min(asked, took)
+        else:
+            self._left -= min(asked, took)
+        left = self._connecting if connecting else self._left
+        return max(0.0, min(self._part, left)) if self._owed > 0 and self._lifetime > 0 else 0.0

@@ -15,6 +15,7 @@ from django_redlock.testing import Servers
 from .conftest import PATIENCE, Live
 from .test_requests import GUNICORN, UVICORN, Site
 
+BURST = 400
 THREADED = [*GUNICORN[:-3], "--threads=100", *GUNICORN[-2:]]
 LOOPS = [*UVICORN, "--workers=2"]
 
@@ -39,11 +40,7 @@ def crowded(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Live:
     return live
 
 
-@pytest.mark.parametrize(
-    ("bursts", "size"),
-    # A process for each processor already runs other tests beside the short one.
-    [pytest.param(1, 200, id="burst"), pytest.param(5, 400, marks=pytest.mark.endurance, id="bursts")],
-)
+@pytest.mark.parametrize("bursts", [1, pytest.param(5, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize(
     ("command", "path"),
     [
@@ -53,7 +50,7 @@ def crowded(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Live:
     ],
 )
 def test_no_request_is_refused_while_the_nodes_answer(
-    crowded: Live, command: list[str], path: str, bursts: int, size: int, tmp_path: Path
+    crowded: Live, command: list[str], path: str, bursts: int, tmp_path: Path
 ):
     """
     A process that gets too little processor time is late, and blames neither its requests nor its nodes for it.
@@ -64,8 +61,8 @@ def test_no_request_is_refused_while_the_nodes_answer(
     with said.open("w") as stderr:  # nobody would read a pipe
         site = Site(crowded, command, stderr=stderr)
         for burst in range(bursts):
-            paths = [path.format(burst * size + number) for number in range(size)]
+            paths = [path.format(burst * BURST + number) for number in range(BURST)]
             seen += asyncio.run(statuses(site.port, paths))
         site.stop()
 
-    assert seen == {"HTTP/1.1 200 OK": bursts * size}, said.read_text()
+    assert seen == {"HTTP/1.1 200 OK": bursts * BURST}, said.read_text()

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NoReturn
 from unittest.mock import patch
 
@@ -69,6 +69,21 @@ async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flav
 def has_key(node: Server, *keys: str) -> bool:
     with node.client() as client:
         return bool(client.exists(*keys))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_first_lock_of_a_process_reaches_distant_nodes(nodes: Servers, flavour: Flavour, size: int):
+    """
+    Greeting a node takes a round trip of its own. It does not count against the attempt, which has its whole timeout.
+    """
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(FaultProxy(url)) for url in nodes.urls[:size]]
+        for proxy in proxies:
+            proxy.delay(0.35)
+        manager = real_manager([proxy.url for proxy in proxies], node_timeout=1.0)
+        lease = await flavour.acquire(manager.lock("a", wait=0))
+        assert await flavour.release(lease) == "released"
+        await flavour.close(manager)
 
 
 async def on_all(lock: Lock, flavour: Flavour, nodes: Sequence[Server]) -> Lease:
