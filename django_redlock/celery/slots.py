@@ -206,7 +206,7 @@ class Ticket:
             name: The lock's name.
             ttl: For how long it lasts, in seconds.
             label: The task's name.
-            state: What it is for.
+            state: The purpose of the lock.
             secret: Its secret; empty draws a fresh one.
             **options: ``adopt``: the secret of a holder from which it may be taken over. ``strict``: whether it must
                 be taken over, from *adopt* or from *secret* itself; a free lock is then refused. ``call``: what

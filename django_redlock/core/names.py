@@ -155,7 +155,7 @@ class Owner(NamedTuple):
         process: Identifies the holder's process, so that its heartbeat can be looked up; empty if the lock does not
             depend on a process.
         extensions: How often the lease was extended.
-        state: What the work does if it does not run: ``claimed``, ``queued``, ``held`` or ``note``; empty if it runs.
+        state: The stage of work that does not run: ``claimed``, ``queued``, ``held`` or ``note``; empty if it runs.
         call: Number and arguments of a call that comes after the present one; see ``celery/pending.py``.
     """
 

@@ -331,7 +331,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """
         Report the loss, if it is one, to the log, the signal, the callbacks, and to those who wait for the event.
 
-        Each is told once, whichever threads notice the loss. If an exception interrupts the report, the next call goes
+        This happens once, whichever threads notice the loss. If an exception interrupts the report, the next call goes
         on with it: the watchdog's, at the latest.
         """
         if self.hold.ended is EndReason.RELEASED or (self._reported and not self._on_lost):

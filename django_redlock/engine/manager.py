@@ -29,7 +29,7 @@ from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
-from .driver import Driver
+from .driver import Driver, LoopSide
 from .lease import LASTING, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import LockOptions, Plan, lists_options, plan
@@ -420,15 +420,7 @@ class Acquirer:
             reentrant: Whether *who* may enter it again.
             waiting: Called before each pause of a caller that waits in the queue.
         """
-        lease = self.held(wanted, self.run(wanted, waiting), renew)
-        try:
-            if reentrant:
-                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
-            remember(lease, who)
-            return lease
-        except BaseException:
-            lease.hold.abandon()
-            raise
+        return self._noted(self.held(wanted, self.run(wanted, waiting), renew), wanted, who, reentrant)
 
     async def atake(
         self,
@@ -439,15 +431,8 @@ class Acquirer:
         waiting: Callable[[], object] | None = None,
     ) -> Lease:
         """Do what :meth:`take` does without blocking."""
-        lease = self.aheld(wanted, await self.arun(wanted, waiting), renew)
-        try:
-            if reentrant:
-                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
-            remember(lease, who)
-            return lease
-        except BaseException:
-            lease.hold.abandon()
-            raise
+        lease = self.held(wanted, await self.arun(wanted, waiting), renew, self._driver.loop_side())
+        return self._noted(lease, wanted, who, reentrant)
 
     def run(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
@@ -524,9 +509,9 @@ class Acquirer:
             if waiter.name:
                 notifications.waiters.leave(waiter)
 
-    def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
+    def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool, loop_side: LoopSide | None = None) -> Lease:
         """
-        Return the lease of a won acquisition.
+        Return the lease of a won acquisition; it belongs to an event loop if the *loop_side* is given.
 
         Raises:
             LockTakenError: Another owner kept the lock.
@@ -534,27 +519,24 @@ class Acquirer:
         """
         if isinstance(outcome, GaveUp):
             self._refuse(wanted, outcome)
-        lease = Lease(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
+        lease = (AsyncLease if loop_side else Lease)(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
         try:
             if not wanted.detached:
-                self._manager.runtime.watchdog.watch(lease)
-                self._driver.heartbeat.join()
+                runtime = self._manager.runtime
+                (runtime.loop_watchdog() if loop_side else runtime.watchdog).watch(lease)
+                (loop_side or self._driver).heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
             lease.hold.abandon()
             raise
 
-    def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
-        """Do what :meth:`held` does for the running event loop."""
-        if isinstance(outcome, GaveUp):
-            self._refuse(wanted, outcome)
-        lease = AsyncLease(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
+    def _noted(self, lease: Lease, wanted: Wanted, who: object, reentrant: bool) -> Lease:
+        """Note that *who* has taken a lock, and return its lease."""
         try:
-            if not wanted.detached:
-                self._manager.runtime.loop_watchdog().watch(lease)
-                self._driver.loop_side().heartbeat.join()
-            self._manager.notify("lock_acquired", lease=lease)
+            if reentrant:
+                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
+            remember(lease, who)
             return lease
         except BaseException:
             lease.hold.abandon()

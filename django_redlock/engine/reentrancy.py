@@ -65,7 +65,7 @@ class OpenBlock:
         lease: The lease that the body runs under.
         who: The thread or task that has entered.
         over: Whether the statement is being left, or was left.
-        interruption: What cancels the body when the lock is lost, if anything does.
+        interruption: Cancels the body when the lock is lost; None if nothing does.
     """
 
     __slots__ = ("__weakref__", "_leave", "interruption", "lease", "lock", "over", "who")

@@ -89,11 +89,11 @@ class Chore:
 
 
 class Tended(Protocol):
-    """What a watchdog looks after: a lease, or a :class:`Chore`."""
+    """A lease or a :class:`Chore`, which a watchdog looks after."""
 
     @property
     def hold(self) -> Any:
-        """What knows when it is due, and who extends it: see :class:`Chore`."""
+        """The object that knows when it is due, and which manager extends it: see :class:`Chore`."""
 
     def valid(self) -> bool:
         """Return whether the lease is still held; if it is not, notify its holder."""

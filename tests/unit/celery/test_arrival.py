@@ -100,7 +100,7 @@ def test_id_that_was_used_before(make, worker):
 
 
 def test_put_back_message_hides_what_its_caller_hides(make, worker):
-    """What is to be shown in place of the arguments is shown of a message that was put back, too."""
+    """A message that was put back still shows the text that stands in for its arguments."""
     task = make(on_overlap="wait")
     task.apply_async((7,), {"since": "PASSWORD"}, task_id="x", kwargsrepr="HIDDEN")
 
