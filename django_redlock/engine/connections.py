@@ -55,7 +55,7 @@ class Connection:
         """Send this node's request of a round."""
         request = round.requests[self.node]
         self.in_flight.append((request, round, now))
-        self.link.send(request, packed, in_full=not round.timeout and round.in_full)
+        self.link.send(request, packed, in_full=round.in_full)
 
     def read(self) -> None:
         """
@@ -137,10 +137,10 @@ class ConnectionSet:
 
     def expect(self, node: int) -> None:
         """Expect a link to *node*; its arrival wakes the waiting thread."""
-        self.connecting.add(node)
         if self._wakeup is None:
-            self._wakeup = WakeUp()
+            self._wakeup = WakeUp()  # first: it fails if the process has too many open files
             self._poll.register(self._wakeup, select.POLLIN)
+        self.connecting.add(node)
 
     def deliver(self, node: int, link: Link | LinkError) -> None:
         """Hand in a link, or the error instead of it; the thread that connected calls this."""
@@ -372,10 +372,16 @@ class NodeConnector:
                 continue
             elif node in resting:
                 spared.append(node)
-            elif until := self._breakers[node].admits(now, timeout):
-                self._connect(connections, node, timeout, until)
             else:
-                self._follow(connections, node, timeout)
+                until = self._breakers[node].admits(now, timeout)
+                try:
+                    if until:
+                        self._connect(connections, node, timeout, until)
+                    else:
+                        self._follow(connections, node, timeout)
+                except OSError as error:  # this process has too many open files, and could not be woken
+                    self._breakers[node].was_tried(until)
+                    round.receive(node, failed(Failure.UNREACHABLE, detail=error.strerror or ""))
         return spared
 
     def _follow(self, connections: ConnectionSet, node: int, timeout: float) -> None:

@@ -5,7 +5,6 @@ Leases: the proof of holding a lock that acquiring it gives, for blocking code a
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,7 +22,7 @@ from ..core.round import Round
 from ..core.rules import Wanted, number
 from ..exceptions import LockLostError, printable
 from ..nodes.gevent import uses_gevent
-from ..nodes.threads import new_event
+from ..nodes.threads import exiting, new_event, start
 from .options import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
 from .watchdog import Drop, unreleased, watch_drop
@@ -213,7 +212,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             wait: Whether to wait for the nodes' answers. If False, the outcome is ``unknown`` unless it is known at
                 once; the signal ``lock_released`` has it later.
         """
-        if sys.is_finalizing():
+        if exiting():
             return Outcome.UNKNOWN  # the key ends with its ttl; connecting or waiting would make the interpreter hang
         hold = self.hold
         hold.depth -= 1
@@ -239,7 +238,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     async def arelease(self, wait: bool = True) -> Outcome:
         """Do what :meth:`release` does without blocking; even a cancelled call sends the release."""
-        if sys.is_finalizing():
+        if exiting():
             return Outcome.UNKNOWN
         hold = self.hold
         hold.depth -= 1
@@ -331,8 +330,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """
         Report the loss, if it is one, to the log, the signal, the callbacks, and to those who wait for the event.
 
-        This happens once, whichever threads notice the loss. If an exception interrupts the report, the next call goes
-        on with it: the watchdog's, at the latest.
+        This happens once, whichever threads notice the loss. If an exception interrupts the report, another thread, or
+        the event loop of the lease, goes on with it.
         """
         if self.hold.ended is EndReason.RELEASED or (self._reported and not self._on_lost):
             return
@@ -349,6 +348,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         except BaseException:
             if self.__dict__.get("_reporting") is me:
                 del self.__dict__["_reporting"]
+            self._report_later()
             raise
         if fatal is not None:
             raise fatal
@@ -368,6 +368,10 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         if self._on_lost:  # added by another thread while this one was calling
             self._report()
         return fatal
+
+    def _report_later(self) -> None:
+        with suppress(RuntimeError):  # the interpreter is about to end
+            start(self._report, "django_redlock on_lost")
 
     def _apart(self, function: Callable[[], object]) -> bool:
         """Have another thread call *function* if this is the watchdog's, which must not block; return whether it is."""
@@ -392,6 +396,10 @@ class AsyncLease(Lease):
         raise TypeError(
             f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
         )
+
+    def _report_later(self) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._report)
 
     def _apart(self, function: Callable[[], object]) -> bool:
         return False
@@ -478,7 +486,7 @@ def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
     return longer
 
 
-LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
+LONGEST_REDELIVERY = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
 
 
 class LeaseHold(Hold):
@@ -585,8 +593,11 @@ class LeaseHold(Hold):
         now = self.clock()
         if self.check(now):
             self.end(EndReason.RELEASED, now)
-        if self.drop is not None:
-            unreleased.discard(self.drop)
+        # Both ways: the hold and its drop would otherwise be a cycle, which only the garbage collector frees, and the
+        # drop of a released lease would be noticed.
+        drop, self.drop = self.drop, None
+        if drop is not None:
+            unreleased.discard(drop)
         round = self._cleanup = self.release(self.timeout if wait else 0.0)
         round.unattended = not wait
         return round
@@ -603,7 +614,7 @@ class LeaseHold(Hold):
 
         This is for a holder that was interrupted before it could release the lock itself.
         """
-        if self.forked or self.ended or sys.is_finalizing():
+        if self.forked or self.ended or exiting():
             return
         self.depth -= 1
         if self.depth > 0:
@@ -618,7 +629,7 @@ def end_of_earlier_hold(takeover: Round) -> Round | None:
     if not takeover.remedy or not (nodes := takeover.unanswered()):
         return None
     requests = {node: takeover.remedy[node] for node in nodes}
-    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
+    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LONGEST_REDELIVERY)
 
 
 def log_loss(lease: Lease) -> None:

@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
+from ..nodes.threads import exiting
 from .driver import Driver, LoopSide
-from .lease import LASTING, AsyncLease, Lease, LeaseHold, note_extension
+from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import LockOptions, Plan, lists_options, plan
 from .process import HOST, process
@@ -131,11 +131,15 @@ class LockManager:
         self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
         self.acquirer = Acquirer(self)
         self.confirmations = Confirmations(self)
-        self.describe: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
+        self._descriptions: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
         _managers.add(self)
 
     def __repr__(self) -> str:
         return f"<LockManager {self.alias!r}: {', '.join(node.name for node in self.nodes)}>"
+
+    def describe(self, plan: Plan) -> Description:
+        """Return a lock under the options of this alias; the plans of locks with one name are the same every time."""
+        return self._descriptions(plan) if len(plan.names) == 1 else self._describe(plan)
 
     @lists_options
     def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock:
@@ -238,7 +242,7 @@ class LockManager:
         timeout = self.rules.timeout(self.rules.ttl)
         release = Release(slugs, secret, tombstone)
         round = cleanup(release, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
-        round.lasting = LASTING
+        round.lasting = LONGEST_REDELIVERY
         self.ask(round)
         return release_outcome(round, self.rules)
 
@@ -326,7 +330,7 @@ class LockManager:
         self.notify(event, **about)  # looked up now, because it may have been replaced
 
     def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> ProcessHeartbeat:
-        owner = this_process(HOST, process.name, since=self.runtime.wall())
+        owner = this_process(since=self.runtime.wall())
         return ProcessHeartbeat(self, owner, dog, self.runtime.clock, dropped)
 
 
@@ -436,7 +440,7 @@ class Acquirer:
 
     def run(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
-        if sys.is_finalizing():
+        if exiting():
             raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
         if not process.mark[0]:
             process.notice_fork()
@@ -477,6 +481,8 @@ class Acquirer:
 
     async def arun(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
+        if not process.mark[0]:
+            process.notice_fork()
         manager, driver = self._manager, self._driver
         instant, pause = manager.runtime.instant, manager.runtime.asleep
         notifications = driver.loop_side().notifications
@@ -557,7 +563,7 @@ class Acquirer:
         if isinstance(outcome, Granted) and wanted.adopt != outcome.secret:
             end = Release(outcome.slugs, wanted.adopt, self._rules.guard)
             for round in outcome.rounds:
-                round.remedy, round.lasting = dict.fromkeys(round.requests, end), LASTING
+                round.remedy, round.lasting = dict.fromkeys(round.requests, end), LONGEST_REDELIVERY
                 self._driver.follow_up(round)
         return outcome
 

@@ -151,6 +151,8 @@ class OpenBlocks(dict[object, list[Tie]]):
         """
         Make sure that *who* may enter; forget the blocks whose statement ended without leaving them.
 
+        Their locks are released in the background. So one attempt at the same lock may still find it taken.
+
         Raises:
             RuntimeError: *who* is inside already, and the lock does not nest.
         """
