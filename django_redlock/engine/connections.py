@@ -5,7 +5,7 @@ import logging
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -145,10 +145,20 @@ class ConnectionSet:
     def deliver(self, node: int, link: Link | LinkError) -> None:
         """Hand in a link, or the error instead of it; the thread that connected calls this."""
         self.arrived.append((node, link))
-        if self._wakeup:
-            self._wakeup.ring()
+        if wakeup := self._wakeup:
+            wakeup.ring()
         if self.closed:
             self.close()
+
+    def arrivals(self) -> Iterator[tuple[int, Link | LinkError]]:
+        """Remove and return what has arrived; free the two sockets of the wake-up if nothing more is expected."""
+        while self.arrived:
+            node, link = self.arrived.popleft()
+            self.connecting.discard(node)
+            yield node, link
+        if self._wakeup and not self.connecting:
+            self._poll.unregister(self._wakeup)
+            self._wakeup = None  # not closed: the thread that connected may be about to ring it
 
     def retire(self) -> None:
         """Drop all links after long disuse, when replies in flight have come or never will."""
@@ -168,8 +178,8 @@ class ConnectionSet:
                 link = self.arrived.popleft()[1]
                 if not isinstance(link, LinkError):
                     link.close()
-        if self._wakeup:
-            self._wakeup.close()
+        if wakeup := self._wakeup:
+            wakeup.close()
 
     def __del__(self) -> None:
         """Close the set if an exception came after it was taken from the stack and before it could be given back."""

@@ -22,10 +22,10 @@ from ..core.round import Round
 from ..core.rules import Wanted, number
 from ..exceptions import LockLostError, printable
 from ..nodes.gevent import uses_gevent
-from ..nodes.threads import exiting, new_event, start
+from ..nodes.threads import exiting, new_event
 from .options import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
-from .watchdog import Drop, unreleased, watch_drop
+from .watchdog import NEVER, TICK, Drop, unreleased, watch_drop
 
 if TYPE_CHECKING:
     from .manager import LockManager
@@ -330,11 +330,13 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """
         Report the loss, if it is one, to the log, the signal, the callbacks, and to those who wait for the event.
 
-        This happens once, whichever threads notice the loss. If an exception interrupts the report, another thread, or
-        the event loop of the lease, goes on with it.
+        This happens once, whichever threads notice the loss. If an exception interrupts the report, the watchdog goes
+        on with it.
         """
         if self.hold.ended is EndReason.RELEASED or (self._reported and not self._on_lost):
+            self.hold.report_at = NEVER
             return
+        self.hold.report_at = self.hold.clock() + TICK  # not at once: a callback may take long
         self._set_event()
         me, fatal = object(), None
         try:
@@ -348,7 +350,6 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         except BaseException:
             if self.__dict__.get("_reporting") is me:
                 del self.__dict__["_reporting"]
-            self._report_later()
             raise
         if fatal is not None:
             raise fatal
@@ -367,11 +368,9 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         self.__dict__.pop("_reporting", None)
         if self._on_lost:  # added by another thread while this one was calling
             self._report()
+        else:
+            self.hold.report_at = NEVER
         return fatal
-
-    def _report_later(self) -> None:
-        with suppress(RuntimeError):  # the interpreter is about to end
-            start(self._report, "django_redlock on_lost")
 
     def _apart(self, function: Callable[[], object]) -> bool:
         """Have another thread call *function* if this is the watchdog's, which must not block; return whether it is."""
@@ -396,10 +395,6 @@ class AsyncLease(Lease):
         raise TypeError(
             f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
         )
-
-    def _report_later(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._report)
 
     def _apart(self, function: Callable[[], object]) -> bool:
         return False
@@ -516,6 +511,7 @@ class LeaseHold(Hold):
         self.depth = 1  # how often the holder has entered the lock and not yet left it
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self.drop: Drop | None = None
+        self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
         self._sends = wanted.sends
         self._pid = process.pid
         self._abandoned = False  # whether the release was left to the background
@@ -547,7 +543,9 @@ class LeaseHold(Hold):
         return self.ttl / 30 if self.renewed else 0.0
 
     def due(self) -> float:
-        """Return when the watchdog looks at the hold next; infinity once it has ended."""
+        """Return when the watchdog looks at the hold next; infinity once it has ended and its loss is reported."""
+        if self.ended and self.ended is not EndReason.RELEASED:
+            return self.report_at
         return self.next_event(self.renewed)
 
     # Used by fences

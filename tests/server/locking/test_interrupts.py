@@ -98,6 +98,32 @@ def test_signals_at_random_moments_make_no_later_block_fail(three: None, hits: i
     kept.release()
 
 
+def test_interrupted_report_of_a_loss_goes_on(three: None):
+    """The watchdog calls the callbacks that an exception has prevented, wherever it came."""
+    struck, number = True, 0
+    while struck:
+        number += 1
+        lease = lock(f"a{number}", renew=False).acquire()
+        called = threading.Event()
+        lease.on_lost(lambda lease, called=called: called.set())
+        lease.hold.deadline = 0.0
+        struck = sweep.interrupted(lease.valid, number)
+        assert called.wait(20), number
+    assert number > 40
+
+
+def test_watchdog_rests_while_a_callback_takes_long(three: None):
+    """It looks again later whether the loss was reported, not again and again meanwhile."""
+    lease = lock("a", renew=False).acquire()
+    due: list[float] = []
+    lease.on_lost(lambda lease: due.append(lease.hold.due() - lease.hold.clock()))
+    lease.hold.deadline = 0.0
+
+    assert not lease.valid()
+    assert due[0] > 0.5
+    assert lease.hold.due() == float("inf")
+
+
 def in_time(work: Callable[[], object], seconds: float = 20.0) -> object:
     """Do something in another thread; return the result, or ``hangs``."""
     found: list[object] = []
