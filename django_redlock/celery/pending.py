@@ -242,6 +242,8 @@ class TrailingCall(Call):
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
+        if not seen.secret:  # it would overwrite the record of another call, or a free key, with nothing
+            return False
         manager, name = locks[self.ticket.using], self.ticket.following
         term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
         replies = tell_nodes(manager, Extend((term,), manager.rules.fence_keep)).replies

@@ -412,17 +412,20 @@ class Seen(NamedTuple):
     def of(cls, poll: Poll, slug: str) -> "Seen":
         """Return what a survey shows about the key of one lock."""
         tally = poll.tally(slug, by=str)  # a quorum must agree on the state, too
+        votes = [vote for vote in tally.votes if vote.value]  # a key that is empty or not a string names no holder
         found = []
-        for vote in tally.votes:
+        for vote in votes:
             left, fence = min(vote.lefts), min(row.fence for row in vote.rows.values())
             found.append(cls(vote.value, left if left < inf else 0.0, vote.nodes, fence))
-        if tally.winner or tally.is_free:
-            return found[0] if tally.winner else FREE
+        if tally.is_free or (tally.winner and not tally.winner.value):
+            return FREE
+        if tally.winner:
+            return found[0]
         reported = dict(poll.reported)
         for index, node in enumerate(poll.manager.nodes):
             if index not in poll.silent:
                 reported[node.name] = str(SlotState.FREE)
-        for seen, vote in zip(found, tally.votes, strict=True):
+        for seen, vote in zip(found, votes, strict=True):
             reported |= {poll.manager.nodes[index].name: str(seen.holder) for index in vote.rows}
         split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
         return FREE._replace(split=split, reported=reported)

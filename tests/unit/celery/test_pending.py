@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 from celery.worker.state import revoked
 
-from .slots import die, names
+from django_redlock import locks
+from django_redlock.celery.pending import TrailingCall
+from django_redlock.celery.slots import Seen
+
+from .slots import NAME, die, names
+
+NEXT = f"next:{NAME}"
 
 
 @pytest.fixture
@@ -292,3 +298,103 @@ def test_node_without_the_run_does_not_refuse_the_record(make, worker, memory_no
 
     assert calls[0].id == calls[1].id
     assert ran == ["running", "newest"]
+
+
+# A key that is not a string
+
+
+@pytest.fixture
+def servers(nodes, settings):
+    """Three real servers under the default alias, which have just started."""
+    about = {"NODES": nodes.urls[:3], "OPTIONS": {"restart_guard": False}}
+    settings.REDLOCK = {"default": about}
+    yield nodes[:3]
+    locks.reset()
+
+
+def spoil(name: str, *servers: Any) -> None:
+    """Put a list under the key of a lock on some servers."""
+    for server in servers:
+        with server.client() as client:
+            client.delete(f"redlock:{{{name}}}:h")
+            client.rpush(f"redlock:{{{name}}}:h", "not a lock")
+
+
+def lose(name: str, *servers: Any) -> None:
+    """Remove the key of a lock from some servers."""
+    for server in servers:
+        with server.client() as client:
+            client.delete(f"redlock:{{{name}}}:h")
+
+
+def values(name: str, *servers: Any) -> list[str]:
+    """Return what some servers have under the key of a lock."""
+    found = []
+    for server in servers:
+        with server.client() as client:
+            found.append(client.get(f"redlock:{{{name}}}:h"))
+    return found
+
+
+def test_key_that_is_not_a_string_is_no_record(servers, make, worker):
+    """
+    A list is in place of a pending call's record on one node, and a second one lost it. The next call takes the true
+    record over.
+    """
+    ran, calls, kept = [], [], []
+    first, second, third = servers
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["running"]:
+            calls.append(task.delay(7, "older"))
+            spoil(NEXT, second)
+            lose(NEXT, third)
+            calls.append(task.delay(7, "newest"))
+            kept.extend(values(NEXT, first, third))
+
+    task = make(body, on_duplicate="rerun")
+    task.delay(7, "running")
+    worker.run()
+    worker.run_all()
+
+    assert all(kept)
+    assert len(set(kept)) == 1
+    assert calls[0].id == calls[1].id
+    assert ran == ["running", "newest"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_key_that_is_not_a_string_is_no_slot_to_release(servers, make, force):
+    """``release()`` finds nothing to free where a list is in place of a slot, and does not report that it is taken."""
+    task = make()
+    spoil(NAME, servers[1])
+    servers[0].freeze()
+
+    assert task.singleton.release(7, since=None, force=force) == "expired"
+    assert task.singleton.holder(7) is None
+
+
+def test_key_that_is_not_a_string_keeps_nobody_from_running(servers, make, worker):
+    """A message runs though one node has a list in place of its slot, and only one the slot of another message."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(shop_id))
+    task.delay(7)
+    own = worker.take()
+    lose(NAME, *servers)
+    task.delay(7)
+    worker.take()
+    spoil(NAME, servers[1])
+    lose(NAME, servers[2])
+
+    assert worker.run(own) == "SUCCESS"
+    assert ran == [7]
+
+
+def test_record_without_a_secret_is_not_written_back(make, memory_nodes):
+    """Anybody would own a record that has no secret."""
+    task = make(on_duplicate="rerun")
+    call = TrailingCall(task, (7,), {}, {}, task.singleton_options, task.singleton_ticket("id", (7,), {}))
+
+    assert call._write_back(Seen("", 5.0, 1)) is False
+    assert not any(node.store.records.holders for node in memory_nodes)
