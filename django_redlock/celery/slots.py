@@ -159,7 +159,7 @@ class Ticket:
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return the ticket in a header, or None if there is none or it belongs to another task."""
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, OverflowError, RecursionError):
             version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again = json.loads(
                 header  # type: ignore[arg-type]
             )
