@@ -455,7 +455,7 @@ class Seen(NamedTuple):
         """The pending call that the value describes; None if it describes none."""
         owner = self.owner
         number, _, digest = owner.call.partition(".") if owner else ("", "", "")
-        if owner is None or not owner.ref or not (number.isascii() and number.isdecimal()):
+        if owner is None or not owner.ref or not re.fullmatch("[0-9]{1,9}", number):
             return None
         return Record(owner.ref, digest, int(number), owner.label)
 

@@ -7,7 +7,9 @@ from celery.worker.state import revoked
 
 from django_redlock import locks
 from django_redlock.celery.pending import TrailingCall
-from django_redlock.celery.slots import Seen
+from django_redlock.celery.slots import Record, Seen
+from django_redlock.core.names import Owner, encode
+from django_redlock.engine.manager import fresh_secret
 
 from .slots import NAME, die, names
 
@@ -398,3 +400,13 @@ def test_record_without_a_secret_is_not_written_back(make, memory_nodes):
 
     assert call._write_back(Seen("", 5.0, 1)) is False
     assert not any(node.store.records.holders for node in memory_nodes)
+
+
+@pytest.mark.parametrize(
+    ("number", "counts"), [("1", True), ("999999999", True), ("1000000000", False), ("²", False), ("-1", False)]
+)
+def test_number_of_a_record_has_nine_digits_at_most(number, counts):
+    """What is no number of a message, or one that nobody reaches, describes no pending call."""
+    value = encode(fresh_secret(), Owner(kind="task", label="shop.sync", ref="id", call=f"{number}.0123456789"))
+
+    assert Seen(value, 5.0, 3).record == (Record("id", "0123456789", int(number), "shop.sync") if counts else None)
