@@ -398,7 +398,7 @@ class Seen(NamedTuple):
         fence: The fencing token under which it was written.
         split: The values that fewer nodes than a quorum have, newest first, if no quorum agrees on one value or on
             a free key. The nodes that did not answer may decide either way, so the lock is neither held nor free.
-        reported: The report of each node if it is split, by the node's display name.
+        reported: The report of each node unless it is free, by the node's display name.
     """
 
     value: str
@@ -419,14 +419,14 @@ class Seen(NamedTuple):
             found.append(cls(vote.value, left if left < inf else 0.0, vote.nodes, fence))
         if tally.is_free or (tally.winner and not tally.winner.value):
             return FREE
-        if tally.winner:
-            return found[0]
         reported = dict(poll.reported)
         for index, node in enumerate(poll.manager.nodes):
             if index not in poll.silent:
                 reported[node.name] = str(SlotState.FREE)
         for seen, vote in zip(found, votes, strict=True):
             reported |= {poll.manager.nodes[index].name: str(seen.holder) for index in vote.rows}
+        if tally.winner:
+            return found[0]._replace(reported=reported)
         split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
         return FREE._replace(split=split, reported=reported)
 

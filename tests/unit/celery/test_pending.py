@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 from celery.worker.state import revoked
 
-from django_redlock import locks
-from django_redlock.celery.pending import TrailingCall
-from django_redlock.celery.slots import Record, Seen
+from django_redlock import QuorumUnavailableError, locks
+from django_redlock.celery.pending import PendingMessage, TrailingCall
+from django_redlock.celery.slots import Record, Seen, peek
 from django_redlock.core.names import Owner, encode
+from django_redlock.core.protocol import Failure, Release
 from django_redlock.engine.manager import fresh_secret
+from django_redlock.nodes.base import LinkError
 
-from .slots import NAME, die, names
+from .slots import NAME, die, names, ticket_in
 
 NEXT = f"next:{NAME}"
 
@@ -410,3 +412,49 @@ def test_number_of_a_record_has_nine_digits_at_most(number, counts):
     value = encode(fresh_secret(), Owner(kind="task", label="shop.sync", ref="id", call=f"{number}.0123456789"))
 
     assert Seen(value, 5.0, 3).record == (Record("id", "0123456789", int(number), "shop.sync") if counts else None)
+
+
+# Each error about too few nodes has what each of them reported
+
+
+def refuse(node: Any, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a node execute no requests of this kind."""
+    execute = node.execute
+
+    def refusing(request: Any) -> Any:
+        if isinstance(request, kind):
+            raise LinkError(Failure.REFUSED)
+        return execute(request)
+
+    monkeypatch.setattr(node, "execute", refusing)
+
+
+def test_error_about_a_record_that_cannot_be_freed(make, worker, memory_nodes, monkeypatch):
+    """The error names the nodes that still have the record of a message which is about to begin."""
+    task = make(on_duplicate="replace")
+    call = task.delay(7)
+    message = PendingMessage(ticket_in(worker.headers[0]), task)
+    for node in memory_nodes[1:]:
+        refuse(node, Release, monkeypatch)
+
+    with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer") as caught:
+        message.begin()
+
+    still = f"queued as task {call.id}"
+    assert caught.value.nodes == {"a": "free", "b": still, "c": still}
+
+
+def test_error_about_a_record_that_stays_split(split, worker, memory_nodes, monkeypatch):
+    """The error names what each node has, if a record is still split after some repairs."""
+    sync, _ = split
+    pending = worker.headers[0]["id"]
+    for node in memory_nodes:
+        refuse(node, Release, monkeypatch)
+    monkeypatch.setattr(TrailingCall, "_write_back", lambda call, seen: False)
+    call = TrailingCall(sync, (7,), {}, {}, sync.singleton_options, sync.singleton_ticket("id", (7,), {}))
+
+    with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer") as caught:
+        call._settled(peek("default", NEXT))
+
+    still = f"queued as task {pending}"
+    assert caught.value.nodes == {"a": "refused", "b": still, "c": still}
