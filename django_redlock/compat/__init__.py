@@ -300,7 +300,11 @@ class BaseLock:
         log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
         self._manager.notify("lock_forced", name=self._key, outcome=outcome)
         if not gone:
-            raise QuorumUnavailableError(self._key, needed=needed)
+            nodes = {
+                node.name: str(round.replies.get(index, "not waited for"))
+                for index, node in enumerate(self._manager.nodes)
+            }
+            raise QuorumUnavailableError(self._key, nodes=nodes, needed=needed)
 
     # Errors
 
