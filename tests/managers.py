@@ -1,6 +1,7 @@
 """Managers over real servers, over memory, and in virtual time, in both flavours."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -538,12 +539,14 @@ def fork_and_lock(one: LockManager) -> None:
 GREENLETS = """
 from gevent import monkey
 monkey.patch_all()
-import sys
+import json, sys
+from django.conf import settings
+settings.configure(DATABASES=json.loads(sys.argv[1]))
 import gevent
 from tests.managers import patient_manager
 from django_redlock.engine import watchdog
 
-manager = patient_manager(sys.argv[1:])
+manager = patient_manager(sys.argv[2:])
 order = []
 
 def work(number):
@@ -564,13 +567,13 @@ manager.close()
 """
 
 
-def run_greenlets(urls: list[str]) -> None:
-    """Have greenlets of another process wait for a lock that is renewed, over some nodes."""
+def run_greenlets(urls: list[str], databases: dict[str, Any] | None = None) -> None:
+    """Have greenlets of another process, which has some DATABASES, wait for a lock that is renewed."""
     if not find_spec("gevent"):
         pytest.skip("needs gevent: pip install gevent")
 
     ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", GREENLETS, *urls],
+        [sys.executable, "-X", "faulthandler", "-c", GREENLETS, json.dumps(databases or {}), *urls],
         capture_output=True,
         text=True,
         timeout=180,

@@ -16,7 +16,7 @@ import celery.worker.request
 from celery import Celery, Task, states
 from celery.app.trace import build_tracer
 from celery.backends.base import BaseBackend
-from celery.exceptions import Reject, TimeLimitExceeded
+from celery.exceptions import TimeLimitExceeded
 
 from django_redlock.celery import SingletonOptions, SingletonTask, request
 from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, Ticket
@@ -354,7 +354,7 @@ def work(
         broker.unacked.append(message)
         machine.busy = True
         try:
-            back = deal_with(machine, task, broker, profile, message)
+            deal_with(machine, task, broker, profile, message)
         except (Dead, SystemExit):
             broker.unacked.remove(message)
             if profile.late:
@@ -367,16 +367,14 @@ def work(
             machine.kill()
         broker.unacked.remove(message)
         machine.busy = False
-        if back:
-            broker.queue.append(message.again())
         if not over and chance.random() < profile.recycled:
             world.note("is recycled")
             employ()
             machine.kill()
 
 
-def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", message: Message) -> bool:
-    """Run a message, or let it end otherwise; return whether it goes back to the broker."""
+def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", message: Message) -> None:
+    """Run a message, or let it end otherwise."""
     world, chance = machine.world, machine.world.random
     received = receive(task, message, world.now)
     if chance.random() < profile.prefetched:
@@ -401,14 +399,11 @@ def deal_with(machine: Machine, task: Any, broker: Broker, profile: "Profile", m
             world.note(f"{message.id[:4]} ends with {error!r}")
             with suppress(OSError):
                 fail(received, error)
-            return False
+            return
         for run in RecordingTask.recorder.runs:
             if run.id == message.id and run.end is not None and not run.over:
                 run.over = next(RecordingTask.recorder.steps)
-        error = getattr(ended.retval, "exception", None)
-        broker.ends[message.id] = repr(error)
-        return isinstance(error, Reject) and error.requeue
-    return False
+        broker.ends[message.id] = repr(getattr(ended.retval, "exception", None))
 
 
 def fail(received: Any, error: Exception) -> None:

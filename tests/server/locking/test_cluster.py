@@ -50,6 +50,29 @@ async def held(flavour: Flavour, manager: LockManager, name: object = "a", **opt
     return await flavour.acquire(manager.lock(name, **{"wait": 30, **options}))
 
 
+async def test_keys_of_a_lock_are_in_one_slot(three: Cluster, flavour: Flavour):
+    """A cluster refuses a request whose keys are in several slots, so all keys of an alias are in one."""
+    manager = real_manager([three.url], ttl=60.0, node_timeout=10.0)
+
+    for name, options in ((["a", "b", "c"], {}), ("r", {"shared": True}), ("p", {"limit": 2})):
+        lease = await held(flavour, manager, name, wait=0, **options)
+        assert await flavour.extend(lease)
+        assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_cluster_that_is_listed_twice_has_one_vote(three: Cluster, flavour: Flavour):
+    """Its members are no majority of their own: the error says that they are one server."""
+    urls = [f"redis+cluster://:{PASSWORD}@127.0.0.1:{server.port}" for server in three.servers]
+    twice = real_manager(urls, ttl=60.0, node_timeout=10.0)
+
+    with pytest.raises(QuorumUnavailableError, match="is the same server as"):
+        await held(flavour, twice, wait=0)
+    await flavour.close(twice)
+    twice.close()
+
+
 async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flavour):
     """
     While the slot of an alias moves to another shard, the node gives no vote, and no caller gets

@@ -573,8 +573,9 @@ async def test_silence_is_not_taken_for_a_held_lock(make: Manager, flavour: Flav
     greet = manager.driver.admission.greet
     manager.driver.admission.greet = lambda node, greeting: None
 
-    with pytest.raises(QuorumUnavailableError, match="3 of 5 nodes must answer"):
-        await flavour.acquire(manager.lock("a", wait=0))
+    for kind in ({}, {"shared": True}, {"limit": 2}):
+        with pytest.raises(QuorumUnavailableError, match="3 of 5 nodes must answer"):
+            await flavour.acquire(manager.lock("a", wait=0, **kind))
 
     manager.driver.admission.greet = greet
     assert held_by(manager, "{a}")

@@ -5,6 +5,9 @@ import json
 import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,10 +39,12 @@ from tests.managers import (
     held_by,
     patient_manager,
     real_manager,
+    run_greenlets,
 )
 from tests.services import Database, MariaDB, PostgreSQL, SQLite, django_database
 
 from .test_database import SECRET, acquire
+from .test_waiting import Line
 
 pytestmark = pytest.mark.usefixtures("unblocked")
 
@@ -65,6 +70,53 @@ def threads_of_ours() -> set[threading.Thread]:
 
 
 # A working lock on one database, beyond what a unique row gives
+
+
+HOLD = """
+import json, sys
+from django.conf import settings
+settings.configure(DATABASES=json.loads(sys.argv[1]))
+from tests.drivers import install_mysql
+install_mysql()
+from tests.managers import real_manager
+lease = real_manager(sys.argv[2:], ttl=4.0, node_timeout=0.9).lock("a", wait=20).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("tables", ["sqlite", *SLOW_DATABASES], indirect=True)
+def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
+    """No row stays behind as a lock for ever."""
+    entries = json.dumps({"default": {}, tables.aliases[0]: tables.entry()})
+    with closing(real_manager(tables.urls[:1])) as manager:
+        command = [sys.executable, "-c", HOLD, entries, tables.urls[0]]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(LockTakenError):
+                manager.lock("a", wait=0).acquire()
+            process.send_signal(signal.SIGKILL)
+        assert manager.lock("a", wait=30).acquire().release() == "released"
+
+
+def test_greenlets_wait_and_are_renewed(sqlite_tables: Tables):
+    """The thread of a database and the watchdog of greenlets are real threads, each with a connection of its own."""
+    sqlite_tables.empty()
+    run_greenlets(sqlite_tables.urls[:1], {"default": {}, sqlite_tables.aliases[0]: sqlite_tables.entry()})
+
+
+@EACH_TABLE_ONCE
+async def test_waiters_of_a_database_are_served_in_order(one: LockManager, flavour: Flavour):
+    """A caller that finds the lock taken gets it in its turn, without a notification."""
+    holder = await flavour.acquire(one.lock("a"))
+    line = Line(flavour, one)
+    tasks = [await line.join(number) for number in range(5)]
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == list(range(5))
 
 
 @pytest.mark.parametrize("tables", ["postgresql", "mariadb"], indirect=True)  # SQLite: see test_own_transaction
@@ -186,6 +238,25 @@ def test_commit_with_an_unknown_outcome_is_no_reply(server: Database, monkeypatc
 
 # Threads and pauses are the same for both servers. Only the end of their connections differs, see the test before.
 ONE_SERVER = pytest.mark.parametrize("server", ["postgresql", *SLOW_DATABASES[1:]], indirect=True)
+
+
+@ONE_SERVER
+async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavour: Flavour):
+    """While the server is dead the error says in time that nothing is known; afterwards everything works again."""
+    with migrated_in_thread(server) as alias:
+        manager = real_manager([f"database://{alias}"], node_timeout=1.0)
+        connect(manager)
+        server.kill()
+
+        with pytest.raises(QuorumUnavailableError):
+            await flavour.acquire(manager.lock("a", wait=0))
+        await asyncio.to_thread(server.start)
+        lease = await flavour.acquire(manager.lock("a", wait=30))
+
+        assert lease.valid()
+        await flavour.release(lease)
+        await flavour.close(manager)
+        manager.close()
 
 
 @ONE_SERVER

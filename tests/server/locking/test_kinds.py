@@ -332,6 +332,38 @@ async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
     manager.close()
 
 
+async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, flavour: Flavour):
+    """Scripts that were flushed cost one more request, whether the request is in parts or whole."""
+    manager = real_manager(nodes.urls, node_timeout=2.0)
+    await flavour.release(await take(flavour, manager, "warm up"))
+    for node in nodes:
+        with node.client() as client:
+            client.script_flush()
+
+    lease = await take(flavour, manager, [f"n{number}" for number in range(500)])
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_refused_part_leaves_nothing(nodes: Servers, flavour: Flavour):
+    """A node that granted some parts and refused others releases what it granted."""
+    manager = real_manager(nodes.urls[:1], node_timeout=2.0)
+    names = [f"n{number:04}" for number in range(600)]
+    holder = await take(flavour, manager, "n0300")
+
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, names)
+
+    for slug in ("{n0000}", "{n0199}", "{n0599}"):
+        assert held_by(manager, slug)
+    assert holder.valid()
+    await flavour.release(holder)
+    await flavour.close(manager)
+    manager.close()
+
+
 # renewal in batches
 
 

@@ -20,7 +20,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
-from django_redlock.nodes.etcd.node import EtcdNode, EtcdTable
+from django_redlock.nodes.etcd.node import LARGEST_WRITE, EtcdNode, EtcdTable
 from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
@@ -68,6 +68,20 @@ def test_records_of_another_alias_are_left_alone(
         assert staging.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
         assert sorted(staging._page("", "", 100)[0]) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
         assert not table.execute([Survey(size=10)])[0].rows
+
+
+def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """The requests of the process wait while it cleans up, so that takes a handful of round trips."""
+    table.execute([acquire(f"n{number:03}", f"{number:032}", ttl=0.01, keep=0.01) for number in range(150)])
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)
+    call, calls = table.call, list[str]()
+    monkeypatch.setattr(table, "call", lambda path, body: calls.append(path) or call(path, body))
+    table._clean_at = 0.0
+    table.clean()
+
+    assert len(calls) <= 4
+    assert table._clean_at <= table.now() + 1.0  # the rest follows soon
+    assert len(table._page("h/", "", 500)[0]) == 150 - LARGEST_WRITE
 
 
 def let_age(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_stale_write_after_delete_and_create_fails(
 
 
 # The clock of the leader
+
+
+@pytest.mark.parametrize("said", [0, -1, 2**62])
+def test_time_that_cannot_be_one_is_not_believed(table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch, said: int):
+    """No number that comes from a node is taken on trust."""
+    from django_redlock.nodes.zookeeper import client
+
+    numbers = client.numbers
+    monkeypatch.setattr(client, "numbers", lambda stat: (*numbers(stat)[:2], said, 0))
+    monkeypatch.setattr(table, "now", count(step=10.0).__next__)  # no time for another attempt
+    (reply,) = table.execute([acquire()])
+
+    assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.MALFORMED)
 
 
 def test_vote_counts_only_in_the_era_in_which_it_was_decided(

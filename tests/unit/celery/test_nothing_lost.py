@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from celery import signals
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
@@ -485,6 +485,27 @@ def test_retry_finds_its_slot_taken(make, worker, runs, overlap):
     assert worker.run_all() == ["SUCCESS"]
 
     assert runs == [0, 1]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_rejected_message_finds_its_slot_taken(make, worker, runs, overlap):
+    """So does a message that the body rejected, for the broker to deliver it again."""
+
+    def body(self, shop_id):
+        runs.append(shop_id)
+        if len(runs) == 1:
+            raise Reject("busy", requeue=True)
+
+    task = make(body, acks_late=True, on_overlap=overlap)
+    result = task.delay(7)
+    message = worker.take()
+    assert worker.run(message) == "REJECTED"
+
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run(message, redelivered=True) == "IGNORED"
+    assert worker.run_all() == ["SUCCESS"]
+
+    assert (runs, result.state) == ([7, 7], "SUCCESS")
 
 
 @pytest.mark.parametrize(("late", "first"), [(True, "REJECTED"), (False, "FAILURE")])
