@@ -572,6 +572,12 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a", blocking=False), TypeError, "no argument 'blocking'; write wait=0"),
     (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
     (lambda: lock("a", tll=1), TypeError, r"no argument 'tll'; did you mean 'ttl'\?$"),
+    (lambda: lock("a", ttl=0), ValueError, "ttl must be"),
+    (lambda: lock("a", ttl=90).acquire(), ValueError, "^ttl must be from 0.1 to 60 seconds"),
+    (lambda: locks["default"].lock("a", ttl=90), ValueError, "ttl must be from 0.1 to 60 seconds .*not 90"),
+    (lambda: lock("a", wait=-1), ValueError, r"^wait must be None \(for ever\) or at least 0 seconds"),
+    (lambda: lock(""), ValueError, "must not be empty"),
+    (lambda: lock([]), ValueError, "names nothing to lock"),
     (
         lambda: lock("a", 5),
         TypeError,
