@@ -20,10 +20,10 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import cache, partial
 from hashlib import blake2b
-from inspect import Parameter, Signature, signature
+from inspect import BoundArguments, Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
@@ -31,8 +31,8 @@ from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import Model
 from django.http import HttpRequest
 
-if TYPE_CHECKING:
-    from .celery.options import Key as TaskKeyOption
+CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
+"""What distinguishes the calls of a task, as its option ``key`` says."""
 
 SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
@@ -57,7 +57,7 @@ class TaskKey:
     """
 
     def __init__(
-        self, key: "TaskKeyOption", signature: Signature, task: str = "", group: str | None = None, version: int = 1
+        self, key: CallKey, signature: Signature, task: str = "", group: str | None = None, version: int = 1
     ) -> None:
         self.signature = signature
         self._key = key

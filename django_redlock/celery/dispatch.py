@@ -232,7 +232,7 @@ class Call:
         """
 
         def look() -> tuple[Claim | Holder, Holder | None]:
-            found = self.ticket.claim(self.ttl, self.task.name, call=self.version)
+            found = self.ticket.claim(self.ttl, self.task.name, call=self.call)
             return found, found if isinstance(found, Holder) else None
 
         found = self.once_confirmed(look)
@@ -268,8 +268,8 @@ class Call:
         return bool(self.options.get("link") or self.options.get("link_error"))
 
     @property
-    def version(self) -> str:
-        """What describes a pending call; empty for any other call."""
+    def call(self) -> str:
+        """What the slot says about a pending call; empty for any other call."""
         return ""
 
     def noted(self, holder: Holder) -> "Call":

@@ -140,7 +140,7 @@ class TrailingCall(Call):
         # First, so that there is always a message that counts: until the next line, the previous one does.
         sent = self.noted(holder).publish(ticket)
         # A delayed message may arrive after the one that counts, so the record lasts as long as the longest-lived one.
-        ttl, options = max(self.ttl, seen.left), {"adopt": seen.secret, "strict": True, "call": self.version}
+        ttl, options = max(self.ttl, seen.left), {"adopt": seen.secret, "strict": True, "call": self.call}
         ticket.take(ticket.following, ttl, self.task.name, SlotState.QUEUED, ticket.secret, **options)
         return sent.about(holder, accepted=True)
 
@@ -191,7 +191,7 @@ class TrailingCall(Call):
         return found is not None and sent and not moved and found.digest == self._digest()
 
     @property
-    def version(self) -> str:
+    def call(self) -> str:
         """For a pending call, the number of the message that counts and a digest of its arguments."""
         return f"{self.ticket.number}.{self._digest()}" if self.ticket.trailing else ""
 
@@ -294,21 +294,25 @@ class PendingMessage:
     Args:
         ticket: The ticket of the message.
         task: The task.
+        record: The record of the pending call.
+        began: The note of the message that has begun.
     """
 
-    def __init__(self, ticket: Ticket, task: Any) -> None:
+    def __init__(self, ticket: Ticket, task: Any, record: Seen, began: Seen) -> None:
         self.ticket = ticket
         self.task = task
-        self.look()
+        self.record = record
+        self.began = began
 
-    def look(self) -> None:
+    @classmethod
+    def look_up(cls, ticket: Ticket, task: Any) -> "PendingMessage":
         """
-        Look up the record, and the note of what began.
+        Return the message with what the nodes say now.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
-        self.record, self.began = look(self.ticket.using, self.ticket.following, began_name(self.ticket.task_id))
+        return cls(ticket, task, *look(ticket.using, ticket.following, began_name(ticket.task_id)))
 
     def is_superseded(self) -> bool:
         """
@@ -392,7 +396,7 @@ def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> None:
     try:
         if ticket.trailing:
             with nullcontext() if counts else turn(ticket, SHORT_LINE):
-                message = PendingMessage(ticket, task)
+                message = PendingMessage.look_up(ticket, task)
                 if not message.is_superseded():
                     message.note_number()
                 ticket.free()

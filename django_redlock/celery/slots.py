@@ -157,6 +157,12 @@ class Ticket:
         return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined, self.redelivered])
 
     @classmethod
+    def of(cls, request: Any) -> "Ticket | None":
+        """Return the ticket in the request of a task that is about to run, or None as :meth:`unpack` does."""
+        # In eager mode, Celery keeps headers apart from the other attributes of a request.
+        return cls.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+
+    @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return the ticket in a header, or None if there is none or it belongs to another task."""
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
@@ -289,7 +295,8 @@ class Holder:
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
-        state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task.
+        state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task. An explanation also
+            has FREE (nobody has the slot) and UNKNOWN (too few nodes answered and agreed).
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
         since: When the holder entered that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """

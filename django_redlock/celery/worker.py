@@ -30,7 +30,6 @@ from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
 from .signals import OVERLAP, report
 from .slots import (
     GOES_ON,
-    HEADER,
     NOTE,
     RECEIVED_HEADER,
     RUN_HEADER,
@@ -87,7 +86,7 @@ class Arrival:
         self.task = task
         self.request = request
         self.rules: SingletonOptions = task.singleton_options
-        found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+        found = Ticket.of(request)
         self.ticket = found or task.singleton_ticket(request.id, args, kwargs)
         self._ticket_lost = found is None
         self._put_back = False  # into the queue
@@ -218,10 +217,10 @@ class Arrival:
     def _take_pending(self) -> Lease | None:
         """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
         ticket = self.ticket
-        message = PendingMessage(ticket, self.task)
-        self._end_if_superseded(message)  # most older messages end here, without waiting for nodes that are away
+        # Most older messages end here, without waiting for nodes that are away.
+        self._end_if_superseded(PendingMessage.look_up(ticket, self.task))
         with turn(ticket):
-            message.look()
+            message = PendingMessage.look_up(ticket, self.task)
             self._end_if_superseded(message)
             self._began = began = message.has_begun()
             if began:
@@ -525,15 +524,9 @@ class Arrival:
     # The result backend is asked here alone, and never keeps an accepted call from running
 
     @property
-    def _result_ignored(self) -> bool:
-        """Whether the call or the task declares that its result is ignored."""
-        ignored = vars(self.request).get("ignore_result")
-        return bool(self.task.ignore_result if ignored is None else ignored)
-
-    @property
     def _stores_results(self) -> bool:
         """Whether the result of its run is stored."""
-        return not self._result_ignored and not isinstance(self.task.backend, DisabledBackend)
+        return not result_ignored(self.task) and not isinstance(self.task.backend, DisabledBackend)
 
     def stored(self, task_id: str) -> dict[str, Any]:
         """
@@ -594,7 +587,7 @@ class Arrival:
         """
         if (request := self.request).is_eager:
             raise Skipped(reason, holder) from None
-        about = {"request": request, "store_result": not self._result_ignored, "state": states.REVOKED}
+        about = {"request": request, "store_result": not result_ignored(self.task), "state": states.REVOKED}
         try:
             self.task.backend.mark_as_failure(request.id, TaskRevokedError(reason), **about)
         except (SoftTimeLimitExceeded, NotImplementedError):
@@ -664,7 +657,7 @@ class Arrival:
         shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
         message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
         # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is away.
-        headers = {**(message.options.get("headers") or {}), "ignore_result": self._result_ignored}
+        headers = {**(message.options.get("headers") or {}), "ignore_result": result_ignored(self.task)}
         options = {**message.options, "headers": headers, "ignore_result": True}
         try:
             Call(self.task, message.args, message.kwargs, options, self.rules, ticket, claimed).publish(ticket)
@@ -708,6 +701,12 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     finally:
         execution.end()
         task.pop_request()
+
+
+def result_ignored(task: Any) -> bool:
+    """Return whether the present call of a task, or the task itself, declares that its result is ignored."""
+    ignored = vars(task.request).get("ignore_result")
+    return bool(task.ignore_result if ignored is None else ignored)
 
 
 def backoff(first: float, longest: float, tries: int) -> float:

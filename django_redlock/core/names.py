@@ -155,7 +155,8 @@ class Owner(NamedTuple):
         process: Identifies the holder's process, so that its heartbeat can be looked up; empty if the lock does not
             depend on a process.
         extensions: How often the lease was extended.
-        state: The stage of work that does not run: ``claimed``, ``queued``, ``held`` or ``note``; empty if it runs.
+        state: The state of a singleton's slot that no run has: ``claimed``, ``queued`` or ``held``. For a lock that
+            only records something, ``note``, or ``goes on`` if another message continues the work. Else empty.
         call: Number and arguments of a call that comes after the present one; see ``celery/pending.py``.
     """
 

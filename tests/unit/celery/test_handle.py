@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import LockTakenError, QuorumUnavailableError, lock
 
 from .slots import NAME, names
 
@@ -74,3 +74,23 @@ def test_log_lines_escape_names(make, worker, caplog):
 
     assert [record.message for record in caplog.records if "\n" in record.message or "\x1b" in record.message] == []
     assert any("\\x1b[31m" in record.message for record in caplog.records)
+
+
+def test_error_about_a_slot_says_whether_its_task_runs(make, worker):
+    """The error of a plain lock names the state of a slot, unless it is that of a run."""
+    errors = []
+
+    def attempt(*args):
+        with pytest.raises(LockTakenError) as caught:
+            lock(NAME, wait=0).acquire()
+        errors.append(str(caught.value).partition(" on ")[0])
+
+    task = make(attempt)
+    call = task.delay(7)
+    attempt()
+    worker.run()
+
+    assert errors == [
+        f"Lock '{NAME}' is held by task shop.sync (queued) {call.id}",
+        f"Lock '{NAME}' is held by task shop.sync {call.id}",
+    ]

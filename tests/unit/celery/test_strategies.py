@@ -16,8 +16,8 @@ from celery.signals import beat_init
 from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
-from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, Return, override_singleton, signals, singleton_task
+from django_redlock import LockLostError, QuorumUnavailableError, celery, locks
+from django_redlock.celery import DuplicateTask, Return, override_singleton, singleton_task
 
 from .slots import NAME, names, set_down, ticket_in, tickets
 
@@ -417,6 +417,8 @@ def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
 
 # Reports
 
+SIGNALS = ("singleton_duplicate", "singleton_overlap", "singleton_lost", "singleton_stolen")
+
 
 @pytest.fixture
 def told():
@@ -424,14 +426,13 @@ def told():
     heard: list[Any] = []
 
     def receiver(signal, sender, **about):
-        name = next(event.name for event in signals.EVENTS if event.signal is signal)
-        heard.append((name, about))
+        heard.append((next(name for name in SIGNALS if getattr(celery, name) is signal), about))
 
-    for _, signal, *_ in signals.EVENTS:
-        signal.connect(receiver)
+    for name in SIGNALS:
+        getattr(celery, name).connect(receiver)
     yield heard
-    for _, signal, *_ in signals.EVENTS:
-        signal.disconnect(receiver)
+    for name in SIGNALS:
+        getattr(celery, name).disconnect(receiver)
 
 
 def test_signals(make, worker, told, caplog):
