@@ -34,6 +34,7 @@ _unanswered: set[str] = set()
 """Aliases about whose nodes a producer has warned, and which have not answered since."""
 
 STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
+JOINS = "sends nothing, and has the result of that task"
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 
@@ -125,9 +126,12 @@ class Call:
         except QuorumUnavailableError as error:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
-            _warn_once(self.ticket.using, error)
-            # Some nodes may have created the record of a first message, so that message keeps its secret.
-            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, secret=""))
+            unanswered = error
+        # Not inside the handler: an error of the broker would be reported as a consequence of this one. Some nodes may
+        # have created the record of a first message, so that message keeps its secret.
+        sent = self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, secret=""))
+        _warn_once(self.ticket.using, unanswered)
+        return sent
 
     def send_owned(self) -> SingletonResult[Any]:
         """Send a call whose id is known elsewhere; if it continues a run, it gets the slot of that run."""
@@ -272,11 +276,11 @@ class Call:
         """What the slot says about a pending call; empty for any other call."""
         return ""
 
-    def noted(self, holder: Holder) -> "Call":
-        """Report that the call is a duplicate; return the call."""
+    def noted(self, holder: Holder, consequence: str) -> "Call":
+        """Report that the call is a duplicate, and the consequence for it; return the call."""
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
         about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
-        report(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
+        report(self.task, DUPLICATE, "%s is %s; this call %s", self.ticket.name, holder, consequence, **about)
         return self
 
     # A duplicate
@@ -291,14 +295,15 @@ class Call:
         if self.is_over(holder) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
-        self.noted(holder)
         # Beat cannot catch the error and would log a traceback at every tick. The log line above is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
         # The holder would not run the links of this call, and they would be lost without notice.
         if (how == "raise" and not beat) or self.linked:
+            self.noted(holder, "raises an error")
             raise holder.error(self.task.singleton_error, self.ticket.name) from None
         if how != "skip" and holder.task_id and not self._is_gone(holder):
-            return self.result(holder.task_id).about(holder, accepted=False)
+            return self.noted(holder, JOINS).result(holder.task_id).about(holder, accepted=False)
+        self.noted(holder, "is skipped")
         wanted = not self.options.get("ignore_result", self.task.ignore_result)
         reason = f"Skipped: {printable(self.ticket.name)} is {holder}."
         store_revoked(self.task, self.ticket.task_id, reason, wanted)

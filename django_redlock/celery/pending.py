@@ -68,6 +68,7 @@ TURN = 5.0  # seconds for which a process that was killed in its turn delays the
 LONGEST_LINE = 15.0  # seconds for which a process waits for its turn
 SHORT_LINE = 2.0  # the same in a worker's main process, which serves other tasks as well
 DIGEST = 10  # hexadecimal digits that distinguish the arguments of pending calls
+FOLLOWS = "is sent, and runs afterwards"
 LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
 
 log = logging.getLogger("django_redlock")
@@ -113,7 +114,7 @@ class TrailingCall(Call):
                 return self._joined(run, record)
             return self._take_over_pending(run, record, pending)
         if record.value:  # the holder cannot be taken over, or is not a call of this task, so this call comes after it
-            sent = self.noted(record.holder).publish(replace(self.ticket, secret=""))
+            sent = self.noted(record.holder, FOLLOWS).publish(replace(self.ticket, secret=""))
             return sent.about(record.holder, accepted=True)
         # The attempt to take the slot decides whether there is a run; a value on single nodes does not.
         holder = run.holder if run.value else self.claim()
@@ -123,7 +124,7 @@ class TrailingCall(Call):
             self.ticket = replace(self.ticket, number=1)
             if self.claim():
                 raise LockTakenError(self.ticket.waiting)
-            return self.noted(holder).publish(self.ticket).about(holder, accepted=True)
+            return self.noted(holder, FOLLOWS).publish(self.ticket).about(holder, accepted=True)
         raise LockTakenError(self.ticket.waiting)
 
     def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
@@ -138,7 +139,7 @@ class TrailingCall(Call):
         self.ticket = replace(self.ticket, number=record.number + 1)
         ticket = replace(self.ticket, task_id=record.task_id)
         # First, so that there is always a message that counts: until the next line, the previous one does.
-        sent = self.noted(holder).publish(ticket)
+        sent = self.noted(holder, f"gives its arguments to the waiting task {record.task_id}").publish(ticket)
         # A delayed message may arrive after the one that counts, so the record lasts as long as the longest-lived one.
         ttl, options = max(self.ttl, seen.left), {"adopt": seen.secret, "strict": True, "call": self.call}
         ticket.take(ticket.following, ttl, self.task.name, SlotState.QUEUED, ticket.secret, **options)
@@ -147,7 +148,9 @@ class TrailingCall(Call):
     def _joined(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Answer a call whose arguments are those of the pending call, so that no message is needed."""
         holder = run.holder if run.value else record.holder
-        return self.noted(holder).result(str(record.holder.task_id)).about(holder, accepted=False)
+        waiting = str(record.holder.task_id)
+        self.noted(holder, f"sends nothing, and has the result of the waiting task {waiting}")
+        return self.result(waiting).about(holder, accepted=False)
 
     def _look(self) -> tuple[Seen, Seen]:
         """

@@ -50,6 +50,13 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
+CONSEQUENCES = {
+    "wait": "is put back to wait for its slot",
+    "follow": "is put back to wait for the result of that task",
+    "drop": "is dropped",
+    "fail": "fails",
+    "return": "ends with a given value, without a run",
+}
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # the redelivery of a failed task is left to Celery's rules
 
 log = logging.getLogger("django_redlock")
@@ -333,8 +340,10 @@ class Arrival:
         ticket, how = self.ticket, "wait" if waits else self.rules.overlap
         if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
             about: dict[str, Any] = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id}
-            about |= {"state": str(holder.state), "strategy": "return" if isinstance(how, Return) else how}
-            report(self.task, OVERLAP, "%s is %s", ticket.name, holder, **about)
+            strategy = "return" if isinstance(how, Return) else how
+            about |= {"state": str(holder.state), "strategy": strategy}
+            what = CONSEQUENCES["drop" if self.request.is_eager and strategy in ("wait", "follow") else strategy]
+            report(self.task, OVERLAP, "%s is %s; task %s %s", ticket.name, holder, ticket.task_id, what, **about)
         if how == "fail":
             error = holder.error(self.task.singleton_error, ticket.name)
             self._store(error, states.FAILURE)
@@ -359,7 +368,9 @@ class Arrival:
             left = limit - ticket.waited
             pause = min(pause, max(left, FIRST_WAIT))
             if left <= 0:
-                self._skip(f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s.", holder)
+                reason = f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s."
+                log.info("task %s is dropped. %s", printable(ticket.task_id), reason)
+                self._skip(reason, holder)
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{self.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None
 
@@ -511,12 +522,13 @@ class Arrival:
 
     def _end_without_a_run(self) -> NoReturn:
         """Revoke the task if no run has stored a result; raise Ignore."""
-        reason = f"{self.ticket.task_id} came a second time, and is dropped."
+        reason = f"Task {printable(self.ticket.task_id)} was delivered a second time, and is dropped."
         try:
             stored = self.stored(self.request.id)
         except NoResultsError as error:
             self._put_off(error)
         if stored.get("status") not in states.READY_STATES:
+            log.info("%s", reason)
             with suppress(NotImplementedError):  # there is no result backend
                 self._skip(reason)
         raise Ignore(reason)

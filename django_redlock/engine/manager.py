@@ -25,7 +25,7 @@ from ..core.names import SHARED_KIND, HolderKind, Owner, check_names, decode, na
 from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, votes_in
 from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import exiting
@@ -605,8 +605,7 @@ def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Paus
     if pause.silent and not acquisition.explained:
         acquisition.explained = True
         reported = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
+        name = named(acquisition.wanted.names)
         log.warning(
-            "waiting for a quorum: %s",
-            reported,
-            extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
+            "lock %s waits for a quorum: %s", printable(name), reported, extra={"event": "no_quorum", "lock": name}
         )

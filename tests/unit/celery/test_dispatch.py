@@ -13,10 +13,10 @@ from celery.schedules import schedule
 from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
-from django_redlock import locks
+from django_redlock import QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask, singleton_task
 
-from .slots import HEADER, NAME, taken, ticket_in
+from .slots import HEADER, NAME, set_down, taken, ticket_in
 
 
 @pytest.fixture
@@ -156,6 +156,23 @@ def test_broker_that_refuses_leaves_no_slot(make, app):
         task.apply_async((7,), retry=False)
 
     assert not taken()
+
+
+@pytest.mark.server
+def test_broker_and_nodes_that_are_away(make, app, memory_nodes, caplog):
+    """The broker's error is not shown as a consequence of the lock nodes, and nothing is reported as sent."""
+    app.conf.broker_url = "amqp://127.0.0.1:1"
+    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    set_down(memory_nodes)
+
+    with pytest.raises(OperationalError) as caught:
+        make().apply_async((7,), retry=False)
+
+    causes, error = [], caught.value
+    while error := error.__cause__ or error.__context__:
+        causes.append(type(error))
+    assert QuorumUnavailableError not in causes
+    assert "are sent without a slot" not in caplog.text
 
 
 def test_headers_of_the_caller(make, worker):

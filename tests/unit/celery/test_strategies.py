@@ -5,6 +5,7 @@ import logging
 import pickle
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -197,16 +198,21 @@ def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
 # on_overlap
 
 
-def test_wait_is_bounded(make, worker):
-    """``wait_for`` ends the waiting of a message: it is skipped then, and its caller told so."""
+def test_wait_is_bounded(make, worker, caplog):
+    """``wait_for`` ends the waiting of a message: it is skipped then, and its caller and the log say so."""
     task = make(on_overlap="wait", wait_for=2)
-    with locks["default"].lock(NAME):
+    with locks["default"].lock(NAME), caplog.at_level(logging.INFO, "django_redlock"):
         task.apply_async((7,), task_id="second")
         states = worker.run_all()
 
     assert states == ["IGNORED"] * 3  # after one second, and the one that is left of two
     with pytest.raises(TaskRevokedError, match=r"after 2\.0 s"):
         task.AsyncResult("second").get(timeout=1)
+    held = f"{NAME} is held by something that is not a task"
+    assert [record.message for record in caplog.records if record.name == "django_redlock"] == [
+        f"{held}; task second is put back to wait for its slot",
+        f"task second is dropped. Skipped: {held}, after 2.0 s.",
+    ]
 
 
 def test_wait_keeps_the_expiry(make, worker):
@@ -410,7 +416,10 @@ def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
         scheduler.apply_entry(entry)
 
     ours = [record for record in caplog.records if record.name == "django_redlock"]
-    assert [record.message for record in ours] == [f"{NAME} is queued as task {worker.headers[0]['id']}"]
+    holder = worker.headers[0]["id"]
+    assert [record.message for record in ours] == [
+        f"{NAME} is queued as task {holder}; this call sends nothing, and has the result of that task"
+    ]
     assert not any(record.exc_info for record in caplog.records)
     assert len(worker.headers) == 1
 
@@ -454,10 +463,32 @@ def test_signals(make, worker, told, caplog):
         ("singleton_overlap", first.id, "running", "drop"),
     ]
     events = [record for record in caplog.records if getattr(record, "event", "").startswith("singleton")]
-    assert [(record.event, record.lock) for record in events] == [
-        ("singleton_duplicate", NAME),
-        ("singleton_overlap", NAME),
+    running = f"{NAME} is running as task {first.id}"
+    assert [(record.event, record.lock, record.message) for record in events] == [
+        ("singleton_duplicate", NAME, f"{running}; this call sends nothing, and has the result of that task"),
+        ("singleton_overlap", NAME, f"{running}; task second is dropped"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "consequence"),
+    [
+        ({"on_duplicate": "skip"}, "is skipped"),
+        ({"on_duplicate": "raise"}, "raises an error"),
+        ({"on_duplicate": "rerun", "scope": "until_and_while_executing"}, "gives its arguments to the waiting task"),
+        ({"on_duplicate": "rerun"}, "is sent, and runs afterwards"),
+    ],
+)
+def test_log_says_what_happens_to_a_duplicate(make, caplog, options, consequence):
+    """The line about a duplicate says what happens to the call, not only who has the slot."""
+    task = make(**options)
+    task.delay(7)
+
+    with caplog.at_level(logging.INFO, "django_redlock"), suppress(DuplicateTask):
+        task.delay(7, since=1)
+
+    [line] = [record.message for record in caplog.records if record.name == "django_redlock"]
+    assert line.partition("; this call ")[2].startswith(consequence)
 
 
 def test_stolen_slot_is_told(make, worker, told):
