@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from time import time
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -72,7 +72,8 @@ class SingletonResult(BaseResult[R]):
         return copy
 
     def __reduce__(self) -> Any:
-        return *super().__reduce__(), self._answer_fields
+        _, args = cast(tuple[Any, Any], super().__reduce__())
+        return _rebuilt, (type(self).__bases__[-1], args), self._answer_fields
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         self.__dict__.update(given)  # nothing else: Celery recreates the rest
@@ -86,6 +87,22 @@ class SingletonResult(BaseResult[R]):
         self.duplicate, self.accepted = True, accepted
         self.reason, self.holder_id = str(holder.state), holder.task_id
         return self
+
+
+@cache
+def mixed_result(base: Any) -> type[SingletonResult[Any]]:
+    """Return the result class *base* of a task with :class:`SingletonResult` mixed in."""
+    parent = base.__mro__[1]
+    if (base.__module__, base.__qualname__) == (parent.__module__, parent.__qualname__):
+        base = parent  # an app derives a class of the same name, which cannot be pickled, from that of its results
+    if issubclass(SingletonResult, base):
+        return SingletonResult
+    return type(f"Singleton{base.__name__}", (SingletonResult, base), {"__module__": __name__})
+
+
+def _rebuilt(base: Any, args: tuple[Any, ...]) -> SingletonResult[Any]:
+    """Return a result that was pickled, or whose copy was."""
+    return mixed_result(base)(*args)
 
 
 @dataclass

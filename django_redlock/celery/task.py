@@ -32,7 +32,7 @@ from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
 from ..keys import CallKey, TaskKey, signature_of
-from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result
+from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result, mixed_result
 from .execution import EXECUTION, Execution, SlotLostError
 from .handle import Singleton
 from .options import (
@@ -256,9 +256,11 @@ class SingletonTask(BaseTask[P, R]):
         return Ticket(name, options.using, task_id, secret, scope=options.scope)
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
-        """Return the result of one of this task's messages."""
-        about: dict[str, Any] = {"backend": self.backend, "task_name": self.name, "app": self.app}
-        return SingletonResult(task_id, **(about | options))
+        """Return the result of one of this task's messages, of the class that the project's own task class has."""
+        result: Any = super().AsyncResult(task_id, **options)
+        # Not a second object: when the first one ends, Celery stops waiting for the result with this id.
+        result.__class__ = mixed_result(result.__class__)
+        return cast(SingletonResult[R], result)
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         """Mix our part into the request class of the task, whichever that is; workers call this."""
