@@ -52,7 +52,7 @@ from typing import Any
 
 from django.utils.crypto import salted_hmac
 
-from ..core.names import MAX_LABEL, slug
+from ..core.names import MAX_LABEL, NOTE, slug
 from ..core.protocol import Extend, Kind, Term
 from ..core.rules import MIN_TTL
 from ..engine.lease import Lease
@@ -61,7 +61,7 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..inventory.survey import tell_nodes
 from .dispatch import Call, SingletonResult
-from .slots import FREE, NOTE, Holder, Record, Seen, SlotState, Ticket, free, look, peek
+from .slots import FREE, Holder, Record, Seen, SlotState, Ticket, free, look, peek
 
 REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others

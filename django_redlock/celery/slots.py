@@ -48,8 +48,6 @@ FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
-NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
-GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
 
 log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
@@ -235,7 +233,8 @@ class Ticket:
         manager = locks[self.using]
         ref = self.task_id if ref is None else ref
         wanted = manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), kind="task", ref=ref, **options)
-        return manager, wanted._replace(owner=wanted.owner._replace(state=state, call=call))
+        owner = wanted.owner._replace(state=state, call=call)
+        return manager, wanted._replace(owner=owner, once=owner.is_note)
 
     def take_running(self, times: LockOptions, label: str, secret: str, inline: bool = False) -> Lease:
         """

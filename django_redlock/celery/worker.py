@@ -19,6 +19,7 @@ from celery.exceptions import (
 )
 from kombu.exceptions import EncodeError
 
+from ..core.names import GOES_ON, NOTE
 from ..engine.lease import Lease
 from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, printable
@@ -29,8 +30,6 @@ from .options import Return, SingletonOptions
 from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
 from .signals import OVERLAP, report
 from .slots import (
-    GOES_ON,
-    NOTE,
     RECEIVED_HEADER,
     RUN_HEADER,
     RUNNING,

@@ -29,6 +29,8 @@ HEARTBEAT = "}~p"  # the end of the slugs under which processes store their hear
 HolderKind = Literal["manual", "task", "view", "model", "command"]
 """The kind of work that holds a lock, for people."""
 
+NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
+GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
 SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of its holders
 SECRET_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
@@ -171,6 +173,11 @@ class Owner(NamedTuple):
     extensions: int = 0
     state: str = ""
     call: str = ""
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it holds no lock, but records something under a name of its own."""
+        return self.state in (NOTE, GOES_ON)
 
     @property
     def work(self) -> str:
