@@ -13,6 +13,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from celery import signals, states
+from celery._state import get_current_task
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -65,6 +66,22 @@ class SingletonResult(BaseResult[R]):
     """The id of that call; None without a duplicate, or if it is not a task."""
     accepted: bool = True
     """Whether this call sent a message."""
+
+    def get(self, *args: Any, **options: Any) -> R:
+        """
+        Wait for the result, and return it; takes all options of Celery's.
+
+        Raises:
+            RuntimeError: The call was made in the run that has the slot, so the run would wait for its own end.
+            Exception: As in :meth:`celery.result.AsyncResult.get`.
+        """
+        running = get_current_task()
+        if self.duplicate and running and self.holder_id and self.holder_id == running.request.id:
+            raise RuntimeError(
+                f"Task {printable(self.holder_id)} would wait for ever: get() waits for the end of this same run, "
+                "which has the slot of the call. Call it with other arguments, or do the work in this run."
+            )
+        return super().get(*args, **options)
 
     def __copy__(self) -> Self:
         copy = cast(Self, super().__copy__())

@@ -195,6 +195,24 @@ def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
     assert tickets(worker)[1].secret
 
 
+@pytest.mark.parametrize("options", [{}, {"on_duplicate": "rerun"}])
+def test_run_that_waits_for_its_own_end(make, worker, options):
+    """A run that calls its own task and waits for the result gets an error, and does not wait for ever."""
+    errors = []
+
+    def body(self, shop_id):
+        if not errors:
+            with pytest.raises(RuntimeError, match="would wait for ever") as caught:
+                self.delay(shop_id, since=None).get(disable_sync_subtasks=False)
+            errors.append(caught.value)
+
+    task = make(body, **options)
+    task.delay(7)
+    worker.run()
+
+    assert len(errors) == 1
+
+
 # on_overlap
 
 
