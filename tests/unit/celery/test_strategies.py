@@ -509,8 +509,52 @@ def test_log_says_what_happens_to_a_duplicate(make, caplog, options, consequence
     assert line.partition("; this call ")[2].startswith(consequence)
 
 
-def test_stolen_slot_is_told(make, worker, told):
-    """A run learns that somebody took its slot, and so do all receivers."""
+def errors_in(caplog):
+    """Return the events and texts of our errors in the log."""
+    ours = [record for record in caplog.records if record.name == "django_redlock" and record.levelname == "ERROR"]
+    return [(getattr(record, "event", ""), record.message) for record in ours]
+
+
+@pytest.mark.parametrize("options", [{}, {"hold_for": 60}, {"on_lost": "raise"}, {"ignore_result": True}])
+def test_run_that_ends_after_its_slot_was_freed_by_force(make, worker, told, caplog, options):
+    """A run whose slot another run got is reported at its end, if no renewal has shown the loss before."""
+    others = []
+
+    def body(self, shop_id):
+        assert task.singleton.release(shop_id, since=None, force=True) == "released"
+        ticket = task.singleton_ticket("second", (shop_id,), {})
+        others.append(ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", ""))
+
+    task = make(body, **options)
+    first = task.delay(7)
+    worker.run()
+
+    lost = f"{NAME} was lost by task {first.id} (superseded)"
+    lost += "" if "ignore_result" in options else "; now it is running as task second"
+    assert errors_in(caplog) == [("singleton_stolen", lost)]
+    assert [(name, about["task_id"], about["reason"]) for name, about in told] == [
+        ("singleton_stolen", first.id, "superseded")
+    ]
+
+
+def test_early_release_of_a_lost_slot(make, worker):
+    """A body that gives up a slot which it has lost is not told that it had it until then."""
+    seen = []
+
+    def body(self, shop_id):
+        task.singleton.release(shop_id, since=None, force=True)
+        with locks["default"].lock(NAME):
+            seen.append(self.singleton.release())
+
+    task = make(body)
+    task.delay(7)
+    worker.run()
+
+    assert seen == ["taken"]
+
+
+def test_stolen_slot_is_told(make, worker, told, caplog):
+    """A run learns that somebody took its slot, and so do all receivers; the log has one error."""
     seen = []
 
     def body(self, shop_id):
@@ -524,6 +568,9 @@ def test_stolen_slot_is_told(make, worker, told):
     assert seen == [(True, 0.0)]
     assert [(name, about["reason"]) for name, about in told] == [("singleton_stolen", "superseded")]
     assert names() == {NAME}
+    [(event, text)] = errors_in(caplog)
+    assert event == "singleton_stolen"
+    assert text.endswith("(superseded); now it is held by something that is not a task")
 
 
 # Losing the slot
