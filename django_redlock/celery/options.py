@@ -8,9 +8,9 @@ from typing import Any, Literal, TypedDict, get_args
 from celery import Task
 
 from ..conf import DEFAULT_ALIAS
-from ..core.rules import number, optional_seconds, seconds
+from ..core.rules import nearest, number, optional_seconds, seconds
 from ..engine.options import LockOptions
-from ..keys import CallKey, nearest
+from ..keys import CallKey
 from .slots import LIFETIME, RUNNING, SCOPES, WAITING
 
 Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]
