@@ -154,7 +154,11 @@ class SingletonOptions:
     @property
     def overlap(self) -> Overlap | Return:
         """The strategy for a message whose slot is taken when a worker gets it."""
-        return self.on_overlap or ("drop" if self.scope in (LIFETIME, WAITING) and not self.trails else "wait")
+        return self.overlap_of(self.scope)
+
+    def overlap_of(self, scope: str) -> Overlap | Return:
+        """Return that strategy for a message that was sent with *scope*, before a deploy may have changed it."""
+        return self.on_overlap or ("drop" if scope in (LIFETIME, WAITING) and not self.trails else "wait")
 
     @property
     def times(self) -> LockOptions:

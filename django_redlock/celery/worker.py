@@ -336,7 +336,7 @@ class Arrival:
             self._watch(holder)
         # A holder whose message may not have been sent is no reason to drop this one: it lapses in a moment.
         waits = self.ticket.trailing or self.unfinished or holder.state is SlotState.CLAIMED
-        ticket, how = self.ticket, "wait" if waits else self.rules.overlap
+        ticket, how = self.ticket, "wait" if waits else self.rules.overlap_of(self.ticket.scope)
         if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
             about: dict[str, Any] = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id}
             strategy = "return" if isinstance(how, Return) else how

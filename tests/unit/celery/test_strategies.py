@@ -233,6 +233,23 @@ def test_wait_is_bounded(make, worker, caplog):
     ]
 
 
+def test_message_keeps_what_its_caller_was_promised(make, worker, app):
+    """A message sent with ``scope="while_executing"`` is not dropped by a worker that has another scope by now."""
+    before = make(scope="while_executing")
+    accepted = [before.delay(7).id for _ in range(3)]
+    app.tasks.pop(before.name)
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.id))
+
+    with locks["default"].lock(NAME):
+        states = [worker.run(worker.take()) for _ in accepted]
+
+    assert states == ["IGNORED"] * 3
+    assert {task.AsyncResult(each).state for each in accepted} == {"PENDING"}
+    assert worker.run_all() == ["SUCCESS"] * 3
+    assert set(ran) == set(accepted)
+
+
 def test_wait_keeps_the_expiry(make, worker):
     """A message that waits still expires when it would have."""
     task = make(on_overlap="wait")
