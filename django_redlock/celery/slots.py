@@ -48,8 +48,6 @@ FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
-NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
-GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
 
 log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
@@ -157,6 +155,12 @@ class Ticket:
         return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined, self.redelivered])
 
     @classmethod
+    def of(cls, request: Any) -> "Ticket | None":
+        """Return the ticket in the request of a task that is about to run, or None as :meth:`unpack` does."""
+        # In eager mode, Celery keeps headers apart from the other attributes of a request.
+        return cls.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+
+    @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return the ticket in a header, or None if there is none or it belongs to another task."""
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
@@ -227,10 +231,8 @@ class Ticket:
     ) -> tuple[LockManager, Wanted]:
         """Return the manager of the slot's alias, and the description of a lock that is not renewed."""
         manager = locks[self.using]
-        ref = self.task_id if ref is None else ref
-        return manager, manager.acquirer.left_alone(
-            name, ttl=max(MIN_TTL, ttl), kind="task", ref=ref, call=call, **about
-        )
+        about |= {"kind": "task", "ref": self.task_id if ref is None else ref, "call": call}
+        return manager, manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), **about)
 
     def take_running(self, times: LockOptions, label: str, secret: str, inline: bool = False) -> Lease:
         """
@@ -287,7 +289,8 @@ class Holder:
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
-        state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task.
+        state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task. An explanation also
+            has FREE (nobody has the slot) and UNKNOWN (too few nodes answered and agreed).
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
         since: When the holder entered that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """

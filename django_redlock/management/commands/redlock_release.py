@@ -140,11 +140,11 @@ class Command(OperatorCommand):
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(f"{printable(lock.name)}: not held by a Celery task.", self.style.WARNING)
             return True
-        from ...celery import handle as control  # only here: Celery is optional
+        from ...celery.handle import revoke  # only here: Celery is optional
 
         name, task = printable(lock.name), printable(lock.owner.ref)
         try:
-            control.revoke(lock.owner.ref, terminate=terminate)
+            revoke(lock.owner.ref, terminate=terminate)
         except Exception as error:  # from any broker's client, or from its settings
             text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
             self.stderr.write(text, self.style.ERROR)
