@@ -19,7 +19,7 @@ from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import named
 from .core.rules import Rules
-from .engine.lease import Lease
+from .engine.lease import Lease, release_at_end
 from .engine.lock import Lock
 from .engine.manager import LockManager, Surroundings
 from .engine.options import LockOptions, lists_options, plan
@@ -45,13 +45,13 @@ class RedlockHandler:
         Raises:
             InvalidRedlockError: The setting has no such alias or cannot be used.
         """
-        managers = self._managers  # a reset makes a new dict
         try:
-            return managers[alias]
+            return self._managers[alias]
         except KeyError:
             # Other threads wait for the one that makes the manager. A signal handler that interrupts that thread may
             # need the manager itself, so it may enter; the manager that is made first is then used by both.
             with self._mutex:
+                managers = self._managers  # read here: a reset makes a new dict
                 if alias not in managers:
                     managers.setdefault(alias, self._create(alias))
                 return managers[alias]
@@ -70,7 +70,8 @@ class RedlockHandler:
 
     def reset(self) -> None:
         """Forget all managers and close their idle connections; the next use reads the settings anew."""
-        managers, self._managers = self._managers, {}
+        with self._mutex:
+            managers, self._managers = self._managers, {}
         for manager in managers.values():
             manager.retired = True
             manager.close()
@@ -166,7 +167,7 @@ class ReleaseAfterTransactions:
     def _release(self) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            lease.release(wait=lease.hold.waits_at_end)
+            release_at_end(lease)
 
 
 def open_transactions() -> list[Any]:

@@ -30,11 +30,11 @@ from .db.targets import Instances, ModelRow, Related, Rows, Target
 from .engine.lease import Lease
 from .engine.lock import Block, Lock
 from .engine.options import check_switch, explained
-from .engine.twins import run
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks
 from .inventory import State, find_locks
+from .nodes.base import run
 from .routers import reads_pinned, refuse_reads_elsewhere
 
 M = TypeVar("M", bound=Model)

@@ -202,7 +202,7 @@ def audit(
         action: A key of ``AUDITED``.
         row: The lock before the action; None if it was not found.
         key: The name of the lock, its alias, and the fingerprint of the holder.
-        outcome: What came of it.
+        outcome: Its result.
         reason: What the operator wrote.
     """
     name, alias, fingerprint = key

@@ -213,17 +213,18 @@ class TrailingCall(Call):
         Raises:
             QuorumUnavailableError: Too few nodes answered, or the nodes keep changing.
         """
-        using, name = self.ticket.using, self.ticket.following
-        for _ in range(REPAIRS):
-            if not seen.split:
-                return seen
+        using, name, repairs = self.ticket.using, self.ticket.following, 0
+        while seen.split:
+            if repairs == REPAIRS:
+                raise QuorumUnavailableError(name, nodes=seen.reported, needed=locks[using].rules.needed)
+            repairs += 1
             newest, *older = seen.split
             for value in older:
                 free(using, name, value.secret)
             if self._has_run(newest) or not self._write_back(newest):
                 free(using, name, newest.secret)
             seen = peek(using, name)
-        raise QuorumUnavailableError(name, needed=locks[using].rules.needed)
+        return seen
 
     def _has_run(self, seen: Seen) -> bool:
         """Return whether the call of a record has begun, so that the record remains only on nodes that were away."""
@@ -242,6 +243,8 @@ class TrailingCall(Call):
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
+        if not seen.secret:  # it would overwrite the record of another call, or a free key, with nothing
+            return False
         manager, name = locks[self.ticket.using], self.ticket.following
         term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
         replies = tell_nodes(manager, Extend((term,), manager.rules.fence_keep)).replies
@@ -353,8 +356,9 @@ class PendingMessage:
         # Nodes that are away may hide the record. Then the record with this message's secret is freed unread.
         secrets = self._secrets(self.record) or [ticket.secret]
         outcomes = [free(ticket.using, ticket.following, secret) for secret in secrets]
-        if "unknown" in outcomes and self._secrets(peek(ticket.using, ticket.following)):
-            raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
+        if "unknown" in outcomes and self._secrets(seen := peek(ticket.using, ticket.following)):
+            needed = locks[ticket.using].rules.needed
+            raise QuorumUnavailableError(ticket.following, nodes=seen.reported, needed=needed)
         self.note_number()
 
     def note_number(self) -> None:

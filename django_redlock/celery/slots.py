@@ -159,7 +159,7 @@ class Ticket:
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return the ticket in a header, or None if there is none or it belongs to another task."""
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, OverflowError, RecursionError):
             version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again = json.loads(
                 header  # type: ignore[arg-type]
             )
@@ -206,7 +206,7 @@ class Ticket:
             name: The lock's name.
             ttl: For how long it lasts, in seconds.
             label: The task's name.
-            state: What it is for.
+            state: The purpose of the lock.
             secret: Its secret; empty draws a fresh one.
             **options: ``adopt``: the secret of a holder from which it may be taken over. ``strict``: whether it must
                 be taken over, from *adopt* or from *secret* itself; a free lock is then refused. ``call``: what
@@ -398,7 +398,7 @@ class Seen(NamedTuple):
         fence: The fencing token under which it was written.
         split: The values that fewer nodes than a quorum have, newest first, if no quorum agrees on one value or on
             a free key. The nodes that did not answer may decide either way, so the lock is neither held nor free.
-        reported: The report of each node if it is split, by the node's display name.
+        reported: The report of each node unless it is free, by the node's display name.
     """
 
     value: str
@@ -412,18 +412,21 @@ class Seen(NamedTuple):
     def of(cls, poll: Poll, slug: str) -> "Seen":
         """Return what a survey shows about the key of one lock."""
         tally = poll.tally(slug, by=str)  # a quorum must agree on the state, too
+        votes = [vote for vote in tally.votes if vote.value]  # a key that is empty or not a string names no holder
         found = []
-        for vote in tally.votes:
+        for vote in votes:
             left, fence = min(vote.lefts), min(row.fence for row in vote.rows.values())
             found.append(cls(vote.value, left if left < inf else 0.0, vote.nodes, fence))
-        if tally.winner or tally.is_free:
-            return found[0] if tally.winner else FREE
+        if tally.is_free or (tally.winner and not tally.winner.value):
+            return FREE
         reported = dict(poll.reported)
         for index, node in enumerate(poll.manager.nodes):
             if index not in poll.silent:
                 reported[node.name] = str(SlotState.FREE)
-        for seen, vote in zip(found, tally.votes, strict=True):
+        for seen, vote in zip(found, votes, strict=True):
             reported |= {poll.manager.nodes[index].name: str(seen.holder) for index in vote.rows}
+        if tally.winner:
+            return found[0]._replace(reported=reported)
         split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
         return FREE._replace(split=split, reported=reported)
 
@@ -452,7 +455,7 @@ class Seen(NamedTuple):
         """The pending call that the value describes; None if it describes none."""
         owner = self.owner
         number, _, digest = owner.call.partition(".") if owner else ("", "", "")
-        if owner is None or not owner.ref or not (number.isascii() and number.isdecimal()):
+        if owner is None or not owner.ref or not re.fullmatch("[0-9]{1,9}", number):
             return None
         return Record(owner.ref, digest, int(number), owner.label)
 

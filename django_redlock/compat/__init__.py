@@ -22,10 +22,11 @@ from ..core.round import Round, count
 from ..core.rules import MIN_TTL, number, seconds
 from ..engine.lease import Lease
 from ..engine.manager import LockManager
-from ..engine.twins import Awaiting, Blocking, Flavour, run
+from ..engine.twins import Awaiting, Blocking, Flavour
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
 from ..inventory.survey import Poll, Vote, aask_nodes, ask_nodes
+from ..nodes.base import run
 from ..nodes.redis.node import RedisLockError, RedisLockNotOwnedError
 from .holds import SLACK, Ownership, Slot, TaskSlot, ThreadSlot, TimedLease, as_bytes, piece, reference
 
@@ -299,7 +300,11 @@ class BaseLock:
         log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
         self._manager.notify("lock_forced", name=self._key, outcome=outcome)
         if not gone:
-            raise QuorumUnavailableError(self._key, needed=needed)
+            nodes = {
+                node.name: str(round.replies.get(index, "not waited for"))
+                for index, node in enumerate(self._manager.nodes)
+            }
+            raise QuorumUnavailableError(self._key, nodes=nodes, needed=needed)
 
     # Errors
 

@@ -1,5 +1,5 @@
 """
-What a thread or task has of a lock: its token and its lease, and how that is extended to the timeout (internal).
+The token and the lease that a thread or task has of a lock, and how the lease is extended to the timeout (internal).
 """
 
 import asyncio
@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
-from ..engine.twins import Awaiting, Blocking, Flavour, run
+from ..engine.twins import Awaiting, Blocking, Flavour
 from ..engine.watchdog import Dog
+from ..nodes.base import run
 
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
 

@@ -353,4 +353,4 @@ class Waiter:
 
 
 NOBODY = Waiter("", 0)
-"""The waiter of all callers that do not wait; whatever it is told, nobody asks it anything."""
+"""The waiter that all callers share that do not wait: it is in no queue, so it gets no notification."""

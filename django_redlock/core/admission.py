@@ -42,8 +42,6 @@ class Greeting:
         run_id: Changes with every start; empty if the node does not report one.
         age: Seconds for which the server has certainly kept all locks, by its own clock; None if it does not report
             this.
-        role: ``master`` or something that does not vote.
-        mode: ``standalone`` or something that does not vote.
         evicts: Whether the node may drop keys when its memory is full.
         promoted: Changes each time the node becomes a master after it was a replica; empty if it does not remember
             having been a replica.
@@ -52,8 +50,6 @@ class Greeting:
 
     run_id: str = ""
     age: float | None = None
-    role: str = "master"
-    mode: str = "standalone"
     evicts: bool = False
     promoted: str = ""
     refused: str = ""
@@ -189,10 +185,6 @@ class Admission:
     def _exclusion(self, node: int, greeting: Greeting) -> str:
         if greeting.refused and self._rules.guards_restarts:
             return f"refuses INFO ({greeting.refused})"
-        if greeting.role != "master":
-            return f"is a {greeting.role}, not a master"
-        if greeting.mode != "standalone":
-            return f"runs in {greeting.mode} mode"
         if greeting.evicts and self._names[node] not in self._rules.allow_evicting:
             return "may evict keys (OPTIONS['allow_evicting'])"
         for other, run_id in list(self._run_ids.items()):  # a copy: other threads may be connecting too

@@ -155,7 +155,7 @@ class Owner(NamedTuple):
         process: Identifies the holder's process, so that its heartbeat can be looked up; empty if the lock does not
             depend on a process.
         extensions: How often the lease was extended.
-        state: What the work does if it does not run: ``claimed``, ``queued``, ``held`` or ``note``; empty if it runs.
+        state: The stage of work that does not run: ``claimed``, ``queued``, ``held`` or ``note``; empty if it runs.
         call: Number and arguments of a call that comes after the present one; see ``celery/pending.py``.
     """
 
@@ -191,7 +191,7 @@ def encode_since(secret: str, owner: Owner, since: float) -> str:
     # Only the beginning is cached: each call of a task has a ref of its own, so a text with the ref would never be used
     # again.
     start = _start(owner.host, owner.pid, owner.kind, owner.label, owner.state)
-    call = f',"call":{quoted(owner.call)}' if owner.call else ""
+    call = f',"call":{quoted(owner.call[:MAX_STATE])}' if owner.call else ""
     process = f',"process":{quoted(owner.process)}' if owner.process else ""
     return f'{secret}{start}{quoted(owner.ref[:MAX_REF])}{call},"ttl":{owner.ttl!r}{process},"since":{since!r}}}'
 
@@ -199,7 +199,8 @@ def encode_since(secret: str, owner: Owner, since: float) -> str:
 @lru_cache(maxsize=1024)
 def _start(host: str, pid: int, kind: str, label: str, state: str) -> str:
     """Return the beginning of the object, up to its ``ref``."""
-    fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]} | ({"state": state} if state else {})
+    fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]}
+    fields |= {"state": state[:MAX_STATE]} if state else {}
     return json.dumps(fields, separators=(",", ":"))[:-1] + ',"ref":'
 
 

@@ -1,5 +1,5 @@
 """
-What a node is asked and what it replies (internal).
+The requests to a node, and its replies (internal).
 
 A node executes a request in one atomic step. The scripts of the Redis node and ``core/node_state`` define what a
 request means.

@@ -115,7 +115,7 @@ class Round:
         if reply.kind is self.hoped:
             self._as_hoped += 1
         all_replied = len(replies) == len(self.requests)
-        # What counts is who may vote at the moment of the decision, not when a reply came. Only the replies of the
+        # A node must be allowed to vote when the round is decided, not when its reply came: only the replies of the
         # other nodes show which clock is right.
         if self._as_hoped == len(replies) and not (self.admission and self.admission.doubts):  # as nearly always
             if all_replied or self._as_hoped >= self.needed:

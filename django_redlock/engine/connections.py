@@ -5,7 +5,7 @@ import logging
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +55,7 @@ class Connection:
         """Send this node's request of a round."""
         request = round.requests[self.node]
         self.in_flight.append((request, round, now))
-        self.link.send(request, packed, in_full=not round.timeout and round.in_full)
+        self.link.send(request, packed, in_full=round.in_full)
 
     def read(self) -> None:
         """
@@ -137,18 +137,28 @@ class ConnectionSet:
 
     def expect(self, node: int) -> None:
         """Expect a link to *node*; its arrival wakes the waiting thread."""
-        self.connecting.add(node)
         if self._wakeup is None:
-            self._wakeup = WakeUp()
+            self._wakeup = WakeUp()  # first: it fails if the process has too many open files
             self._poll.register(self._wakeup, select.POLLIN)
+        self.connecting.add(node)
 
     def deliver(self, node: int, link: Link | LinkError) -> None:
         """Hand in a link, or the error instead of it; the thread that connected calls this."""
         self.arrived.append((node, link))
-        if self._wakeup:
-            self._wakeup.ring()
+        if wakeup := self._wakeup:
+            wakeup.ring()
         if self.closed:
             self.close()
+
+    def arrivals(self) -> Iterator[tuple[int, Link | LinkError]]:
+        """Remove and return what has arrived; free the two sockets of the wake-up if nothing more is expected."""
+        while self.arrived:
+            node, link = self.arrived.popleft()
+            self.connecting.discard(node)
+            yield node, link
+        if self._wakeup and not self.connecting:
+            self._poll.unregister(self._wakeup)
+            self._wakeup = None  # not closed: the thread that connected may be about to ring it
 
     def retire(self) -> None:
         """Drop all links after long disuse, when replies in flight have come or never will."""
@@ -168,8 +178,8 @@ class ConnectionSet:
                 link = self.arrived.popleft()[1]
                 if not isinstance(link, LinkError):
                     link.close()
-        if self._wakeup:
-            self._wakeup.close()
+        if wakeup := self._wakeup:
+            wakeup.close()
 
     def __del__(self) -> None:
         """Close the set if an exception came after it was taken from the stack and before it could be given back."""
@@ -372,10 +382,16 @@ class NodeConnector:
                 continue
             elif node in resting:
                 spared.append(node)
-            elif until := self._breakers[node].admits(now, timeout):
-                self._connect(connections, node, timeout, until)
             else:
-                self._follow(connections, node, timeout)
+                until = self._breakers[node].admits(now, timeout)
+                try:
+                    if until:
+                        self._connect(connections, node, timeout, until)
+                    else:
+                        self._follow(connections, node, timeout)
+                except OSError as error:  # this process has too many open files, and could not be woken
+                    self._breakers[node].was_tried(until)
+                    round.receive(node, failed(Failure.UNREACHABLE, detail=error.strerror or ""))
         return spared
 
     def _follow(self, connections: ConnectionSet, node: int, timeout: float) -> None:

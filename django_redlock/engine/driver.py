@@ -7,7 +7,6 @@ the release is redelivered. A forked child has neither the threads nor the conne
 
 import logging
 import select
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock
-from ..nodes.threads import Background, Bell
+from ..nodes.threads import Background, Bell, exiting
 from .connections import CONNECT_TIMEOUT, PerLoop
 from .notifications import AsyncNotifications, Notifications
 from .process import process
@@ -89,7 +88,7 @@ class Driver:
 
     def ask(self, round: Round) -> None:
         """Carry out one round, blocking the calling thread for at most the round's timeout."""
-        if sys.is_finalizing():  # nothing may connect or wait any more
+        if exiting():  # nothing may connect or wait any more
             round.close()
             return
         if self.pid != process.pid:
@@ -259,7 +258,9 @@ MAX_UNDELIVERED = 1000  # most releases waiting for one node; further keys end w
 
 class Redelivery:
     """
-    Redelivers releases to the nodes of one alias.
+    Redelivers releases to the nodes of one alias that have missed them.
+
+    A separate thread does that, because a node that does not answer must not hold up the renewal of other leases.
 
     Args:
         nodes: The nodes, in the order of the settings.

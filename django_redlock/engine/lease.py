@@ -5,7 +5,6 @@ Leases: the proof of holding a lock that acquiring it gives, for blocking code a
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,10 +22,10 @@ from ..core.round import Round
 from ..core.rules import Wanted, number
 from ..exceptions import LockLostError, printable
 from ..nodes.gevent import uses_gevent
-from ..nodes.threads import new_event
+from ..nodes.threads import exiting, new_event
 from .options import LEASE_ATTRIBUTES, Explained, explained
 from .process import process
-from .watchdog import Drop, unreleased, watch_drop
+from .watchdog import NEVER, TICK, Drop, unreleased, watch_drop
 
 if TYPE_CHECKING:
     from .manager import LockManager
@@ -213,7 +212,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             wait: Whether to wait for the nodes' answers. If False, the outcome is ``unknown`` unless it is known at
                 once; the signal ``lock_released`` has it later.
         """
-        if sys.is_finalizing():
+        if exiting():
             return Outcome.UNKNOWN  # the key ends with its ttl; connecting or waiting would make the interpreter hang
         hold = self.hold
         hold.depth -= 1
@@ -239,7 +238,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     async def arelease(self, wait: bool = True) -> Outcome:
         """Do what :meth:`release` does without blocking; even a cancelled call sends the release."""
-        if sys.is_finalizing():
+        if exiting():
             return Outcome.UNKNOWN
         hold = self.hold
         hold.depth -= 1
@@ -331,11 +330,13 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         """
         Report the loss, if it is one, to the log, the signal, the callbacks, and to those who wait for the event.
 
-        Each is told once, whichever threads notice the loss. If an exception interrupts the report, the next call goes
-        on with it: the watchdog's, at the latest.
+        This happens once, whichever threads notice the loss. If an exception interrupts the report, the watchdog goes
+        on with it.
         """
         if self.hold.ended is EndReason.RELEASED or (self._reported and not self._on_lost):
+            self.hold.report_at = NEVER
             return
+        self.hold.report_at = self.hold.clock() + TICK  # not at once: a callback may take long
         self._set_event()
         me, fatal = object(), None
         try:
@@ -367,6 +368,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         self.__dict__.pop("_reporting", None)
         if self._on_lost:  # added by another thread while this one was calling
             self._report()
+        else:
+            self.hold.report_at = NEVER
         return fatal
 
     def _apart(self, function: Callable[[], object]) -> bool:
@@ -478,7 +481,7 @@ def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
     return longer
 
 
-LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
+LONGEST_REDELIVERY = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
 
 
 class LeaseHold(Hold):
@@ -508,6 +511,7 @@ class LeaseHold(Hold):
         self.depth = 1  # how often the holder has entered the lock and not yet left it
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self.drop: Drop | None = None
+        self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it
         self._sends = wanted.sends
         self._pid = process.pid
         self._abandoned = False  # whether the release was left to the background
@@ -539,7 +543,9 @@ class LeaseHold(Hold):
         return self.ttl / 30 if self.renewed else 0.0
 
     def due(self) -> float:
-        """Return when the watchdog looks at the hold next; infinity once it has ended."""
+        """Return when the watchdog looks at the hold next; infinity once it has ended and its loss is reported."""
+        if self.ended and self.ended is not EndReason.RELEASED:
+            return self.report_at
         return self.next_event(self.renewed)
 
     # Used by fences
@@ -585,8 +591,11 @@ class LeaseHold(Hold):
         now = self.clock()
         if self.check(now):
             self.end(EndReason.RELEASED, now)
-        if self.drop is not None:
-            unreleased.discard(self.drop)
+        # Both ways: the hold and its drop would otherwise be a cycle, which only the garbage collector frees, and the
+        # drop of a released lease would be noticed.
+        drop, self.drop = self.drop, None
+        if drop is not None:
+            unreleased.discard(drop)
         round = self._cleanup = self.release(self.timeout if wait else 0.0)
         round.unattended = not wait
         return round
@@ -603,7 +612,7 @@ class LeaseHold(Hold):
 
         This is for a holder that was interrupted before it could release the lock itself.
         """
-        if self.forked or self.ended or sys.is_finalizing():
+        if self.forked or self.ended or exiting():
             return
         self.depth -= 1
         if self.depth > 0:
@@ -618,7 +627,7 @@ def end_of_earlier_hold(takeover: Round) -> Round | None:
     if not takeover.remedy or not (nodes := takeover.unanswered()):
         return None
     requests = {node: takeover.remedy[node] for node in nodes}
-    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
+    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LONGEST_REDELIVERY)
 
 
 def log_loss(lease: Lease) -> None:

@@ -6,7 +6,6 @@ holding it.
 """
 
 import asyncio
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
@@ -20,6 +19,7 @@ from ..core.names import named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.rules import Wanted
 from ..exceptions import LockTakenError
+from ..nodes.threads import exiting
 from .lease import Lease, raise_loss
 from .options import ATTRIBUTES, Explained, Plan, check_block, refuse_arguments, without_arguments
 from .reentrancy import Exit, Interruption, OpenBlock, OpenBlocks, WaitCheck, entering, this_task, this_thread
@@ -90,7 +90,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         """
         described = self._described
         if described is None or described.manager.retired:
-            if sys.is_finalizing():  # modules that the settings need may be gone
+            if exiting():  # modules that the settings need may be gone
                 raise RuntimeError(f"Lock {self.name!r} cannot be taken: the interpreter is about to end.")
             described = self._described = self._describe(self._plan)
         return described
@@ -194,15 +194,14 @@ class Lock(Explained, advice=ATTRIBUTES):
             raise
 
     def _leave(self, block: OpenBlock, kind: type[BaseException] | None) -> None:
-        if sys.is_finalizing():
+        if exiting():
             return  # the interpreter, when it ends, closes suspended generators
         if block.lease is None:
             block = self._threads.leaving(this_thread(), self.name)
         block.over = True
         lease: Lease = block.lease
         try:
-            hold = lease.hold
-            if hold.ended is EndReason.RELEASED:
+            if lease.hold.ended is EndReason.RELEASED:
                 outcome = Outcome.RELEASED  # the body released the lock, and knows the outcome
             elif (
                 self._plan.options["on_commit"]
@@ -211,7 +210,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             ):
                 outcome = Outcome.RELEASED
             else:
-                outcome = lease.release(wait=hold.waits_at_end)
+                outcome = lease.release(wait=lease.hold.waits_at_end)
         except BaseException:
             lease.hold.abandon()
             raise
@@ -246,7 +245,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             raise
 
     async def _aleave(self, block: OpenBlock, kind: type[BaseException] | None) -> None:
-        if sys.is_finalizing():
+        if exiting():
             return
         if block.lease is None:
             block = self._tasks.leaving(this_task(), self.name)

@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
-from .driver import Driver
-from .lease import LASTING, AsyncLease, Lease, LeaseHold, note_extension
+from ..nodes.threads import exiting
+from .driver import Driver, LoopSide
+from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import LockOptions, Plan, lists_options, plan
 from .process import HOST, process
@@ -131,11 +131,15 @@ class LockManager:
         self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
         self.acquirer = Acquirer(self)
         self.confirmations = Confirmations(self)
-        self.describe: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
+        self._descriptions: Callable[[Plan], Description] = lru_cache(maxsize=1024)(self._describe)
         _managers.add(self)
 
     def __repr__(self) -> str:
         return f"<LockManager {self.alias!r}: {', '.join(node.name for node in self.nodes)}>"
+
+    def describe(self, plan: Plan) -> Description:
+        """Return a lock under the options of this alias; the plans of locks with one name are the same every time."""
+        return self._descriptions(plan) if len(plan.names) == 1 else self._describe(plan)
 
     @lists_options
     def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock:
@@ -238,7 +242,7 @@ class LockManager:
         timeout = self.rules.timeout(self.rules.ttl)
         release = Release(slugs, secret, tombstone)
         round = cleanup(release, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
-        round.lasting = LASTING
+        round.lasting = LONGEST_REDELIVERY
         self.ask(round)
         return release_outcome(round, self.rules)
 
@@ -326,7 +330,7 @@ class LockManager:
         self.notify(event, **about)  # looked up now, because it may have been replaced
 
     def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> ProcessHeartbeat:
-        owner = this_process(HOST, process.name, since=self.runtime.wall())
+        owner = this_process(since=self.runtime.wall())
         return ProcessHeartbeat(self, owner, dog, self.runtime.clock, dropped)
 
 
@@ -420,15 +424,7 @@ class Acquirer:
             reentrant: Whether *who* may enter it again.
             waiting: Called before each pause of a caller that waits in the queue.
         """
-        lease = self.held(wanted, self.run(wanted, waiting), renew)
-        try:
-            if reentrant:
-                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
-            remember(lease, who)
-            return lease
-        except BaseException:
-            lease.hold.abandon()
-            raise
+        return self._noted(self.held(wanted, self.run(wanted, waiting), renew), wanted, who, reentrant)
 
     async def atake(
         self,
@@ -439,19 +435,12 @@ class Acquirer:
         waiting: Callable[[], object] | None = None,
     ) -> Lease:
         """Do what :meth:`take` does without blocking."""
-        lease = self.aheld(wanted, await self.arun(wanted, waiting), renew)
-        try:
-            if reentrant:
-                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
-            remember(lease, who)
-            return lease
-        except BaseException:
-            lease.hold.abandon()
-            raise
+        lease = self.held(wanted, await self.arun(wanted, waiting), renew, self._driver.loop_side())
+        return self._noted(lease, wanted, who, reentrant)
 
     def run(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
-        if sys.is_finalizing():
+        if exiting():
             raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
         if not process.mark[0]:
             process.notice_fork()
@@ -492,6 +481,8 @@ class Acquirer:
 
     async def arun(self, wanted: Wanted, waiting: Callable[[], object] | None = None) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
+        if not process.mark[0]:
+            process.notice_fork()
         manager, driver = self._manager, self._driver
         instant, pause = manager.runtime.instant, manager.runtime.asleep
         notifications = driver.loop_side().notifications
@@ -524,9 +515,9 @@ class Acquirer:
             if waiter.name:
                 notifications.waiters.leave(waiter)
 
-    def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
+    def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool, loop_side: LoopSide | None = None) -> Lease:
         """
-        Return the lease of a won acquisition.
+        Return the lease of a won acquisition; it belongs to an event loop if the *loop_side* is given.
 
         Raises:
             LockTakenError: Another owner kept the lock.
@@ -534,27 +525,24 @@ class Acquirer:
         """
         if isinstance(outcome, GaveUp):
             self._refuse(wanted, outcome)
-        lease = Lease(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
+        lease = (AsyncLease if loop_side else Lease)(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
         try:
             if not wanted.detached:
-                self._manager.runtime.watchdog.watch(lease)
-                self._driver.heartbeat.join()
+                runtime = self._manager.runtime
+                (runtime.loop_watchdog() if loop_side else runtime.watchdog).watch(lease)
+                (loop_side or self._driver).heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
             lease.hold.abandon()
             raise
 
-    def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
-        """Do what :meth:`held` does for the running event loop."""
-        if isinstance(outcome, GaveUp):
-            self._refuse(wanted, outcome)
-        lease = AsyncLease(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
+    def _noted(self, lease: Lease, wanted: Wanted, who: object, reentrant: bool) -> Lease:
+        """Note that *who* has taken a lock, and return its lease."""
         try:
-            if not wanted.detached:
-                self._manager.runtime.loop_watchdog().watch(lease)
-                self._driver.loop_side().heartbeat.join()
-            self._manager.notify("lock_acquired", lease=lease)
+            if reentrant:
+                self.entered[wanted.names, wanted.limit, wanted.shared, who] = lease
+            remember(lease, who)
             return lease
         except BaseException:
             lease.hold.abandon()
@@ -575,7 +563,7 @@ class Acquirer:
         if isinstance(outcome, Granted) and wanted.adopt != outcome.secret:
             end = Release(outcome.slugs, wanted.adopt, self._rules.guard)
             for round in outcome.rounds:
-                round.remedy, round.lasting = dict.fromkeys(round.requests, end), LASTING
+                round.remedy, round.lasting = dict.fromkeys(round.requests, end), LONGEST_REDELIVERY
                 self._driver.follow_up(round)
         return outcome
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
-from socket import gethostname
 from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
@@ -27,13 +26,13 @@ from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock
 from ..nodes.threads import new_event, start
 from .connections import CONNECT_TIMEOUT, WakeUp
+from .process import HOST
 
 LINGER = 10.0  # seconds without waiters after which the connections are no longer trusted
 RETRY = 1.0  # seconds between two attempts to reach a node
 
 log = logging.getLogger("django_redlock")
 
-HOST = gethostname().replace("|", "-").replace(" ", "-")
 
 Event = TypeVar("Event", threading.Event, asyncio.Event)
 
@@ -65,7 +64,11 @@ class Notifications:
             notified: How long to wait at most, in seconds, if enough nodes can.
         """
         bell = self.waiters.join(waiter)
-        listener = self._listen()
+        try:
+            listener = self._listen()
+        except OSError:  # this process has too many open files for the connections of a listener
+            bell.wait(seconds)
+            return
         listener.wait(waiter, bell, self._clock() + (notified if self.waiters.notified else seconds))
 
     def _listen(self) -> "Listener":
@@ -381,7 +384,8 @@ class Waiters(Generic[Event]):
     def __init__(self, needed: int, event: Callable[[], Event]) -> None:
         # Nodes publish to this name. Random bits distinguish two processes with the same host name and process id, as
         # in containers; the host is for people who look at the queue.
-        self.process = f"{HOST}:{os.getpid()}.{os.urandom(6).hex()}"
+        host = HOST.replace("|", "-").replace(" ", "-")
+        self.process = f"{host}:{os.getpid()}.{os.urandom(6).hex()}"
         self.listening: set[int] = set()
         self._needed = needed
         self._event: Callable[[], Event] = event

@@ -65,7 +65,7 @@ class OpenBlock:
         lease: The lease that the body runs under.
         who: The thread or task that has entered.
         over: Whether the statement is being left, or was left.
-        interruption: What cancels the body when the lock is lost, if anything does.
+        interruption: Cancels the body when the lock is lost; None if nothing does.
     """
 
     __slots__ = ("__weakref__", "_leave", "interruption", "lease", "lock", "over", "who")
@@ -150,6 +150,8 @@ class OpenBlocks(dict[object, list[Tie]]):
     def check(self, who: object, name: str, nests: bool) -> None:
         """
         Make sure that *who* may enter; forget the blocks whose statement ended without leaving them.
+
+        Their locks are released in the background. So one attempt at the same lock may still find it taken.
 
         Raises:
             RuntimeError: *who* is inside already, and the lock does not nest.

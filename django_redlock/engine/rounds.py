@@ -267,9 +267,7 @@ class Gather:
     def _take_arrivals(self, connections: ConnectionSet) -> list[tuple[int, LinkError | None]]:
         """Turn links that arrived into connections; return the nodes, each with the error if it has no link."""
         seen: list[tuple[int, LinkError | None]] = []
-        while connections.arrived:
-            node, link = connections.arrived.popleft()
-            connections.connecting.discard(node)
+        for node, link in connections.arrivals():
             if isinstance(link, LinkError):
                 seen.append((node, link))
             else:

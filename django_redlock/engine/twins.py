@@ -1,12 +1,12 @@
 """
 Two ways to wait, for methods that are written once as coroutines (internal).
 
-A coroutine of the blocking flavour calls blocking functions and is never suspended, so :func:`run` completes it in one
-step.
+A coroutine of the blocking flavour calls blocking functions and is never suspended, so
+:func:`~django_redlock.nodes.base.run` completes it in one step.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
 
 from .manager import Runtime
 from .watchdog import Dog
@@ -44,13 +44,3 @@ class Awaiting:
 
 
 Flavour = type[Blocking] | type[Awaiting]
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the blocking flavour to its end."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("a coroutine of the blocking flavour was suspended")

@@ -22,7 +22,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weakref import ref
 
-from ..core.hold import Hold
 from ..core.names import SECRET_SIZE, Owner, encode, heartbeat, named
 from ..core.protocol import ANSWERS, POSITIVE, Acquire, Extend, Failure, Kind, Reply, Term, failed
 from ..core.round import Round, count
@@ -30,9 +29,10 @@ from ..nodes.clock import Clock, steady
 from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent
 from ..nodes.threads import Background, Bell, Errands, exiting
 from .connections import ConnectionSet, PerLoop
-from .process import process
+from .process import HOST, process
 
 if TYPE_CHECKING:
+    from .lease import LeaseHold
     from .manager import LockManager
     from .rounds import Gather
 
@@ -89,11 +89,11 @@ class Chore:
 
 
 class Tended(Protocol):
-    """What a watchdog looks after: a lease, or a :class:`Chore`."""
+    """A lease or a :class:`Chore`, which a watchdog looks after."""
 
     @property
     def hold(self) -> Any:
-        """What knows when it is due, and who extends it: see :class:`Chore`."""
+        """The object that knows when it is due, and which manager extends it: see :class:`Chore`."""
 
     def valid(self) -> bool:
         """Return whether the lease is still held; if it is not, notify its holder."""
@@ -438,7 +438,7 @@ class Drop(ref[Any]):
     """
 
     __slots__ = ("clock", "ends", "hold")
-    hold: Hold
+    hold: "LeaseHold"
     clock: Clock
     ends: deque[float]
 
@@ -447,7 +447,7 @@ unreleased: set[Drop] = set()  # keeps alive the drops of leases that have not b
 drops: deque[Drop] = deque()  # the drops whose leases are gone; see note_drops()
 
 
-def watch_drop(lease: object, hold: Hold, clock: Clock, ends: deque[float]) -> Drop:
+def watch_drop(lease: object, hold: "LeaseHold", clock: Clock, ends: deque[float]) -> Drop:
     """Notice the drop of a lease; :func:`note_drops` then adds the end of its lock, by *clock*, to *ends*."""
     drop = Drop(lease, drops.append)
     drop.hold, drop.clock, drop.ends = hold, clock, ends
@@ -460,6 +460,7 @@ def note_drops() -> None:
     with suppress(IndexError):
         for drop in iter(drops.popleft, None):
             unreleased.discard(drop)
+            drop.hold.drop = None
             left = drop.hold.remaining(drop.clock())
             if left and not drop.hold.ended and not exiting():
                 drop.ends.append(drop.hold.deadline)
@@ -493,6 +494,11 @@ _KEY = os.urandom(16)  # secret, so that no other process can write the heartbea
 class ProcessHeartbeat(Chore):
     """
     The heartbeat of one process on the nodes of one alias; the watchdog treats it as one more lease.
+
+    A process that holds locks for longer than a moment keeps one key on every node, which the watchdog renews. So an
+    operator sees which held locks nobody will release, without guessing from a host and a process id. Nothing else
+    depends on the key: a lock is held by its own keys alone. The key outlasts the longest lease. While it exists, the
+    process may be paused and hold a valid lease; when it is gone, every lease of the process has ended.
 
     Args:
         manager: The manager whose nodes store the heartbeat.
@@ -580,10 +586,10 @@ class ProcessHeartbeat(Chore):
         return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
 
 
-def this_process(host: str, process: str, since: float) -> Owner:
+def this_process(since: float) -> Owner:
     """Return the description of this process: the program's name, without its arguments, which may be secret."""
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return Owner(host, os.getpid(), "process", program, since=since, ttl=LIFE, process=process)
+    return Owner(HOST, process.pid, "process", program, since=since, ttl=LIFE, process=process.name)
 
 
 LOOK = 0.1  # seconds after which the replies are read, if they have not been read by then
@@ -614,6 +620,10 @@ class UnattendedReleases(Chore):
     """
     The releases of one alias that threads sent and whose outcome is not known; the watchdog treats them as a lease.
 
+    As a rule, the thread that sent a release soon uses the same connections again, and reads the replies. Otherwise the
+    watchdog reads them a tenth of a second later. The outcome is known when the replies decide the round, or when the
+    node timeout has passed.
+
     Args:
         gather: Reads the replies.
         follow_up: Called with a finished round; has the release redelivered to the nodes that missed it.
@@ -632,7 +642,7 @@ class UnattendedReleases(Chore):
         self._follow_up = follow_up
         self._dog = dog
         self._clock = clock
-        self._mutex = threading.RLock()  # a signal handler may take a lock in a thread that has it
+        self._mutex = threading.RLock()  # a signal handler may close the manager in a thread that has it
         self._open: deque[Sent] = deque()
         self._over: deque[Sent] = deque()
 
@@ -670,15 +680,17 @@ class UnattendedReleases(Chore):
     def look(self, *, wait: bool = False) -> None:
         """Read the replies that have come, or *wait* for them for as long as each node timeout lasts."""
         with self._mutex:
-            for _ in range(len(self._open)):
-                sent = self._open[0]
+            for sent in list(self._open):
                 self._read(sent, wait)
-                self._open.popleft()  # last, so that an interruption loses nothing
+                try:
+                    self._open.remove(sent)  # last, so that an interruption loses nothing
+                except ValueError:  # a signal handler in this thread was quicker
+                    continue
                 if sent.round.closed:
                     self._over.append(sent)
                 else:
                     self._open.append(sent._replace(look=self._clock() + LOOK))
-            over = [self._over.popleft() for _ in range(len(self._over))]
+            over, self._over = self._over, deque()
         for sent in over:
             self._follow_up(sent.round)
         for sent in over:
@@ -698,7 +710,7 @@ class UnattendedReleases(Chore):
 
 
 GATHER = 0.05  # seconds for which confirmations are gathered
-AGAIN = 0.5  # seconds until nodes that did not answer are asked again
+ASK_AGAIN = 0.5  # seconds until nodes that did not answer are asked again
 MOST = 50  # confirmations in one round
 
 
@@ -722,6 +734,9 @@ class Confirmations(Chore):
     """
     The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
 
+    Nobody waits for the replies, and all claims of a moment are confirmed in one round: a process that sends many
+    messages then pays much less than for a round each.
+
     Args:
         manager: The manager of the alias.
     """
@@ -730,7 +745,7 @@ class Confirmations(Chore):
         self._manager = manager
         self._at_once = all(node.instant for node in manager.nodes)  # nodes in memory cost nothing, so why wait
         self._pid = process.pid
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may close the manager in a thread that has it
         self._open: deque[Confirmation] = deque()
         self._unanswered = False  # whether some of these were sent before
 
@@ -772,10 +787,10 @@ class Confirmations(Chore):
             self._open.extend(one for one in found if one.due > now + GATHER)
             due = [one for one in found if one.due <= now + GATHER]
             unanswered = [
-                one._replace(due=now + AGAIN)
+                one._replace(due=now + ASK_AGAIN)
                 for first in range(0, len(due), MOST)
                 for one in self._carry_out(due[first : first + MOST])
-                if one.until > now + AGAIN
+                if one.until > now + ASK_AGAIN
             ]
             self._unanswered = bool(unanswered)
             self._open.extend(unanswered)
@@ -783,7 +798,10 @@ class Confirmations(Chore):
     def _notice_fork(self) -> None:
         """In a forked child, drop what it has inherited, which its parent confirms."""
         if self._pid != process.pid:
-            self._pid, self._mutex, self._open = process.pid, threading.Lock(), deque()
+            with process.mutex:
+                if self._pid != process.pid:  # still: no other thread was quicker
+                    self._mutex, self._open = threading.RLock(), deque()
+                    self._pid = process.pid
 
     def _carry_out(self, some: list[Confirmation]) -> list[Confirmation]:
         """Send confirmations in one round; return those about which too few nodes answered."""

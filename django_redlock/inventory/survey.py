@@ -212,8 +212,8 @@ class Poll:
 
         Args:
             slug: The form of the lock's name in the keys.
-            by: What two nodes must have in common to report the same holder: the secret, or with ``str`` the whole
-                value.
+            by: The part of the value that is the same where two nodes report the same holder: the secret, or with
+                ``str`` all of it.
         """
         now = self.manager.runtime.clock()
         found: dict[str, Vote] = {}

@@ -97,9 +97,8 @@ def new_event() -> threading.Event:
     return threading.Event() if uses_gevent() else Event()
 
 
-def exiting() -> bool:
-    """Return whether the interpreter is shutting down: threads no longer run, and nothing may wait for one."""
-    return sys.is_finalizing()
+exiting = sys.is_finalizing
+"""Returns whether the interpreter is shutting down: threads no longer run, and nothing may wait for one."""
 
 
 def start(target: Callable[[], object], name: str) -> None:
@@ -123,7 +122,7 @@ def _start(new: Any) -> None:
         begun = threading.Lock()
         begun.acquire()
         start_new_thread(_start_or_run, (new, begun))
-        if sys.version_info < (3, 12):  # see celery/interrupt.py
+        if sys.version_info < (3, 12):  # see celery/execution.py
             begun.acquire(True, 1)
 
 
@@ -149,9 +148,6 @@ class Background:
         name: The name of the thread.
         real: Whether it must be a thread of the operating system even under gevent.
     """
-
-    daemon = True
-    """Always true: the process may end while the thread is at work."""
 
     def __init__(self, work: Callable[[], object], busy: Callable[[], object], name: str, *, real: bool = False):
         self._work = work

@@ -25,7 +25,7 @@ class Mutant:
         haunts: The profiles and scenarios in which it must show.
         target: What is replaced, as an object and the name of its attribute.
         wrong: Makes the replacement.
-        also: More of it: what else is replaced, and by what.
+        also: Further replacements: objects, names and what makes each.
     """
 
     name: str

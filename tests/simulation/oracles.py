@@ -161,7 +161,7 @@ class Oracles:
             self._accepted[machine.number, slug] = max(highest, term.fencing_token)
 
     def _comes_back(self, machine: "Node", secret: str) -> None:
-        """What was released on a node is not granted there by a late request of the same attempt, for one ttl."""
+        """For one ttl, a node does not grant a released lock to a late request of the same attempt."""
         if self._world.now < self._released[machine.number].get(secret, -TTL) + 0.98 * TTL:
             self.violated("ghost", f"node {machine.number} granted {secret[:4]} after its release")
 

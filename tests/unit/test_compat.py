@@ -25,6 +25,9 @@ from redis.lock import Lock as RedisLock
 
 from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
+from django_redlock.core.protocol import Failure, Release
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.memory import MemoryNode
 from django_redlock.signals import lock_forced
 from django_redlock.testing import Simulation, reset_locks
 
@@ -426,6 +429,25 @@ async def test_reset_reports_too_few_nodes(make):
         await done(make().reset())
 
     fail(down=False)
+    assert await done(holder.owned()) is True
+
+
+async def test_reset_that_nodes_do_not_carry_out_names_them(make, monkeypatch):
+    """Two nodes tell who holds the lock and execute no release; the error has what each node replied."""
+    holder = make()
+    await done(holder.acquire())
+
+    def refuse(self, request, execute=MemoryNode.execute):
+        if isinstance(request, Release) and self.name != "a":
+            raise LinkError(Failure.REFUSED)
+        return execute(self, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryNode, "execute", refuse)
+        with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer") as caught:
+            await done(make().reset())
+
+    assert caught.value.nodes == {"a": "released", "b": "refused", "c": "refused"}
     assert await done(holder.owned()) is True
 
 

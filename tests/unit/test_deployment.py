@@ -175,7 +175,7 @@ def test_lock_pod_is_ready_only_when_its_server_votes(settings):
 
 
 def test_pods_find_their_volumes_variables_and_labels():
-    """What a pod refers to is in the file, and selectors select it."""
+    """The file has everything that a pod refers to, and selectors select it."""
     there = {(each["kind"], each["metadata"]["name"]) for each in manifests()}
     for each in manifests():
         spec = each.get("spec", {})

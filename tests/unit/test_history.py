@@ -86,7 +86,8 @@ def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
     recorder._gave_up("default", "orders:7", "taken", 0.5)
 
     assert done.wait(30)
-    assert recorder._thread is None or recorder._thread.daemon
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("django_redlock")]
+    assert all(thread.daemon for thread in ours)
 
 
 def test_thread_survives_a_connection_that_cannot_be_closed(monkeypatch):

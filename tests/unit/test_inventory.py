@@ -522,7 +522,7 @@ def test_real_nodes_say_what_cannot_be_done_to_another_program(real):
 
 def test_a_listing_without_time_has_locks_that_never_end(five, monkeypatch):
     """
-    They come last in the indexes, and they need attention: they are asked for before the time is over, also
+    They come last in the indexes, and they need attention: they are asked for before the time has passed, also
     one that some of the nodes lack.
     """
     for number in range(3 * PAGE):

@@ -83,7 +83,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 @pytest.mark.parametrize("path", PATHS)
 def test_path_stays_importable(path: str):
-    """What users' code, settings and migrations import is where it was."""
+    """The imports of users' code, settings and migrations are where they were."""
     if path == "django_redlock.contrib.debug_toolbar":
         pytest.importorskip("debug_toolbar")
     module = import_module(path)

@@ -15,7 +15,7 @@ from ...core.node_state import NodeState
 from ...core.node_state.records import moment as moment_of
 from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
 from ..clock import Clock
-from ..records.clock import Moment
+from .clock import Moment
 
 
 class Stored(NamedTuple):

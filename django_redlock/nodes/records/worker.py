@@ -21,8 +21,8 @@ from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, Survey, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..clock import SLICES, Patience, steady
-from ..records.table import RecordTable, UntouchedError
 from ..threads import exiting, new_event, start
+from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 

@@ -153,7 +153,7 @@ def _one_by_one(take: contenders.Taker, names: list[str]) -> None:
 
 
 def prepare_rows(count: int) -> None:
-    """Make a database in memory with so many users."""
+    """Make a database in memory with *count* users."""
     from django.contrib.auth.models import User
 
     call_command("migrate", verbosity=0)

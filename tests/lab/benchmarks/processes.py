@@ -69,7 +69,7 @@ def _median(code: str, times: int, *args: str) -> float:
 
 
 def _count(name: str, times: int, urls: list[str]) -> int:
-    """Return the sum of strace's table for a process that takes so many locks."""
+    """Return the sum of strace's table for a process that takes a lock *times* times."""
     with tempfile.NamedTemporaryFile("r") as summary:
         program = [sys.executable, "-m", "tests.lab.benchmarks.processes", name, str(times), *urls]
         traced = ["strace", "-f", "-c", "-U", "calls,name", "-o", summary.name, *program]

@@ -31,8 +31,8 @@ def storm(hits: int, longest: float = 0.002) -> Counter[str]:
         if unraisable.exc_type is not Interrupted:
             found[f"unraisable {unraisable.exc_value!r}"] += 1
 
-    # A signal may strike while an object is freed, where nothing can raise. What reports that to pytest takes long, and
-    # must not be struck itself.
+    # A signal may strike while an object is freed, where nothing can raise. pytest's report of that takes
+    # long, and must not be struck itself.
     report, sys.unraisablehook = sys.unraisablehook, note
     before = signal.signal(signal.SIGALRM, strike)
     while found["interrupted"] < hits:

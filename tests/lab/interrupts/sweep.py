@@ -2,23 +2,28 @@
 Raise an exception at each event inside the package: where a function is called, and where it returns.
 
 A profile function raises it, which the interpreter calls at the places where it runs signal handlers, and at more.
+Lines are not swept: a signal handler also runs where a loop begins anew, and another thread's exception may arrive
+between any two lines of one function. The storm reaches those, at random.
 """
 
 import asyncio
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import django_redlock
-from django_redlock import Lease, lock
+from django_redlock import Lease, compat, lock
 
 PACKAGE = str(Path(django_redlock.__file__).parent)
 TTL = 1.0
+SLOW = TTL / 4  # seconds after which a lock that an interruption left was not released, and waits for its lease to end
 LATE = 3 * TTL  # seconds after which a lock that an interruption left must be free, on a busy machine
 
 OPTIONS = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 0.2}
@@ -75,6 +80,47 @@ def decorated() -> None:
     pass
 
 
+def shared() -> None:
+    with lock("a", wait=LATE, shared=True):
+        pass
+
+
+def limited() -> None:
+    with lock("a", wait=LATE, limit=2):
+        pass
+
+
+def contended() -> None:
+    """Wait for a lock that another thread has, and releases."""
+    taken = threading.Event()
+
+    def hold() -> None:
+        with lock("a", wait=LATE):
+            taken.set()
+            time.sleep(0.02)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    try:
+        taken.wait()
+        with lock("a", wait=LATE):
+            pass
+    finally:
+        other.join()
+
+
+def timed_compat() -> None:
+    its = compat.Lock(None, "a", timeout=TTL, blocking_timeout=LATE)
+    its.acquire()
+    its.release()
+
+
+def endless_compat() -> None:
+    its = compat.Lock(None, "a", blocking_timeout=LATE)
+    its.acquire()
+    its.release()
+
+
 def lost() -> None:
     lease = lock("a", wait=LATE, renew=False).acquire()
     lease.on_lost(lambda lease: None)
@@ -99,8 +145,47 @@ async def aby_hand() -> None:
     await lease.arelease()
 
 
-BLOCKING: list[Callable[[], None]] = [block, modules, stack, nested, by_hand, skipped, sent, decorated, lost]
+BLOCKS: list[Callable[[], Any]] = [
+    block,
+    modules,
+    stack,
+    nested,
+    sent,
+    decorated,
+    shared,
+    limited,
+    contended,
+    ablock,
+    amodules,
+]
+"""The actions whose lock is released at once after nearly every interruption."""
+BLOCKING: list[Callable[[], None]] = [
+    *(each for each in BLOCKS if not asyncio.iscoroutinefunction(each)),
+    by_hand,
+    skipped,
+    lost,
+    timed_compat,
+    endless_compat,
+]
 ASYNC: list[Callable[[], Any]] = [ablock, amodules, aby_hand]
+
+
+@dataclass
+class Swept:
+    """
+    What a sweep has found.
+
+    Attributes:
+        points: How often it interrupted.
+        waits: How long the lock was then taken: each point, with the seconds.
+    """
+
+    points: int = 0
+    waits: list[tuple[str, float]] = field(default_factory=list)
+
+    def beyond(self, seconds: float) -> list[str]:
+        """Return the points after which the lock was taken for longer."""
+        return [where for where, waited in self.waits if waited > seconds]
 
 
 def at_event(action: Callable[[], object], at: int, strike: Callable[[], object]) -> bool:
@@ -137,9 +222,9 @@ def interrupted(action: Callable[[], object], at: int) -> bool:
     return struck
 
 
-def check(where: str) -> None:
+def check(where: str) -> float:
     """
-    Check that the lock can be taken again, here and in another thread.
+    Check that the lock and all its places can be taken again, here and in another thread; return how long it took here.
 
     Raises:
         AssertionError: The call failed, or hangs, or the lock is renewed although nobody holds it.
@@ -150,18 +235,24 @@ def check(where: str) -> None:
         try:
             with lock("a", wait=LATE) as lease:
                 ended.append(lease.valid())
+            # Both places at once, so that none of them is still taken.
+            with lock("a", wait=LATE, limit=2) as one, lock("a", wait=LATE, limit=2) as two:
+                ended.append(one.valid() and two.valid())
         except BaseException as error:
             ended.append(error)
 
+    began = time.monotonic()
     take()
+    waited = time.monotonic() - began
     other = threading.Thread(target=take, daemon=True)
     other.start()
     other.join(2 * LATE)
-    assert ended == [True, True], f"{where}: {ended or 'hangs'}"
+    assert ended == [True] * 4, f"{where}: {ended or 'hangs'}"
+    return waited
 
 
-def sweep(action: Callable[[], Any], first: int = 1, every: int = 1, most: int = 1_000_000) -> int:
-    """Interrupt *action* at every so many events, and check after each; return how often it was interrupted."""
+def sweep(action: Callable[[], Any], first: int = 1, every: int = 1, most: int = 1_000_000) -> Swept:
+    """Interrupt *action* at every so many events, and check after each."""
     if asyncio.iscoroutinefunction(action):
         with asyncio.Runner() as runner:
             # An exception in a callback of the event loop would end the loop itself, so only tasks are interrupted.
@@ -174,16 +265,17 @@ async def _shielded(action: Callable[[], Any]) -> None:
         await action()
 
 
-def _sweep(action: Callable[[], Any], first: int, every: int, most: int) -> int:
-    number = 0
+def _sweep(action: Callable[[], Any], first: int, every: int, most: int) -> Swept:
+    found = Swept()
     action()
     for at in _from(first, every, most):
         if not interrupted(action, at):
             break
-        number += 1
+        found.points += 1
         gc.collect(0)
-        check(f"{getattr(action, '__name__', 'task')}, event {at}")
-    return number
+        where = f"{getattr(action, '__name__', 'task')}, event {at}"
+        found.waits.append((where, check(where)))
+    return found
 
 
 def _from(first: int, every: int, most: int) -> Iterator[int]:

@@ -216,3 +216,46 @@ def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server)
 
     assert outcomes == {"released": 20}
     manager.close()
+
+
+FEW_FILES = """
+import json, os, resource, sys, threading
+import django
+from django.conf import settings
+redlock = {"default": {"NODES": sys.argv[1:], "OPTIONS": {"restart_guard": False}}}
+settings.configure(INSTALLED_APPS=["django_redlock"], DATABASES={}, REDLOCK=redlock)
+django.setup()
+from django_redlock import lock
+lock("warm up").acquire().release()
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, most))
+barrier, said = threading.Barrier(30), []
+
+def take(number):
+    barrier.wait()
+    try:
+        lock(f"n{number}", wait=0).acquire().release()
+    except Exception as error:
+        said.append(type(error).__name__)
+    else:
+        said.append("taken")
+
+threads = [threading.Thread(target=take, args=(number,)) for number in range(30)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+with lock("afterwards", wait=10):
+    print(json.dumps(sorted(set(said))))
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_process_with_too_many_open_files_cannot_reach_its_nodes(nodes: Servers, count: int):
+    """That is an error about the nodes like any other, and it passes, although the process opens no more files."""
+    command = [sys.executable, "-c", FEW_FILES, *nodes.urls[:count]]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert not ended.returncode, ended.stderr
+
+    assert set(json.loads(ended.stdout)) <= {"taken", "QuorumUnavailableError"}
+    assert "QuorumUnavailableError" in ended.stdout

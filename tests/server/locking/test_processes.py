@@ -1,5 +1,6 @@
 """Many processes, one lock, and a node that forgets."""
 
+import asyncio
 import ctypes
 import json
 import os
@@ -256,6 +257,28 @@ def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Se
         assert unannounced_fork(child) == 0
         take()
         assert not inherited.closed
+        manager.close()
+
+    assert fork(parent) == 0  # has no threads, unlike this process
+
+
+def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition_of_an_event_loop(nodes: Servers):
+    """An asynchronous view in a worker of uWSGI has a lease of its own process, which it can release."""
+
+    def parent() -> None:
+        manager = real_manager(nodes.urls)
+
+        def child() -> None:
+            async def take() -> tuple[bool, str]:
+                lease = await manager.claim("a", detached=True).aacquire()
+                try:
+                    return lease.valid(), await lease.arelease()
+                finally:
+                    await manager.aclose()
+
+            assert asyncio.run(take()) == (True, "released")
+
+        assert unannounced_fork(child) == 0
         manager.close()
 
     assert fork(parent) == 0  # has no threads, unlike this process

@@ -329,7 +329,7 @@ def guarded(request: pytest.FixtureRequest, certificates: Certificates) -> Itera
 
 
 def test_user_with_rights_on_the_prefix_is_enough(guarded: Member):
-    """What is missing is named, and never a password; a token that was lost is asked for again."""
+    """A missing right is named, and never a password; a token that was lost is asked for again."""
     host = guarded.url.removeprefix("etcd://")
     with closing(patient_manager([f"etcd://app:p%40ss@{host}"])) as manager:
         lease = manager.lock("a", wait=0).acquire()

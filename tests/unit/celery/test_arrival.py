@@ -1,5 +1,7 @@
 """Messages that come late, twice, without their header, or to a worker that cannot run them."""
 
+import json
+import math
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 
@@ -9,6 +11,7 @@ from kombu.exceptions import OperationalError
 
 from django_redlock import locks
 from django_redlock.celery import Return, singleton_task
+from django_redlock.celery.slots import HEADER
 from django_redlock.signals import lock_taken
 from django_redlock.testing import Simulation
 
@@ -119,7 +122,7 @@ def test_message_is_put_back_any_number_of_times(make, worker, memory_nodes, opt
 
 
 def test_put_back_message_hides_what_its_caller_hides(make, worker):
-    """What is to be shown in place of the arguments is shown of a message that was put back, too."""
+    """A message that was put back still shows the text that stands in for its arguments."""
     task = make(on_overlap="wait")
     task.apply_async((7,), {"since": "PASSWORD"}, task_id="x", kwargsrepr="HIDDEN")
 
@@ -349,3 +352,25 @@ def test_message_comes_back_when_the_nodes_vote_again(make, worker):
         assert 30.0 < pause < 45.0  # of 60 seconds and some drift, 20 are over
         simulation.advance(pause)
         assert worker.run() == "SUCCESS"
+
+
+@pytest.mark.parametrize(
+    "garbled",
+    [
+        lambda fields: "[" * 100_000,
+        lambda fields: json.dumps([*fields[:5], math.inf, *fields[6:]]),
+        lambda fields: json.dumps([*fields[:7], math.inf, *fields[8:]]),
+        lambda fields: json.dumps([*fields[:8], 10**400, *fields[9:]]),
+    ],
+    ids=["nested", "tries", "number", "waited"],
+)
+def test_header_that_makes_no_sense_counts_as_lost(make, worker, garbled):
+    """A message whose header was garbled runs, under the slot that its arguments name."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(shop_id))
+    task.delay(7)
+    message = worker.take()
+    message.headers[HEADER] = garbled(json.loads(message.headers[HEADER]))
+
+    assert worker.run(message) == "SUCCESS"
+    assert (ran, names()) == ([7], set())

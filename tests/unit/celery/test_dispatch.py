@@ -135,7 +135,7 @@ def test_argument_that_cannot_be_sent_leaves_no_slot(make):
 
 
 def test_key_function_that_fails_leaves_no_slot(make, worker):
-    """What a key's function raises reaches the caller, and nothing is locked."""
+    """An exception of a key's function reaches the caller, and nothing is locked."""
     task = make(key=lambda call: call.arguments["nothing"])
 
     with pytest.raises(KeyError):

@@ -206,7 +206,7 @@ def test_error_can_be_pickled_and_stored():
     ],
 )
 def test_names_that_others_use(wrong, right):
-    """What the same is called elsewhere is refused, with what it is called here."""
+    """The name that an option has elsewhere is refused, with its name here."""
     with pytest.raises(TypeError, match=f"no option '{wrong}'; did you mean {right}"):
         singleton_task(**{wrong: 1})
 
@@ -222,7 +222,7 @@ def test_flags_are_true_or_false(option):
 
 @pytest.mark.parametrize("chosen", [True, "raise"])
 def test_options_of_a_call_are_a_dict(app, chosen):
-    """What is no dict is refused with an example of one."""
+    """Anything but a dict is refused with an example of one."""
     task = singleton_task(name="shop.sync")(nothing)
 
     with pytest.raises(TypeError, match="is False or a dict such as"):
@@ -240,7 +240,7 @@ def test_options_that_celery_would_lose(app):
 
 @pytest.mark.parametrize("name", ["publish", "ticket", "parameters", "execution", "duplicate_error"])
 def test_names_of_the_projects_own(app, worker, name):
-    """What a project's task class calls its own methods is not ours to take."""
+    """The names of a project's own methods in its task class stay its own."""
     calls = []
     Ours = type("Ours", (app.Task,), {name: lambda self, event: calls.append(event)})
 

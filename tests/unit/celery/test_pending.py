@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 from celery.worker.state import revoked
 
-from .slots import die, names
+from django_redlock import QuorumUnavailableError, locks
+from django_redlock.celery.pending import PendingMessage, TrailingCall
+from django_redlock.celery.slots import Record, Seen, peek
+from django_redlock.core.names import Owner, encode
+from django_redlock.core.protocol import Failure, Release
+from django_redlock.engine.manager import fresh_secret
+from django_redlock.nodes.base import LinkError
+
+from .slots import NAME, die, names, ticket_in
+
+NEXT = f"next:{NAME}"
 
 
 @pytest.fixture
@@ -292,3 +302,159 @@ def test_node_without_the_run_does_not_refuse_the_record(make, worker, memory_no
 
     assert calls[0].id == calls[1].id
     assert ran == ["running", "newest"]
+
+
+# A key that is not a string
+
+
+@pytest.fixture
+def servers(nodes, settings):
+    """Three real servers under the default alias, which have just started."""
+    about = {"NODES": nodes.urls[:3], "OPTIONS": {"restart_guard": False}}
+    settings.REDLOCK = {"default": about}
+    yield nodes[:3]
+    locks.reset()
+
+
+def spoil(name: str, *servers: Any) -> None:
+    """Put a list under the key of a lock on some servers."""
+    for server in servers:
+        with server.client() as client:
+            client.delete(f"redlock:{{{name}}}:h")
+            client.rpush(f"redlock:{{{name}}}:h", "not a lock")
+
+
+def lose(name: str, *servers: Any) -> None:
+    """Remove the key of a lock from some servers."""
+    for server in servers:
+        with server.client() as client:
+            client.delete(f"redlock:{{{name}}}:h")
+
+
+def values(name: str, *servers: Any) -> list[str]:
+    """Return what some servers have under the key of a lock."""
+    found = []
+    for server in servers:
+        with server.client() as client:
+            found.append(client.get(f"redlock:{{{name}}}:h"))
+    return found
+
+
+def test_key_that_is_not_a_string_is_no_record(servers, make, worker):
+    """
+    A list is in place of a pending call's record on one node, and a second one lost it. The next call takes the true
+    record over.
+    """
+    ran, calls, kept = [], [], []
+    first, second, third = servers
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if ran == ["running"]:
+            calls.append(task.delay(7, "older"))
+            spoil(NEXT, second)
+            lose(NEXT, third)
+            calls.append(task.delay(7, "newest"))
+            kept.extend(values(NEXT, first, third))
+
+    task = make(body, on_duplicate="rerun")
+    task.delay(7, "running")
+    worker.run()
+    worker.run_all()
+
+    assert all(kept)
+    assert len(set(kept)) == 1
+    assert calls[0].id == calls[1].id
+    assert ran == ["running", "newest"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_key_that_is_not_a_string_is_no_slot_to_release(servers, make, force):
+    """``release()`` finds nothing to free where a list is in place of a slot, and does not report that it is taken."""
+    task = make()
+    spoil(NAME, servers[1])
+    servers[0].freeze()
+
+    assert task.singleton.release(7, since=None, force=force) == "expired"
+    assert task.singleton.holder(7) is None
+
+
+def test_key_that_is_not_a_string_keeps_nobody_from_running(servers, make, worker):
+    """A message runs though one node has a list in place of its slot, and only one the slot of another message."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(shop_id))
+    task.delay(7)
+    own = worker.take()
+    lose(NAME, *servers)
+    task.delay(7)
+    worker.take()
+    spoil(NAME, servers[1])
+    lose(NAME, servers[2])
+
+    assert worker.run(own) == "SUCCESS"
+    assert ran == [7]
+
+
+def test_record_without_a_secret_is_not_written_back(make, memory_nodes):
+    """Anybody would own a record that has no secret."""
+    task = make(on_duplicate="rerun")
+    call = TrailingCall(task, (7,), {}, {}, task.singleton_options, task.singleton_ticket("id", (7,), {}))
+
+    assert call._write_back(Seen("", 5.0, 1)) is False
+    assert not any(node.store.records.holders for node in memory_nodes)
+
+
+@pytest.mark.parametrize(
+    ("number", "counts"), [("1", True), ("999999999", True), ("1000000000", False), ("²", False), ("-1", False)]
+)
+def test_number_of_a_record_has_nine_digits_at_most(number, counts):
+    """What is no number of a message, or one that nobody reaches, describes no pending call."""
+    value = encode(fresh_secret(), Owner(kind="task", label="shop.sync", ref="id", call=f"{number}.0123456789"))
+
+    assert Seen(value, 5.0, 3).record == (Record("id", "0123456789", int(number), "shop.sync") if counts else None)
+
+
+# Each error about too few nodes has what each of them reported
+
+
+def refuse(node: Any, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a node execute no requests of this kind."""
+    execute = node.execute
+
+    def refusing(request: Any) -> Any:
+        if isinstance(request, kind):
+            raise LinkError(Failure.REFUSED)
+        return execute(request)
+
+    monkeypatch.setattr(node, "execute", refusing)
+
+
+def test_error_about_a_record_that_cannot_be_freed(make, worker, memory_nodes, monkeypatch):
+    """The error names the nodes that still have the record of a message which is about to begin."""
+    task = make(on_duplicate="replace")
+    call = task.delay(7)
+    message = PendingMessage(ticket_in(worker.headers[0]), task)
+    for node in memory_nodes[1:]:
+        refuse(node, Release, monkeypatch)
+
+    with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer") as caught:
+        message.begin()
+
+    still = f"queued as task {call.id}"
+    assert caught.value.nodes == {"a": "free", "b": still, "c": still}
+
+
+def test_error_about_a_record_that_stays_split(split, worker, memory_nodes, monkeypatch):
+    """The error names what each node has, if a record is still split after some repairs."""
+    sync, _ = split
+    pending = worker.headers[0]["id"]
+    for node in memory_nodes:
+        refuse(node, Release, monkeypatch)
+    monkeypatch.setattr(TrailingCall, "_write_back", lambda call, seen: False)
+    call = TrailingCall(sync, (7,), {}, {}, sync.singleton_options, sync.singleton_ticket("id", (7,), {}))
+
+    with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer") as caught:
+        call._settled(peek("default", NEXT))
+
+    still = f"queued as task {pending}"
+    assert caught.value.nodes == {"a": "refused", "b": still, "c": still}

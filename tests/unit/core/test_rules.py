@@ -263,9 +263,6 @@ def test_node_that_does_not_say_its_uptime_gives_no_vote_for_the_guard_time():
 @pytest.mark.parametrize(
     ("greeting", "why"),
     [
-        (Greeting("r", 1e6, role="replica"), "is a replica, not a master"),
-        (Greeting("r", 1e6, mode="cluster"), "runs in cluster mode"),
-        (Greeting("r", 1e6, mode="sentinel"), "runs in sentinel mode"),
         (Greeting("r", 1e6, evicts=True), "may evict keys (OPTIONS['allow_evicting'])"),
     ],
 )

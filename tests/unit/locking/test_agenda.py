@@ -134,7 +134,7 @@ def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
             return False
 
     held = ["a lock"]
-    heartbeat = ProcessHeartbeat(None, this_process("web-1", "abc.123", since=0.0), Dog(), steady)
+    heartbeat = ProcessHeartbeat(None, this_process(since=0.0), Dog(), steady)
     heartbeat.join()
     due = heartbeat.due()
     held.clear()

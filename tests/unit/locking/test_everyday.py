@@ -1,10 +1,13 @@
 """Everyday uses of ``lock()``: at import, in an event loop, twice, to skip a taken lock, in a transaction."""
 
 import asyncio
+import gc
 import pickle
 import sys
 import threading
+import tracemalloc
 import warnings
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -569,6 +572,12 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a", blocking=False), TypeError, "no argument 'blocking'; write wait=0"),
     (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
     (lambda: lock("a", tll=1), TypeError, r"no argument 'tll'; did you mean 'ttl'\?$"),
+    (lambda: lock("a", ttl=0), ValueError, "ttl must be"),
+    (lambda: lock("a", ttl=90).acquire(), ValueError, "^ttl must be from 0.1 to 60 seconds"),
+    (lambda: locks["default"].lock("a", ttl=90), ValueError, "ttl must be from 0.1 to 60 seconds .*not 90"),
+    (lambda: lock("a", wait=-1), ValueError, r"^wait must be None \(for ever\) or at least 0 seconds"),
+    (lambda: lock(""), ValueError, "must not be empty"),
+    (lambda: lock([]), ValueError, "names nothing to lock"),
     (
         lambda: lock("a", 5),
         TypeError,
@@ -711,3 +720,63 @@ def test_error_of_a_shared_lock_names_nobody(memory: Manager):
     assert taken.value.holder["kind"] == "shared"
     assert [taken.value.holder[about] for about in ("host", "pid", "since")] == [None] * 3
     sharing.release()
+
+
+def test_released_locks_leave_nothing_to_the_garbage_collector():
+    """In a large process, a collection costs more than a lock."""
+    with redlock():
+        with lock("warm up"):
+            pass
+        gc.collect()
+        gc.disable()
+        before = Counter(type(each).__name__ for each in gc.get_objects())
+        try:
+            for number in range(200):
+                with lock(f"n{number}"):
+                    pass
+            after = Counter(type(each).__name__ for each in gc.get_objects())
+            assert (after - before)["LeaseHold"] + (after - before)["Round"] < 20
+        finally:
+            gc.enable()
+
+
+def test_locks_of_many_names_are_not_kept():
+    """Each is a new lock, which is never described again."""
+    with redlock():
+        tracemalloc.start()
+        try:
+            for number in range(30):
+                lock([f"{number}:{name}" for name in range(1000)]).description()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < 1_000_000
+
+
+class Slow(dict[str, Any]):
+    """The entry of an alias that takes as long to read as a test wants."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.reading, self.go_on = threading.Event(), threading.Event()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.reading.set()
+        assert self.go_on.wait(60)
+        return super().get(key, default)
+
+
+def test_change_of_settings_during_the_first_use_of_an_alias():
+    """A lock that was described meanwhile does not keep the old settings for ever."""
+    slow, found = Slow({"NODES": NODES}), []
+    with override_settings(REDLOCK={"default": {"NODES": NODES}, "slow": slow}):
+        first_use = threading.Thread(target=lambda: found.append(locks["slow"]))
+        change = threading.Thread(target=locks.reset)
+        first_use.start()
+        assert slow.reading.wait(60)
+        change.start()
+        change.join(0.1)  # it waits for the first use
+        slow.go_on.set()
+        first_use.join(60)
+        change.join(60)
+        assert found[0].retired or locks["slow"] is found[0]
