@@ -116,7 +116,12 @@ class Gather:
             ended = self._clock()
             slow = patience is not None or ended - began >= part
             if slow:  # only now, because nearly all rounds end before
-                patience = patience or Patience(round.timeout, round.lifetime, self._clock)
+                patience = patience or Patience(
+                    round.timeout,
+                    round.lifetime,
+                    self._clock,
+                    self.breakers.allowance(round.timeout, connections.connecting),
+                )
                 asked = patience.count(asked, ended - began, connecting=self._awaits_links(connections, round))
                 began = ended
             if spared and round.needed and (slow or not expects):
@@ -246,7 +251,7 @@ class Gather:
         Otherwise, the first lock of a process would be held by a bare quorum, which the next lost node breaks. And a
         node that came back empty would learn of a lease only with a later extension.
         """
-        until = deadline if round.mending else min(deadline, self._clock() + GRACE)
+        until = deadline if round.mending else self._clock() + min(GRACE, round.timeout)
         while connections.connecting and (left := until - self._clock()) > 0:
             if not connections.arrived:  # the link of an instant node may have arrived already, without a wake-up
                 for connection in connections.ready(left):

@@ -17,7 +17,7 @@ from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
-from .connections import CONNECT_TIMEOUT, MAX_IDLE, Breakers
+from .connections import CONNECT_TIMEOUT, MAX_IDLE, SILENCE, Breakers
 from .rounds import GRACE
 
 LOOKS = 10  # turns of the event loop in which it reads what arrived before a timeout
@@ -67,8 +67,8 @@ class AsyncGather:
             if round.timeout and round.requests and not round.closed:
                 await self._wait(poll)
             if (fresh or round.mending) and self._connecting:
-                left = max(0.0, start + round.timeout - self._clock())
-                await asyncio.wait(self._connecting.values(), timeout=left if round.mending else min(GRACE, left))
+                left = max(0.0, start + round.timeout - self._clock()) if round.mending else min(GRACE, round.timeout)
+                await asyncio.wait(self._connecting.values(), timeout=left)
             if round.patience:
                 await self._hear_out(poll)
         finally:
@@ -166,8 +166,12 @@ class AsyncGather:
         """
         now, missing = self._clock(), poll.missing() - poll.spared
         if now - poll.began < poll.round.lifetime:
-            if late and missing and missing <= self._connecting.keys():
-                return False  # no node has been asked yet
+            if missing and missing <= self._connecting.keys():  # none of them has been asked yet
+                left = poll.began + self._breakers.allowance(poll.round.timeout, missing) - now
+                if left > 0:
+                    self._limits.add(poll, left)
+                if left > 0 or late:
+                    return False
             if poll.looks < LOOKS and any(
                 node in self._lines and self._lines[node].link.readable() for node in missing
             ):
@@ -236,7 +240,7 @@ class AsyncGather:
 
         if not line.in_flight:
             line.silent_since, line.patience = now, 0.0
-        line.patience = max(line.patience, round.timeout or CONNECT_TIMEOUT)
+        line.patience = max(line.patience, round.timeout or SILENCE)
         line.in_flight += 1
         poll.sent.add(node)
         try:
@@ -257,7 +261,8 @@ class AsyncGather:
             if poll.over or node in poll.round.replies:
                 return
             if node in self._lines:
-                if not (poll.sent or poll.round.closed):  # until now, the time was that of making connections
+                # If nobody has been asked whose reply is missing, the time until now was that of making connections.
+                if not (poll.sent - poll.round.replies.keys() or poll.round.closed):
                     self._limits.add(poll, poll.round.timeout)
                 self._send(node, self._lines[node], poll, self._clock())
             else:

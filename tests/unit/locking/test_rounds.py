@@ -294,6 +294,27 @@ def test_connections_are_made_in_a_time_of_their_own():
     assert not patience.late
 
 
+def test_connections_take_several_round_trips():
+    """They get as many timeouts, up to a second and a half; nodes that failed lately get one."""
+    breakers = Breakers(3)
+
+    assert breakers.allowance(0.2, {0, 1}) == pytest.approx(1.2)
+    assert breakers.allowance(0.5, {0, 1}) == 1.5
+    assert breakers.allowance(7.0, {0, 1}) == 7.0
+
+    breakers[0].failed(now=100.0)
+    assert breakers.allowance(0.2, {0, 1}) == pytest.approx(1.2)
+    assert breakers.allowance(0.2, {0}) == 0.2
+
+    patience = Patience(0.25, connecting=1.5)
+    waited = 0.0
+    while waited < 1.4:
+        assert patience.count(0.02, 0.02, connecting=True)
+        waited += 0.02
+    assert patience.count(0.2, 0.2)
+    assert not patience.count(0.2, 0.2)
+
+
 def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):
     """A round that heals waits for connections that may come, not for one that was refused at once."""
     nodes = [MemoryNode(name) for name in NAMES]
