@@ -381,6 +381,21 @@ async def test_link_that_comes_with_the_deciding_vote():
     await gather.aclose()
 
 
+async def test_asyncio_round_waits_for_connections_apart_from_its_time():
+    """The time of the round begins when the first node can be asked; until then, connections have theirs."""
+    nodes = [Halting(name) for name in NAMES]
+    gather = AsyncGather(nodes, admission(), Breakers(3), steady)
+    round, loop = round_of(0.4, needed=3), asyncio.get_running_loop()
+
+    for node in nodes:
+        loop.call_later(1.4, node.connects.set)
+        loop.call_later(1.7, node.answers.set)
+    await gather.ask(round)
+
+    assert {reply.kind for reply in round.replies.values()} == {Kind.ACCEPTED}
+    await gather.aclose()
+
+
 def test_late_end_of_a_try_to_connect_lets_nobody_in_beside_the_next():
     """The next try may begin when the time of the earlier one has run out, and then has its own time."""
     breaker = Breaker()
