@@ -17,7 +17,9 @@ from ..nodes.base import LinkError, Node
 from ..nodes.clock import SLICES, Clock, Patience
 from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, IdleConnections, NodeConnector
 
-IDLE = 1.0  # seconds after which a server may have closed a link, so that the link is checked before use
+# Seconds after which a link may have been cut, so that it is checked before use, and its silence proves nothing. A cut
+# that leaves no trace is found only by using the link: a probe would cost each lock after a pause one more round trip.
+IDLE = 1.0
 # Seconds for which the first round of a connection set, even if decided, waits for links to the other nodes.
 GRACE = 0.02
 UNATTENDED = 0.3  # seconds by which the watchdog is late, at most, when it reads the replies to unattended rounds
@@ -101,9 +103,11 @@ class Gather:
 
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
         fresh = not connections.by_node
-        look = round.mending or now - connections.used > IDLE
+        rested = now - connections.used > IDLE
+        look = rested or round.mending
         if look or connections.arrived:
             self._settle(connections, look)
+            round.rested = rested and not fresh
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         spared = self._connector.see_to(connections, round, unasked, now) if unasked else None
@@ -171,7 +175,6 @@ class Gather:
             connection.send(round, packed, now)
         except LinkError as error:
             self._drop(connections, connection, error)
-            self.breakers[node].failed(now, error.detail)
         else:
             if connection.fd < 0:
                 self._read(connections, connection)
@@ -197,12 +200,11 @@ class Gather:
         return True
 
     def _read(self, connections: ConnectionSet, connection: Connection) -> None:
-        """Read the replies that have come, and note whether the node works."""
+        """Read the replies that have come; if the link broke, the next one shows whether the node works."""
         try:
             connection.read()
         except LinkError as error:
             self._drop(connections, connection, error)
-            self.breakers[connection.node].failed(self._clock(), error.detail)
         else:
             if (breaker := self.breakers[connection.node]).rest:
                 breaker.answered()
@@ -285,11 +287,15 @@ class Gather:
         """
         Note the nodes that did not answer in time; their links stay, so that a release follows in order.
 
-        If this process itself was *late*, that says nothing about the nodes.
+        If this process itself was *late*, that says nothing about the nodes. Neither does the silence of a link that
+        had *rested*, and may have been cut; the node gets a new link.
         """
         now, failure = self._clock(), Failure.LATE if late else Failure.TIMEOUT
         for node in list(round.requests.keys() - round.replies.keys()):
             sent = node in connections.by_node
+            if sent and round.rested:
+                self._drop(connections, connections.by_node[node], LinkError(failure))
+                continue
             if not late:
                 self.breakers[node].failed(now, failure.value)
             round.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))

@@ -18,7 +18,7 @@ from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
 from .connections import CONNECT_TIMEOUT, MAX_IDLE, SILENCE, Breakers
-from .rounds import GRACE
+from .rounds import GRACE, IDLE
 
 LOOKS = 10  # turns of the event loop in which it reads what arrived before a timeout
 
@@ -162,7 +162,8 @@ class AsyncGather:
         """
         Note the nodes that did not answer in time, and settle the round; return False to wait on.
 
-        If this event loop itself was *late*, that says nothing about the nodes.
+        If this event loop itself was *late*, that says nothing about the nodes. Neither does the silence of a link that
+        had *rested*, and may have been cut; the node gets a new link.
         """
         now, missing = self._clock(), poll.missing() - poll.spared
         if now - poll.began < poll.round.lifetime:
@@ -178,13 +179,18 @@ class AsyncGather:
                 poll.looks += 1
                 return False  # the event loop delivers what has arrived
         failure = Failure.LATE if late else Failure.TIMEOUT
+        given_up = []
         for node in missing:
-            if not late:
-                self._breakers[node].failed(now, failure.value)
             sent = node in poll.sent
+            if sent and poll.round.rested and node in self._lines:
+                given_up.append(self._lines.pop(node).link)
+            elif not late:
+                self._breakers[node].failed(now, failure.value)
             poll.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))
         poll.round.close()
         poll.settle()
+        for link in given_up:
+            link.close()
         return True
 
     def _send_all(self, poll: "PendingRound") -> None:
@@ -209,14 +215,16 @@ class AsyncGather:
         line = self._lines.get(node)
         if line is None:
             return None
-        if now - line.silent_since <= line.patience and not line.link.broken:
+        idle = now - line.silent_since
+        if idle <= line.patience and idle <= IDLE and not line.link.broken:
             return line  # the usual case
-        silent = line.in_flight and now - line.silent_since > line.patience
-        stale = not line.in_flight and now - line.silent_since > MAX_IDLE
+        silent = line.in_flight and idle > line.patience
+        stale = not line.in_flight and idle > MAX_IDLE
+        round.rested = round.rested or (not line.in_flight and idle > IDLE)
         # The line has not been silent if replies have come that the event loop had no time to read.
         if not line.link.broken and (round.cleanup or not silent or line.link.readable()) and not stale:
             return line
-        if silent and not line.link.broken and self._limits.late_within(now - line.silent_since):
+        if silent and not line.link.broken and self._limits.late_within(idle):
             line.silent_since = now  # this event loop has been late, so the node gets its time again
             return line
         # Perhaps this process or its whole machine stood still. The attempt to connect again tells.
