@@ -24,8 +24,14 @@ from ..nodes.threads import exiting, start
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
 STEPS = 6  # round trips to make a link: one for TCP, two for TLS, then the user, the database and the greeting
 CONNECT_TIMEOUT = 1.5  # seconds to allow for a new link, if the timeout of the round is not longer
+SOONER = 0.9  # share of the time that a round waits for a link after which making it ends, so that the round learns why
 SILENCE = 0.25  # seconds for which a link may be silent after a request whose reply nobody waits for
 PATIENCE = 0.01  # seconds before a reply in flight is looked for
+
+
+def connect_timeout(timeout: float) -> float:
+    """Return the seconds after which making a link for a round with this timeout has failed."""
+    return SOONER * max(timeout, CONNECT_TIMEOUT)
 
 
 InFlight = tuple[Request, Round, float]
@@ -386,7 +392,7 @@ class NodeConnector:
         With *spare*, return the nodes that failed lately and are not tried yet, because the others may be enough.
         """
         resting = self._breakers.resting(round, now) if spare else set()
-        timeout = max(round.timeout, CONNECT_TIMEOUT)
+        timeout = connect_timeout(round.timeout)
         spared = []
         for node in nodes:
             if not round.timeout:

@@ -102,12 +102,12 @@ class Gather:
         self.idle.close()
 
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
-        fresh = not connections.by_node
         rested = now - connections.used > IDLE
         look = rested or round.mending
         if look or connections.arrived:
             self._settle(connections, look)
-            round.rested = rested and not fresh
+        fresh = not connections.by_node  # also if all links were found cut
+        round.rested = rested and not fresh
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         spared = self._connector.see_to(connections, round, unasked, now) if unasked else None

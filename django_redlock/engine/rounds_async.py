@@ -17,7 +17,7 @@ from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
-from .connections import CONNECT_TIMEOUT, MAX_IDLE, SILENCE, Breakers
+from .connections import MAX_IDLE, SILENCE, Breakers, connect_timeout
 from .rounds import GRACE, IDLE
 
 LOOKS = 10  # turns of the event loop in which it reads what arrived before a timeout
@@ -61,9 +61,9 @@ class AsyncGather:
         round.admission = self._admission
         start = self._clock()
         poll = PendingRound(round, start)
-        fresh = not self._lines
         try:
             self._send_all(poll)
+            fresh = not self._lines  # also if all of them were found broken
             if round.timeout and round.requests and not round.closed:
                 await self._wait(poll)
             if (fresh or round.mending) and self._connecting:
@@ -281,7 +281,7 @@ class AsyncGather:
 
     async def _open(self, node: int, timeout: float) -> LinkError | None:
         """Connect to a node; return the error if that failed, otherwise None."""
-        began, seconds = self._clock(), max(timeout, CONNECT_TIMEOUT)
+        began, seconds = self._clock(), connect_timeout(timeout)
         try:
             try:
                 link = await self._nodes[node].aconnect(seconds)

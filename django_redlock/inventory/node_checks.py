@@ -71,9 +71,11 @@ REMEDIES = {
     **dict.fromkeys(
         (Failure.RESET, Failure.CLOSED),
         "Check that the address and the scheme in NODES are those of the server: it ends connections that do not speak "
-        "its protocol, or speak it without TLS. If they are, check its log.",
+        "its protocol, or speak it without TLS. If they are, check its log. If there is a proxy in between, such as "
+        "HAProxy, check whether the server behind it is up: a proxy accepts connections all the same, and ends them.",
     ),
-    Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS.",
+    Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS. If members or sentinels gave the name, "
+    "correct what they announce: `cluster-announce-hostname`, `cluster-announce-ip`, `sentinel announce-ip`.",
     Failure.NOAUTH: "Put the password into the URL or the node's OPTIONS.",
     Failure.WRONGPASS: "Correct the user and the password in the URL or the node's OPTIONS.",
     Failure.NO_PASSWORD: "Take the password out of the URL, or set one on the server: `requirepass` on Redis, `etcdctl "

@@ -19,7 +19,9 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
-from ..base import ENCODED, NodeSpec
+from ...core.protocol import Failure
+from ..base import ENCODED, LinkError, NodeSpec
+from .errors import link_error
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
@@ -161,6 +163,14 @@ class Endpoint:
         host = self.host
         local = host in ("localhost", "::1") or host.startswith("127.")
         return self._class is not UnixDomainSocketConnection and not local
+
+    def explain(self, error: BaseException, connection: Any) -> LinkError:
+        """Return what to report about a connection that could not be made; some servers ignore TLS without a word."""
+        known = link_error(error)
+        opened = getattr(connection, "_sock", None) or getattr(connection, "_reader", None)
+        if known.failure is Failure.TIMEOUT and self.encrypted and not opened:
+            return LinkError(Failure.TIMEOUT, f"{known.detail}, perhaps because it does not speak TLS")
+        return known
 
     def follow(self, host: str, port: int) -> None:
         """Make all later connections to another server, with the same options."""

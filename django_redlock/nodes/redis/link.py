@@ -479,9 +479,10 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
             found, replies = await self.begin(connection, data, parsers)
             return connection, found, replies
         except BaseException as error:
+            known = connector.explain(error, connection) if isinstance(error, (LinkError, *BROKEN)) else None
             self.close(connection)
-            if isinstance(error, (LinkError, *BROKEN)):
-                raise link_error(error) from None
+            if known:
+                raise known from None
             raise
 
     @abstractmethod

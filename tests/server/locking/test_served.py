@@ -305,7 +305,7 @@ def babbling(*replies: bytes) -> Iterator[Server]:
         def handle(self) -> None:
             with suppress(OSError):
                 while self.request.recv(65536):
-                    self.request.sendall(b"".join(replies))
+                    self.request.sendall(b"".join([*replies, b"*0\r\n"]))
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as it:
         it.daemon_threads = True
