@@ -9,6 +9,7 @@ a silent node costs a client 59 seconds.
 import inspect
 import re
 import ssl
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,9 +35,34 @@ if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
 else:
     FIXED |= {"lib_name": None, "lib_version": None}
 
+
+class ResolvedConnection(aioconnection.Connection):
+    """
+    A connection for an event loop to ``address``, which is one of the addresses of its host.
+
+    asyncio would look the name up in a thread of the loop, and ``asyncio.run()`` waits for these at its end.
+    """
+
+    address = ""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return self._to_address(super()._connection_arguments())
+
+    def _to_address(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        tls = {"server_hostname": self.host} if "ssl" in arguments else {}
+        return {**arguments, **tls, "host": self.address or self.host}
+
+
+class ResolvedSSLConnection(aioconnection.SSLConnection, ResolvedConnection):
+    """The same with TLS; the certificate is compared with the host."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return self._to_address(super()._connection_arguments())
+
+
 ASYNC = {
-    Connection: aioconnection.Connection,
-    SSLConnection: aioconnection.SSLConnection,
+    Connection: ResolvedConnection,
+    SSLConnection: ResolvedSSLConnection,
     UnixDomainSocketConnection: aioconnection.UnixDomainSocketConnection,
 }
 

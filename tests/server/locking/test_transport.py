@@ -1,7 +1,10 @@
 """How a node is reached: TLS, credentials, sockets, addresses, databases; and the errors if it is not."""
 
+import asyncio
 import os
+import socket
 import ssl
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,11 @@ from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.testing import Server, Servers, start_servers
 from tests.certificates import Certificates, tls_server
 from tests.endurance.test_acl import RIGHTS
-from tests.managers import Flavour, rules
+from tests.managers import Blocking, Flavour, rules
 
 pytestmark = pytest.mark.xdist_group("transport")  # certificates and a server with TLS are made once
 
@@ -133,7 +136,10 @@ async def test_tls_on_one_side_only(secure: Server, certificates: Certificates, 
     # Redis waits for the end of a line that does not come.
     authority = {"ssl_ca_certs": certificates["ca.crt"]}
     said = await complaint(flavour, plain, **authority, node_timeout=0.3, at_once=False)
-    assert said in ("TLS failed", "timeout, perhaps because it does not speak TLS")
+    assert said.removesuffix(", perhaps because it does not speak TLS") in ("TLS failed", "timeout")
+    node = open_node(NodeSpec(plain, options=authority), "t:")
+    with pytest.raises(LinkError, match=r"timeout, perhaps because it does not speak TLS|TLS failed"):
+        node.connect(0.3) if isinstance(flavour, Blocking) else await node.aconnect(0.3)
     said = await complaint(flavour, f"redis://127.0.0.1:{secure.port}/0", at_once=False)
     assert said in ("closed", "reset", "malformed reply")
 
@@ -232,6 +238,30 @@ async def test_database_number(flavour: Flavour):
 async def test_node_that_is_not_there(flavour: Flavour, url: str, said: str):
     """Refused connections and unknown hosts have different errors."""
     assert await complaint(flavour, url, at_once=False) == said
+
+
+def test_event_loop_ends_while_a_look_up_hangs(monkeypatch: pytest.MonkeyPatch):
+    """The resolver may take half a minute to give up; ``asyncio.run()`` waits for the loop's own threads at its end."""
+    look_up, over, ended = socket.getaddrinfo, threading.Event(), []
+
+    def hang(host: Any, *about: Any, **more: Any) -> Any:
+        if host != "lock-1.invalid":
+            return look_up(host, *about, **more)
+        over.wait(10)
+        ended.append(host)
+        raise socket.gaierror("no answer")
+
+    async def try_once() -> None:
+        manager = manager_of("redis://lock-1.invalid:6379", node_timeout=0.1)
+        with pytest.raises(QuorumUnavailableError):
+            await manager.lock("a", wait=0).aacquire()
+        await manager.aclose()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    asyncio.run(try_once())
+
+    assert ended == []
+    over.set()
 
 
 def test_names_and_errors_of_nodes_show_no_password():
