@@ -6,7 +6,7 @@ No message shows a URL, because a URL may contain a password.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -115,7 +115,7 @@ def read_alias(alias: str) -> AliasConfig:
     for index, node in enumerate(_node_list(where, entry.get("NODES"))):
         spec = _node_spec(f"{where}[{index}]", node)
         try:
-            found.append(open_node(spec, prefix))
+            found.append(open_node(replace(spec, alias=alias), prefix))
         except ValueError as error:
             raise InvalidRedlockError(f"{where}[{index}] cannot be used: {error}.", "redlock.E003") from None
     nodes = tuple(found)
