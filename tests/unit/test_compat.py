@@ -540,6 +540,20 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
     assert lock.lease.reason == "expired"
 
 
+async def test_extension_beyond_the_longest_lease_is_kept_in_pieces(make, sim):
+    """The same for a lock whose timeout grew."""
+    lock = make(timeout=TTL)
+    await done(lock.acquire())
+    assert await done(lock.extend(TTL)) is True
+    assert left_on_nodes() <= TTL
+
+    await wait(sim, lock, 1.9 * TTL)
+    assert await done(lock.owned())
+    await wait(sim, lock, 0.1 * TTL)
+
+    assert lock.lease.lost.is_set()
+
+
 async def test_nothing_is_held_longer_than_max_hold(make, options):
     """The error names the option."""
     options(max_hold=100)
@@ -588,6 +602,22 @@ def test_other_threads_hold_nothing():
         assert other.submit(lock.owned).result(PATIENCE) is False
         assert isinstance(other.submit(lock.release).exception(PATIENCE), LockError)
     assert lock.owned()
+
+
+def test_later_hold_of_another_thread_is_not_released_by_the_first():
+    """A thread whose lock ended does not release that of another thread, which shares the lock object."""
+    lock = Lock(None, NAME, timeout=60)
+    lock.acquire()
+    force_release()
+
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.acquire).result(PATIENCE)
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+        assert lock.locked()
+        other.submit(lock.release).result(PATIENCE)
+    assert not lock.locked()
 
 
 async def test_later_hold_of_another_task_is_not_released_by_the_first():

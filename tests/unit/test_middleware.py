@@ -6,9 +6,11 @@ catch.
 import re
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import connections, transaction
+from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
 from django_redlock import lock, locks
@@ -92,6 +94,17 @@ def test_stream_keeps_the_lock(client):
     assert is_free(NAME)
 
 
+@pytest.mark.django_db
+async def test_asynchronous_stream_keeps_the_lock(async_client, async_connections):
+    """The same under ASGI."""
+    answer = await async_client.post("/astream/7/")
+    assert not is_free(NAME)
+
+    assert b"".join([part async for part in answer.streaming_content]) == b"onetwo"
+    await sync_to_async(answer.close)()
+    assert is_free(NAME)
+
+
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lock_is_released_after_the_commit_of_the_request(client, monkeypatch):
     """Under ATOMIC_REQUESTS the lock goes around the transaction."""
@@ -119,6 +132,18 @@ def test_lost_lock_is_logged(client, leases, caplog):
     assert client.post("/touch/7/").status_code == 200
 
     assert "the lock of view locked_paths ended before the view did" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_transaction_around_the_middleware_is_refused():
+    """A transaction that was opened further out would commit after the release."""
+    middleware = locked_paths(["/"])(lambda request: HttpResponse())
+
+    with (
+        pytest.raises(RuntimeError, match="locked_paths is inside a transaction"),
+        transaction.atomic(using="warehouse"),
+    ):
+        middleware(RequestFactory().post("/"))
 
 
 @pytest.mark.parametrize(
