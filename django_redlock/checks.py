@@ -35,6 +35,7 @@ from .core.admission import Admission
 from .engine.lock import decorators
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
+from .nodes.clock import steady
 from .routers import read_elsewhere
 
 TAG = "redlock"
@@ -159,7 +160,7 @@ def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
 
     A node that does not answer causes no warning: the checks may run in another network.
     """
-    admission = Admission(config.rules, tuple(node.name for node in config.nodes), time.monotonic, time.time)
+    admission = Admission(config.rules, tuple(node.name for node in config.nodes), steady, time.time)
 
     def why(index: int) -> str:
         try:

@@ -7,6 +7,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
+from ...nodes.clock import steady
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -126,9 +127,9 @@ class Command(OperatorCommand):
                 asked.add(lock.slug)
             self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or OUTCOME_TEXTS[outcome]}")
         waiting = {lock.slug: lock for lock in locks if lock.slug in asked}
-        until = time.monotonic() + grace
-        while waiting and time.monotonic() < until:
-            time.sleep(min(EVERY, max(0.0, until - time.monotonic())))
+        until = steady() + grace
+        while waiting and steady() < until:
+            time.sleep(min(EVERY, max(0.0, until - steady())))
             snapshot = find_locks(list(waiting), locks[0].alias)
             held = {lock.slug: lock for lock in snapshot.locks}
             for slug, lock in list(waiting.items()):
