@@ -608,6 +608,30 @@ def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, 
     assert SECRET not in found.msg
 
 
+@pytest.mark.parametrize("node", ["redis://all-in-one:6379", "cache:sessions"])
+def test_one_server_for_everything_is_one_warning(node: str):
+    """Cache, broker and locks on one server: one warning says it all, instead of one for each use."""
+    caches = {
+        "default": {"BACKEND": DJANGO_REDIS, "LOCATION": "redis://all-in-one/1"},
+        "sessions": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://all-in-one/2"},
+    }
+    broker = f"redis://:{SECRET}@all-in-one/3"
+    with configured(NODES=node), override_settings(CACHES=caches, CELERY_BROKER_URL=broker):
+        (found,) = check_settings()
+    assert found.id == "redlock.W012"
+    assert "the cache 'default' and the cache 'sessions' and Celery's broker (CELERY_BROKER_URL): no lock" in found.msg
+    assert SECRET not in found.msg
+
+
+def test_each_use_of_a_node_is_one_warning():
+    """Several caches on one of three servers are named together, and so are both settings of the broker."""
+    cache = {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-1/1"}
+    broker = "redis://lock-1/3"
+    uses = override_settings(CACHES={"default": cache, "b": cache}, CELERY_BROKER_URL=broker, BROKER_URL=broker)
+    with configured(), uses:
+        assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W006"]
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
