@@ -71,7 +71,7 @@ class Command(OperatorCommand):
         if format == "json":
             self.stdout.write(document(snapshot, locks))
         else:
-            text = table(locks, known=snapshot.has_quorum, width=self.width(wide))
+            text = table(locks, known=snapshot.has_quorum, width=self.width(wide), readable=self.readable)
             self.stdout.write(sheet(locks) if format == "csv" else text)
         warn(self, snapshot)
         if not snapshot.has_quorum:
