@@ -168,7 +168,7 @@ def test_attributes_of_the_view_are_kept():
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("path", ["/pay-class/7/", "/pay-whole-class/7/"])
+@pytest.mark.parametrize("path", ["/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/"])
 def test_class_is_locked_through_dispatch(client, order, path):
     """The decorator on the class, and ``method_decorator(..., name="dispatch")``, lock its POST and not its GET."""
     with lock(NAME):
@@ -231,7 +231,9 @@ def test_class_that_is_no_view_is_refused():
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-under-two-locks/7/"])
+@pytest.mark.parametrize(
+    "path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/", "/pay-under-two-locks/7/"]
+)
 def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release, path):
     """Under ATOMIC_REQUESTS another connection sees the change when the lock is free, and not before."""
     inside = []
