@@ -17,7 +17,8 @@ from django.conf import settings
 from django.core import mail
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
-from django.urls import get_resolver
+from django.urls import LocalePrefixPattern, get_resolver
+from django.utils.module_loading import import_string
 
 from .conf import (
     EXAMPLE,
@@ -80,6 +81,48 @@ def check_decorators() -> Iterator[CheckMessage]:
                 f"A function or view is decorated with the lock {lock.name!r}, which cannot be taken: {error}",
                 id="redlock.E011",
             )
+
+
+@register(Tags.urls)
+def check_translated_paths(**kwargs: Any) -> list[CheckMessage]:
+    """Report paths of ``locked_paths`` that ``i18n_patterns`` serves under the prefix of a language as well."""
+    messages: list[CheckMessage] = []
+    for name in getattr(settings, "MIDDLEWARE", ()) if getattr(settings, "ROOT_URLCONF", None) else ():
+        try:
+            locks_path: Any = getattr(import_string(name), "locks_path", None)
+        except ImportError:
+            continue  # Django raises it when the server starts
+        for language, path in _translated_paths() if locks_path else ():
+            if locks_path(path) and not locks_path(f"/{language}{path}"):
+                messages.append(
+                    Warning(
+                        f"{name} locks {path!r}, but not '/{language}{path}', which i18n_patterns serves as well.",
+                        hint=f"List re.compile(r'^/([a-z-]+/)?{path[1:]}') instead.",
+                        id="redlock.W013",
+                    )
+                )
+                break
+    return messages
+
+
+def _translated_paths() -> Iterator[tuple[str, str]]:
+    """Yield the prefix of a language, and the beginning of each path that ``i18n_patterns`` serves under it."""
+    for resolver in get_resolver().url_patterns:
+        pattern = resolver.pattern
+        if isinstance(pattern, LocalePrefixPattern):
+            plain = "" if pattern.prefix_default_language else settings.LANGUAGE_CODE
+            prefixes = [code for code, _ in settings.LANGUAGES if code != plain]
+            yield from ((prefixes[0], f"/{path}") for path in _beginnings(resolver) if prefixes and path)
+
+
+def _beginnings(resolver: Any) -> Iterator[str]:
+    """Yield the text with which each path of a resolver begins, up to its first argument."""
+    for pattern in resolver.url_patterns:
+        text, *arguments = re.split(r"[<(\[\\$]", str(pattern.pattern).removeprefix("^"), maxsplit=1)
+        if hasattr(pattern, "url_patterns") and not arguments:
+            yield from (text + rest for rest in _beginnings(pattern))
+        else:
+            yield text
 
 
 @register(TAG)

@@ -7,11 +7,14 @@ import re
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import User
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
+from django.urls import include, path, re_path
 
 from django_redlock import lock, locks
 from django_redlock.middleware import locked_paths
@@ -49,6 +52,48 @@ def test_one_request_at_a_time_on_all_paths_together(client):
     assert client.post("/touch/9/").status_code == 200
     assert answers == [409, 409, 404, 200]
     assert is_free(NAME)
+
+
+def page(request, **arguments):
+    return HttpResponse()
+
+
+INNER = [path("touch/", page), path("pay/<int:pk>/", page), re_path(r"^astream/(?P<pk>\d+)/$", page)]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "translated"),
+    [
+        (i18n_patterns(path("touch/", page)), "/touch/"),
+        (i18n_patterns(path("pay/<int:pk>/", page), prefix_default_language=False), "/pay/"),
+        (i18n_patterns(path("apay/", include(INNER))), "/apay/touch/"),
+        (i18n_patterns(path("", include(INNER))), "/touch/"),
+        (i18n_patterns(path("", page), path("other/", page)), ""),
+        (INNER, ""),
+    ],
+)
+def test_path_that_is_served_for_each_language_is_a_warning(settings, patterns, translated):
+    """``/de/touch/`` would not be locked, although ``/touch/`` is listed; a pattern that covers both is none."""
+    settings.ROOT_URLCONF, settings.LANGUAGES = tuple(patterns), [("en-us", "English"), ("de", "Deutsch")]
+    settings.LANGUAGE_CODE = "en-us"
+
+    found = [each for each in run_checks(tags=["urls"]) if each.id == "redlock.W013"]
+
+    language = "de" if translated == "/pay/" else "en-us"
+    said = f"tests.shop.middleware.one_per_user locks '{translated}', but not '/{language}{translated}'"
+    assert [said in each.msg for each in found] == ([True] if translated else [])
+    assert all("re.compile(r'^/([a-z-]+/)?" in each.hint for each in found)
+
+
+def test_pattern_for_all_languages_is_no_warning(settings):
+    """What the hint says to write locks the path in each language."""
+    settings.ROOT_URLCONF, settings.LANGUAGES = tuple(i18n_patterns(path("touch/", page))), [("de", "Deutsch")]
+    settings.MIDDLEWARE = [f"{__name__}.in_each_language", "no.such.middleware"]
+
+    assert [each for each in run_checks(tags=["urls"]) if each.id == "redlock.W013"] == []
+
+
+in_each_language = locked_paths([re.compile(r"^/([a-z-]+/)?touch/")])
 
 
 @pytest.mark.django_db
