@@ -8,8 +8,13 @@ from functools import partial
 Clock = Callable[[], float]
 
 # Seconds on a clock that never steps and that, where the system has such a clock, counts suspension. It is read a dozen
-# times for a lock, so no Python function wraps it.
-steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+# times for a lock, so no Python function wraps it. Libraries that freeze or move time in tests replace time.monotonic()
+# in every module, or change what the system's functions say about the time of day; they leave this clock alone.
+steady: Clock = (
+    partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    if hasattr(time, "clock_gettime")
+    else partial(time.monotonic)
+)
 
 SLICES = 8  # waits that a timeout is divided into, so that it shows when this process was late
 LATE = 0.02  # seconds by which the end of a wait may be late in any case

@@ -18,6 +18,7 @@ from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure
 from ..base import LinkError, Node, run
+from ..clock import steady
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
 from .link import BlockingDialer, exchange
@@ -188,9 +189,9 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
     """Return the shortest round trip, and how far the server's clock was ahead during it, in seconds."""
     samples = []
     for _ in range(SAMPLES):
-        wall, began = time.time(), time.perf_counter()
+        wall, began = time.time(), steady()
         reply = _command(connection, "TIME")
-        took = time.perf_counter() - began
+        took = steady() - began
         there = int(reply[0]) + int(reply[1]) / 1e6 if isinstance(reply, list) else wall + took / 2
         samples.append((took, there - (wall + took / 2)))
     return min(samples)
