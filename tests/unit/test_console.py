@@ -114,6 +114,8 @@ def test_a_lock_that_several_share_has_no_host(five, operator):
     assert "held by shared" not in text + page
     assert [each.count("several, who share it") for each in (text, detail)] == [5, 5]  # in the rows of the nodes
     assert [("2 holders, who share it" in each) for each in (text, listed, page, detail)] == [True] * 4
+    # In Arabic, the number would otherwise move to the end.
+    assert [("<bdi>2 holders, who share it</bdi>" in each) for each in (page, detail)] == [True] * 2
 
 
 def test_a_shared_lock_without_an_end_is_said_to_be_kept(five, operator):
