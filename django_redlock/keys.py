@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
 LONG = 1 << 63  # digits up to which Python writes a whole number whatever its limit is set to
+SURROGATE = re.compile("[\ud800-\udfff]")
 CONSTANTS = {None: "null", False: "false", True: "true"}
 
 
@@ -534,8 +535,14 @@ def _find_post(name: str, call: ViewCall) -> tuple[object, ...]:
 
 
 def _sent(value: object, name: str) -> object:
-    if not value:
+    """Return what the client sent if it can be part of a key: JSON may have anything in place of a text."""
+    if value is None or value == "":
         raise MissingError(f"the client sent no {name}", client=True)
+    if not isinstance(value, str | int):
+        kind = {list: "a list", dict: "an object", float: "a fraction"}.get(type(value), type(value).__name__)
+        raise MissingError(f"the client's {name} must be a text or a whole number, not {kind}", client=True)
+    if SURROGATE.search(str(value)):
+        raise MissingError(f"the client's {name} has half of a surrogate pair, which UTF-8 cannot encode", client=True)
     return value
 
 
