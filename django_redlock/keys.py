@@ -31,6 +31,8 @@ from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import Model
 from django.http import HttpRequest
 
+from .core.rules import nearest
+
 if TYPE_CHECKING:
     from .celery.options import Key as TaskKeyOption
 
@@ -581,9 +583,3 @@ def escaped(text: str, special: frozenset[str]) -> str:
 
 def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode())
-
-
-def nearest(word: object, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" for the end of a message, or an empty text."""
-    close = get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."

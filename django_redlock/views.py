@@ -126,11 +126,13 @@ class Options:
     methods: frozenset[str] | None
     on_busy: OnBusy
     using: str
+    prefix: str = "view"
+    """The first part of the lock's name."""
     example: Lock = field(init=False)
     """A lock with these options, for the system checks."""
 
     def __post_init__(self) -> None:
-        name = f"view:{self.key}" if isinstance(self.key, str) and self.key else "view:..."
+        name = f"{self.prefix}:{self.key}" if isinstance(self.key, str) and self.key else f"{self.prefix}:..."
         self.example = lock(name, ttl=self.ttl, wait=self.wait, using=self.using)
         decorators.add(self.example)
 
@@ -267,8 +269,6 @@ class Guard:
         below: The databases for which the view wants no transaction.
         asynchronous: Whether the view is a coroutine function.
     """
-
-    prefix = "view"
 
     def __init__(
         self,
@@ -428,7 +428,7 @@ class Guard:
         call = ViewCall(request, args, kwargs, bound.arguments | kwargs | {"request": request})
         label = f"{self.name} {request.method}"
         try:
-            name = check_name(f"{self.prefix}:{self._key.resolve(call)}")
+            name = check_name(f"{self._options.prefix}:{self._key.resolve(call)}")
         except ValueError as error:  # only a value of the request can be too long, or not be valid Unicode
             raise BadRequest(f"@locked_view on {self.name}: {error}") from error
         options = self._options

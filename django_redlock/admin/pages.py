@@ -21,6 +21,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import is_cut
 from ..handler import locks
 from ..inventory import (
+    MAX_RELEASE,
     ActionResult,
     Snapshot,
     View,
@@ -42,7 +43,6 @@ from .rows import DASH, LOGGED_ALIAS, clock, entries_of, held_for, known_aliases
 INSPECT_TIMEOUT = 0.5  # seconds to wait for each answer; the page must not wait for a silent node
 ENTRIES = 10  # entries of the admin's log on the page
 MAX_ADDRESS = 4000  # characters; Gunicorn accepts a request line of 4,094, other servers about 8,000
-MAX_RELEASE = 20  # locks in one action: as many as a person can read on one page
 
 log = logging.getLogger("django_redlock")
 

@@ -17,7 +17,8 @@ from typing import Any, Self
 from celery.contrib.django.task import DjangoTask
 from celery.utils.imports import symbol_by_name
 
-from ..keys import TaskKey, nearest
+from ..core.rules import nearest
+from ..keys import TaskKey
 from .dispatch import DuplicateTask, SingletonResult
 from .options import Key, SingletonOptions
 from .task import SingletonTask

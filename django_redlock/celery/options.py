@@ -9,9 +9,8 @@ from typing import Any, Literal, TypedDict, get_args
 from celery import Task
 
 from ..conf import DEFAULT_ALIAS
-from ..core.rules import number, optional_seconds, seconds
+from ..core.rules import nearest, number, optional_seconds, seconds
 from ..engine.options import LockOptions
-from ..keys import nearest
 from .slots import LIFETIME, RUNNING, SCOPES, WAITING
 
 Key = str | Sequence[str] | Callable[[BoundArguments], str] | None

@@ -6,7 +6,9 @@ Sources: "Distributed Locks with Redis"
 validity. All durations are seconds.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -241,6 +243,12 @@ def quoted(value: object) -> str:
     """Return the repr of a wrong option for a message; a URL is not shown, because it may have a password."""
     text = repr(value)
     return "a URL" if "://" in text else text
+
+
+def nearest(word: object, known: Iterable[object]) -> str:
+    """Return "; did you mean ...?" for the end of a message, or a full stop."""
+    close = get_close_matches(str(word), map(str, known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def check_label(label: object) -> None:

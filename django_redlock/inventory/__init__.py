@@ -18,7 +18,7 @@ from ..core.protocol import SHOWN_WAITERS
 from ..core.rules import MAX_LIMIT
 from ..exceptions import printable
 from ..handler import locks
-from .actions import ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
+from .actions import MAX_RELEASE, ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
 from .model import (
     TROUBLE,
     HeldLock,
@@ -38,6 +38,7 @@ from .survey import MAX_NAMES, MAX_SECONDS, PAGE, Poll, arun, run
 
 __all__ = [
     "MAX_NAMES",
+    "MAX_RELEASE",
     "MAX_SECONDS",
     "PAGE",
     "TROUBLE",

@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
+from ...inventory import MAX_RELEASE, ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -21,7 +21,6 @@ from ..output import (
 )
 
 CHANGED = 4  # exit code: somebody else holds one of the locks now
-MOST = 20  # locks at a time: as many as a person can read
 NOT_REVOKED = 5  # exit code: the broker did not accept the request
 EVERY = 0.5  # seconds between two queries for a lock whose holder was asked to stop
 RELEASED, GONE, CHANGED_HANDS = ActionResult.RELEASED, ActionResult.GONE, ActionResult.CHANGED
@@ -80,8 +79,8 @@ class Command(OperatorCommand):
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
         locks = matching(snapshot, match)
-        if len(locks) > MOST:
-            text = f"{len(locks)} locks match; at most {MOST} are released at a time. Choose fewer."
+        if len(locks) > MAX_RELEASE:
+            text = f"{len(locks)} locks match; at most {MAX_RELEASE} are released at a time. Choose fewer."
             raise CommandError(text, returncode=MISUSED)
         self._show(locks, fingerprint)
         seen = [lock for lock in locks if fingerprint in (None, lock.fingerprint)]
