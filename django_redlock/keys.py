@@ -258,12 +258,11 @@ def _saved(instance: Model) -> Any:
 def _shortened(key: str) -> str:
     if len(key) <= SHOWN and key.isascii():
         return key
-    text = key.encode(
-        "utf-8", "backslashreplace"
-    ).decode()  # half of a surrogate pair is valid in JSON, but not in UTF-8
-    if len(text) <= SHOWN and CUT not in text:
+    # Half of a surrogate pair is valid in JSON, but not in UTF-8, and is replaced by what another text may spell.
+    text = key.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= SHOWN and CUT not in text and text == key:
         return text
-    return text[:SHOWN] + CUT + blake2b(text.encode(), digest_size=16).hexdigest()
+    return text[:SHOWN] + CUT + _digest(key)
 
 
 ShortName = Literal["user", "user_or_ip", "session", "ip", "path"]
