@@ -378,6 +378,12 @@ def write_protect(path: Path) -> dict[str, Any]:
     return {"NAME": f"file:{path}?mode=ro", "OPTIONS": {"uri": True}}
 
 
+def take_many(manager: LockManager) -> None:
+    """Take more locks than fit into the pages that a file has."""
+    for number in range(200):
+        manager.lock(f"{number}:{'x' * 150}", wait=60, renew=False).acquire()
+
+
 @pytest.mark.parametrize(
     ("harm", "word"), [(fill, "is out of space"), (corrupt, "cannot use its disk"), (write_protect, "READONLY")]
 )
@@ -392,8 +398,7 @@ def test_disk_of_a_file_that_fails_is_named(tmp_path: Path, harm: Callable[[Path
             connections["file"].close()
         with django_database("file", server.settings(name, **harm(Path(name)))):
             with closing(real_manager(["database://file"])) as one, pytest.raises(QuorumUnavailableError) as caught:
-                for number in range(200):  # the pages that the file has take some locks
-                    one.lock(f"{number}:{'x' * 150}", wait=60, renew=False).acquire()
+                take_many(one)
 
     assert (set(caught.value.nodes.values()), caught.value.misconfigured) == ({word}, True)
 
