@@ -261,7 +261,8 @@ class Relay:
         """Return the attack if this is the kind of request to attack."""
         if self.kind == "redis" and asks_redis(self.stage, data):
             login = b"+OK\r\n" if b"\r\nAUTH\r\n" in data and self.stage != "auth" else b""
-            return chain([login], in_redis(self.stage, self.form))
+            named = b"+OK\r\n" if b"\r\nHELLO\r\n" in data and self.stage == "subscription" else b""
+            return chain([login, named], in_redis(self.stage, self.form))
         if self.kind == "etcd" and asks_etcd(self.stage, data):
             return in_etcd(self.stage, self.form)
         if self.kind == "zookeeper":

@@ -257,10 +257,10 @@ class Choice:
 
     def revoke_task(self) -> str:
         """Tell Celery's workers to end the task that holds the lock; return why that failed, or an empty text."""
-        from ..celery import handle as control  # only here: Celery is optional
+        from ..celery.handle import revoke  # only here: Celery is optional
 
         try:
-            control.revoke(self.task, terminate=True)
+            revoke(self.task, terminate=True)
         except Exception as error:  # from any broker's client, or from its settings
             log.warning("revoking a task failed", exc_info=True)
             return type(error).__name__

@@ -306,6 +306,7 @@ class Wanted(NamedTuple):
         heartbeat: Seconds without a heartbeat after which the lease is no longer extended; None requires no heartbeat.
         max_hold: Longest time that renewal keeps the lock, in seconds; None takes it from the options of the alias.
         sends: Whether the end of its block sends the release without waiting for the replies.
+        once: Whether the names are not used again after this hold. Then nodes remember the fencing token for one ttl.
     """
 
     names: tuple[str, ...]
@@ -322,6 +323,7 @@ class Wanted(NamedTuple):
     max_hold: float | None = None
     strict: bool = False
     sends: bool = False
+    once: bool = False
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

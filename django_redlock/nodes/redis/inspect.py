@@ -18,6 +18,7 @@ from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure
 from ..base import LinkError, Node, run, shown
+from ..clock import steady
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
 from .link import BlockingDialer, Exchange, exchange
@@ -153,7 +154,7 @@ def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tup
         try:
             return _open(node, timeout, host=master.host, port=master.port), tuple(deaf)
         except (LinkError, *BROKEN) as error:
-            failure = error
+            failure = master.explain(link_error(error), node.guide)
     raise failure
 
 
@@ -183,9 +184,9 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
     """Return the shortest round trip, and how far the server's clock was ahead during it, in seconds."""
     samples = []
     for _ in range(SAMPLES):
-        wall, began = time.time(), time.perf_counter()
+        wall, began = time.time(), steady()
         reply = _command(connection, "TIME")
-        took = time.perf_counter() - began
+        took = steady() - began
         there = int(reply[0]) + int(reply[1]) / 1e6 if isinstance(reply, list) else wall + took / 2
         samples.append((took, there - (wall + took / 2)))
     return min(samples)

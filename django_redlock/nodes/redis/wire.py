@@ -217,7 +217,7 @@ OPENED: Final = object()
 LONGEST_LINE = 65_536  # bytes; redis-py's streams end at the same length
 LONGEST_REPLY = 2_097_152  # bytes; the script of a survey cuts the values of other programs shorter if they need more
 LONGEST_LIST = 1000  # parts; a sentinel's reply about a master has about 50
-MOST_PARTS = 64  # parts of one reply, with those of its inner lists; a survey has eight
+MOST_PARTS = 1000  # parts of one reply, with those of its inner lists; that to HELLO names the modules of a server
 MOST_PARTS_OF_GUIDE = 32_768  # parts of a reply about a master; 1000 ranges of a cluster's slots have fewer
 DEEPEST = 8  # lists in lists; the scripts reply with no more than one
 
@@ -454,7 +454,7 @@ def parse_reply(raw: Any) -> Reply:
         if now > HIGHEST:
             raise ValueError("no number")
         if kind in EXTENSIONS:
-            return Reply(kind, number, now, terms=tuple(map(parse_term, detail.split())))
+            return Reply(kind, number, now, terms=parse_terms(detail.split()))
         return Reply(kind, number, now, seconds_left(left), detail, -1 if position == "-1" else whole(position))
     except MALFORMED:
         return failed(Failure.MALFORMED, Kind.UNKNOWN)
@@ -470,9 +470,13 @@ def checked(request: Request, reply: Reply) -> Reply:
     return reply if sound else failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
-def parse_term(result: str) -> tuple[Kind, int]:
-    """Return the result for one lease of an extension, and the lease's fencing token."""
-    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[result[0]], fencing_token(result[1:])
+TERMS = {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}
+
+
+def parse_terms(results: list[str]) -> tuple[tuple[Kind, int], ...]:
+    """Return the result for each lease of an extension, and the lease's fencing token."""
+    kinds, tokens = [TERMS[result[0]] for result in results], fencing_tokens([result[1:] for result in results])
+    return tuple(zip(kinds, tokens, strict=True))
 
 
 def parse_survey(parts: list[str]) -> Reply:

@@ -230,6 +230,20 @@ def test_wait_in_a_called_context_causes_a_warning_after_one_ttl(caplog: pytest.
         assert record.getMessage().count("test_everyday.py:") == 2
 
 
+def test_wait_for_nodes_names_the_lock(caplog: pytest.LogCaptureFixture):
+    """Each of many callers that wait while nodes are down logs for which lock it waits."""
+    with redlock():
+        for node in locks["default"].nodes[:2]:
+            vars(node)["down"] = True
+        for name in ("report:7", "report:8\n"):
+            with pytest.raises(QuorumUnavailableError):
+                lock(name, wait=0.3).acquire()
+
+    told = [each for each in caplog.records if getattr(each, "event", "") == "no_quorum"]
+    assert [vars(each)["lock"] for each in told] == ["report:7", "report:8\n"]
+    assert [each.getMessage().partition(" waits")[0] for each in told] == ["lock report:7", "lock report:8\\n"]
+
+
 def test_warning_about_a_wait_is_one_line(caplog: pytest.LogCaptureFixture):
     """A name cannot write a line of its own into the log."""
     with Simulation(nodes=3, ttl=10.0, check=False):
@@ -692,6 +706,26 @@ def test_lock_costs_the_same_however_many_are_held(memory: Manager):
 
     assert steps(300) < 1.5 * steps(300)
     assert all(lease.valid() for lease in kept)
+
+
+def test_lock_copies_nothing_of_those_that_are_held(memory: Manager):
+    """What a context remembers of its leases is shared with what it remembered before, so a thousand cost no more."""
+    manager, kept = unwatched(memory(1, ttl=60.0)), []
+
+    def take() -> int:
+        """Take one more lock; return how much memory that needed at most."""
+        tracemalloc.start()
+        try:
+            kept.append(manager.lock(f"a{len(kept)}", renew=False).acquire())
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    few = min(take() for _ in range(20))
+    kept += [manager.lock(f"b{number}", renew=False).acquire() for number in range(2000)]
+    many = min(take() for _ in range(20))
+
+    assert many < few + 8 * 1000  # a copy would have a pointer to each of them
 
 
 def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):
