@@ -182,6 +182,14 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
                 "check on a trusted network.",
                 id="redlock.W101",
             )
+        elif not node.verified:
+            yield Warning(
+                f"REDLOCK[{alias!r}] does not verify the certificate of {node.name!r}: whoever can answer in its place "
+                "gets the password, and can forge and end locks.",
+                hint="Take ssl_cert_reqs and ssl_check_hostname out of its URL and OPTIONS; if its certificate is from "
+                "an authority of your own, name that in ssl_ca_certs.",
+                id="redlock.W106",
+            )
         if not node.authenticated:
             yield Warning(
                 f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: anyone who can reach it can end locks.",

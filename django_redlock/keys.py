@@ -41,6 +41,7 @@ CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
 SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
 LONG = 1 << 63  # digits up to which Python writes a whole number whatever its limit is set to
+SURROGATE = re.compile("[\ud800-\udfff]")
 CONSTANTS = {None: "null", False: "false", True: "true"}
 
 
@@ -293,12 +294,11 @@ def _saved(instance: Model) -> Any:
 def _shortened(key: str) -> str:
     if len(key) <= SHOWN and key.isascii():
         return key
-    text = key.encode(
-        "utf-8", "backslashreplace"
-    ).decode()  # half of a surrogate pair is valid in JSON, but not in UTF-8
-    if len(text) <= SHOWN and CUT not in text:
+    # Half of a surrogate pair is valid in JSON, but not in UTF-8, and is replaced by what another text may spell.
+    text = key.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= SHOWN and CUT not in text and text == key:
         return text
-    return text[:SHOWN] + CUT + blake2b(text.encode(), digest_size=16).hexdigest()
+    return text[:SHOWN] + CUT + _digest(key)
 
 
 ShortName = Literal["user", "user_or_ip", "session", "ip", "path"]
@@ -574,8 +574,14 @@ def _find_post(name: str, call: ViewCall) -> tuple[object, ...]:
 
 
 def _sent(value: object, name: str) -> object:
-    if not value:
+    """Return what the client sent if it can be part of a key: JSON may have anything in place of a text."""
+    if value is None or value == "":
         raise MissingError(f"the client sent no {name}", client=True)
+    if not isinstance(value, str | int):
+        kind = {list: "a list", dict: "an object", float: "a fraction"}.get(type(value), type(value).__name__)
+        raise MissingError(f"the client's {name} must be a text or a whole number, not {kind}", client=True)
+    if SURROGATE.search(str(value)):
+        raise MissingError(f"the client's {name} has half of a surrogate pair, which UTF-8 cannot encode", client=True)
     return value
 
 

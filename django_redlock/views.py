@@ -31,6 +31,7 @@ from django.utils.decorators import method_decorator
 from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
+from .core.names import check_name
 from .core.protocol import LOST
 from .engine.lease import Lease, arelease_at_end, release_at_end
 from .engine.lock import Lock, decorators
@@ -464,7 +465,7 @@ class Guard:
         Return the lock of a request, without a network call.
 
         Raises:
-            BadRequest: The client left out a value that the key needs.
+            BadRequest: The client left out a value that the key needs, or sent one that no lock's name can have.
             ImproperlyConfigured: The key has no value for another reason.
             RuntimeError: A transaction is open, so the lock would be released before the commit.
         """
@@ -479,7 +480,11 @@ class Guard:
         bound = self._signature.bind_partial(request, *args, **kwargs)
         bound.apply_defaults()
         call = ViewCall(request, args, kwargs, bound.arguments | kwargs | {"request": request})
-        name, label = f"{self._options.prefix}:{self._key.resolve(call)}", f"{self.name} {request.method}"
+        label = f"{self.name} {request.method}"
+        try:
+            name = check_name(f"{self._options.prefix}:{self._key.resolve(call)}")
+        except ValueError as error:  # only a value of the request can be too long, or not be valid Unicode
+            raise BadRequest(f"@locked_view on {self.name}: {error}") from error
         options = self._options
         return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
 

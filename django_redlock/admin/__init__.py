@@ -63,6 +63,7 @@ else:
     AnyModelAdmin = object
 
 REFRESH = 5  # seconds
+POLL = "X-Redlock-Poll"  # the header of requests that a page makes by itself, as held_locks.js does
 MAX_REASON = 200  # characters
 KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key and its name
 
@@ -223,6 +224,8 @@ class HeldLockAdminMixin(AnyModelAdmin):
     def _check_view(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request):
             raise PermissionDenied
+        if POLL in request.headers:  # a page that asks by itself is no sign that somebody is there
+            request.session.save = lambda must_create=False: None  # type: ignore[method-assign]
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         request.current_app = self.admin_site.name

@@ -15,7 +15,8 @@ from ..exceptions import LockTakenError
 
 LONGEST = 100  # characters
 MAX_LABELS = 500  # templates in one process
-KINDS = frozenset({"task", "view", "model", "command", "row", "beat"})
+KINDS = frozenset({"task", "model", "row", "beat"})
+OF_REQUESTS = frozenset({"view", "command"})  # kinds whose keys may begin with a value that somebody sent
 WORDS = re.compile(r"[\w.-]+(?=([:/=\s]|$))")  # the part before the subject of the name
 PART = re.compile(r"[^\W_]+")
 CAMEL = re.compile(r"([A-Z]?[a-z]{2,})+N*")
@@ -29,12 +30,20 @@ def template(name: str) -> str:
 
     The template keeps the words before the first ``:``, ``/``, ``=`` or blank, and the second part if the first is a
     kind such as ``task``. Numbers and identifiers in them become ``N``. A name that begins in another way, such as an
-    address, becomes ``*``.
+    address, becomes ``*``. So does the key of a view that is a single value.
     """
     name = name.split(", ")[0]
-    first, *rest = name.split(":")
-    if first in KINDS and rest:
-        return UNIQUE.sub("N", ":".join([first, rest[0]] + ["*"] * bool(rest[1:])))[:LONGEST]
+    kind, _, rest = name.partition(":")
+    if kind in OF_REQUESTS and rest:
+        subject = "*" if kind == "view" and ":" not in rest else _template_of_words(rest)
+        return f"{kind}:{subject}"[:LONGEST]
+    if kind in KINDS and rest:
+        which, more, _ = rest.partition(":")
+        return UNIQUE.sub("N", f"{kind}:{which}{more}{'*' if more else ''}")[:LONGEST]
+    return _template_of_words(name)
+
+
+def _template_of_words(name: str) -> str:
     words = WORDS.match(name)
     if words is None:
         return "*"

@@ -36,6 +36,8 @@ SECRET_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 MAX_REF = 1000  # characters; programs compare refs with those they know, so a real ref must not be cut
 MAX_STATE = 40  # characters
+MAX_HOST = 255  # characters
+MAX_KIND = 20  # characters
 
 _read = json.JSONDecoder().raw_decode
 _LEASE = re.compile(
@@ -230,11 +232,11 @@ def decode(text: str) -> Owner | None:
         if text[end:].strip():
             return None
         return Owner(
-            str(fields["host"]),
+            str(fields["host"])[:MAX_HOST],
             int(fields["pid"]),
-            str(fields["kind"]),
-            str(fields["label"]),
-            str(fields["ref"]),
+            str(fields["kind"])[:MAX_KIND],
+            str(fields["label"])[:MAX_LABEL],
+            str(fields["ref"])[:MAX_REF],
             float(fields["since"]),
             float(fields["ttl"]),
             str(fields.get("process", "")),

@@ -274,6 +274,7 @@ class Failure(Enum):
     NO_SPACE = "is out of space"
 
     # Databases
+    DISK = "cannot use its disk"
     LOCKED = "locked"
     CONTENDED = "contended"
     IN_MEMORY = "is in memory, where no other process finds a lock"
@@ -299,7 +300,7 @@ LASTING = frozenset(
         *(Failure.READONLY, Failure.MASTERDOWN, Failure.CLUSTERDOWN, Failure.CROSSSLOT, Failure.TRYAGAIN),
         *(Failure.MOVED, Failure.ASK, Failure.WRONG_MODE, Failure.REPLICA, Failure.UNKNOWN_TO_SENTINEL),
         *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.OWN_TRANSACTION),
-        Failure.NO_SPACE,
+        *(Failure.NO_SPACE, Failure.DISK),
         *(Failure.CERTIFICATE_EXPIRED, Failure.CERTIFICATE_REFUSED, Failure.WRONG_CERTIFICATE),
         *(Failure.NO_CLIENT_CERTIFICATE, Failure.ABSURD_TOKEN),
     }

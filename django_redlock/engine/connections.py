@@ -296,11 +296,13 @@ class Breaker:
 
     rest: float = 0.0
     until: float = 0.0
+    silent: bool = False  # whether the last failure was that it did not answer in time
     tried: float = 0.0  # until when a thread tries to connect to the node
     report: Callable[[bool, str], object] = lambda down, why: None  # called when the node goes down or is back
 
-    def failed(self, now: float, why: str = "") -> None:
+    def failed(self, now: float, why: str = "", *, silent: bool = False) -> None:
         """Note a failure and its reason; the node is left alone for a while."""
+        self.silent = silent
         if not self.rest:
             self.report(True, why)
         if now >= self.until:
@@ -351,6 +353,10 @@ class Breakers(list[Breaker]):
         }
         return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()
 
+    def left_to_redelivery(self, round: Round, node: int, now: float) -> bool:
+        """Return whether a round is a release, which is not worth waiting for a node that was silent a moment ago."""
+        return round.cleanup and self[node].silent and self[node].rest > 0 and self[node].until > now
+
     def allowance(self, timeout: float, connecting: Iterable[int]) -> float:
         """
         Return for how many seconds a round with this timeout waits while links are made to the nodes *connecting*.
@@ -399,6 +405,8 @@ class NodeConnector:
                 round.receive(node, failed(Failure.FAILED_LATELY if node in resting else Failure.NOT_CONNECTED))
             elif node in connections.connecting:
                 continue
+            elif self._breakers.left_to_redelivery(round, node, now):
+                round.receive(node, failed(Failure.FAILED_LATELY))
             elif node in resting:
                 spared.append(node)
             else:
@@ -460,7 +468,7 @@ class NodeConnector:
         self._breakers[node].was_tried(until)
         if isinstance(link, LinkError) and link.failure is not Failure.LATE:
             # Noted now, because the connection set may not be used again for a long time.
-            self._breakers[node].failed(self._clock(), link.detail)
+            self._breakers[node].failed(self._clock(), link.detail, silent=link.failure is Failure.TIMEOUT)
         connections.deliver(node, link)
         if self._followers[node]:
             self._lead(node, link if isinstance(link, LinkError) else None, timeout)

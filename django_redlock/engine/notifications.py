@@ -193,6 +193,7 @@ class Listener:
             if now < self._again[node]:
                 continue
             self._connecting.add(node)
+            self._again[node] = now + RETRY  # even if the link ends at once: a node must not keep this thread busy
             try:
                 if self._nodes[node].instant:
                     self._connect(node)
@@ -271,7 +272,6 @@ class Listener:
         with self._mutex:
             if not self._closed:
                 self._waiters.listening.discard(node)
-        self._again[node] = self._clock()
         self._links.pop(node).close()
 
     def _drop_all(self) -> None:
@@ -348,17 +348,18 @@ class AsyncNotifications:
         def notification(name: str) -> None:
             self.waiters.notification(node, name)
 
+        again = 0.0
         while True:
+            await asyncio.sleep(again - loop.time())  # a node that ends each link at once must not keep the loop busy
+            again = loop.time() + RETRY
             try:
                 link = await self._nodes[node].alisten(
                     self.waiters.process, CONNECT_TIMEOUT, lambda name: loop.call_soon_threadsafe(notification, name)
                 )
             except LinkError:
-                await asyncio.sleep(RETRY)
                 continue
             except Exception:  # whatever it was, the next try may succeed
                 log.exception("listening to %s failed", self._nodes[node].name)
-                await asyncio.sleep(RETRY)
                 continue
             self.waiters.reached(node)
             try:

@@ -236,14 +236,23 @@ class Gather:
         """Return whether none of the nodes without a reply has been asked yet, because their links are being made."""
         return all(node in round.replies or node in connections.connecting for node in round.requests)
 
-    @staticmethod
-    def _expects(connections: ConnectionSet, round: Round) -> bool:
-        """Return whether a node may still reply."""
+    def _expects(self, connections: ConnectionSet, round: Round) -> bool:
+        """
+        Return whether a node may still reply.
+
+        Whoever releases many locks waits once for a node that is silent: a later release is sent to it, but is not
+        waited for.
+        """
         for node in round.requests:
             if node not in round.replies:
                 connection = connections.by_node.get(node)
-                if node in connections.connecting or (connection and connection.fd >= 0):
+                if node in connections.connecting:
                     return True
+                if connection and connection.fd >= 0:
+                    # The reply cannot come while that to an earlier round is overdue.
+                    earlier = round.cleanup and connection.in_flight and connection.in_flight[0][1] is not round
+                    if not (earlier and connection.is_overdue(self._clock())):
+                        return True
         return False
 
     def _linger(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], deadline: float) -> None:
@@ -297,7 +306,7 @@ class Gather:
                 self._drop(connections, connections.by_node[node], LinkError(failure))
                 continue
             if not late:
-                self.breakers[node].failed(now, failure.value)
+                self.breakers[node].failed(now, failure.value, silent=True)
             round.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))
 
     def _drop(self, connections: ConnectionSet, connection: Connection, error: LinkError) -> None:

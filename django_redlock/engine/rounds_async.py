@@ -34,6 +34,10 @@ class Line:
     silent_since: float = 0.0
     patience: float = 0.0
 
+    def is_silent(self, now: float) -> bool:
+        """Return whether a reply is overdue."""
+        return self.in_flight > 0 and now - self.silent_since > self.patience
+
 
 class AsyncGather:
     """
@@ -66,6 +70,8 @@ class AsyncGather:
             fresh = not self._lines  # also if all of them were found broken
             if round.timeout and round.requests and not round.closed:
                 await self._wait(poll)
+            for node in () if round.closed else poll.missing() & poll.stuck:
+                poll.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN))
             if (fresh or round.mending) and self._connecting:
                 left = max(0.0, start + round.timeout - self._clock()) if round.mending else min(GRACE, round.timeout)
                 await asyncio.wait(self._connecting.values(), timeout=left)
@@ -132,6 +138,7 @@ class AsyncGather:
         poll.settled = asyncio.get_running_loop().create_future()
         try:
             self._limits.add(poll, poll.round.timeout)
+            poll.settle()
             if poll.spared:
                 await self._spare(poll, poll.settled)
             await poll.settled
@@ -185,7 +192,7 @@ class AsyncGather:
             if sent and poll.round.rested and node in self._lines:
                 given_up.append(self._lines.pop(node).link)
             elif not late:
-                self._breakers[node].failed(now, failure.value)
+                self._breakers[node].failed(now, failure.value, silent=True)
             poll.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))
         poll.round.close()
         poll.settle()
@@ -199,7 +206,11 @@ class AsyncGather:
         for node in round.requests:
             line = self._usable(node, round, now)
             if line:
+                if round.cleanup and round.timeout and line.is_silent(now):  # see Gather._expects
+                    poll.stuck.add(node)
                 self._send(node, line, poll, now)
+            elif self._breakers.left_to_redelivery(round, node, now):
+                poll.receive(node, failed(Failure.FAILED_LATELY))
             elif node in resting:
                 if round.timeout:
                     poll.spared.add(node)
@@ -218,7 +229,7 @@ class AsyncGather:
         idle = now - line.silent_since
         if idle <= line.patience and idle <= IDLE and not line.link.broken:
             return line  # the usual case
-        silent = line.in_flight and idle > line.patience
+        silent = line.is_silent(now)
         stale = not line.in_flight and idle > MAX_IDLE
         round.rested = round.rested or (not line.in_flight and idle > IDLE)
         # The line has not been silent if replies have come that the event loop had no time to read.
@@ -297,7 +308,7 @@ class AsyncGather:
         except LinkError as error:
             if error.failure is Failure.TIMEOUT and self._limits.late_within(self._clock() - began):
                 return LinkError(Failure.LATE)
-            self._breakers[node].failed(self._clock(), error.detail)
+            self._breakers[node].failed(self._clock(), error.detail, silent=error.failure is Failure.TIMEOUT)
             return error
         except Exception:  # whatever it was, the round must learn of it
             log.exception("connecting to %s failed", self._nodes[node].name)
@@ -315,6 +326,7 @@ class PendingRound:
     packed: dict[int, bytes] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
     spared: set[int] = field(default_factory=set)
+    stuck: set[int] = field(default_factory=set)
     over: bool = False
     looks: int = 0
 
@@ -331,7 +343,8 @@ class PendingRound:
         """Wake the driver if the round is over."""
         if self.settled is None or self.settled.done():
             return
-        if self.round.closed or (self.spared and self.missing() <= self.spared):
+        in_vain = self.spared | self.stuck
+        if self.round.closed or (in_vain and self.missing() <= in_vain):
             self.settled.set_result(None)
 
 

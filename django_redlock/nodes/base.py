@@ -4,6 +4,8 @@ The interface of a node: a name, and links that carry requests and replies in or
 
 import asyncio
 import errno
+import json
+import re
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
@@ -12,6 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.admission import Greeting
 from ..core.protocol import Failure, Kind, Reply, Request, failed
+from ..exceptions import printable
+from .clock import steady
 
 T = TypeVar("T")
 
@@ -23,6 +27,14 @@ ENCODED = (
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply that has not arrived, or not completely."""
+
+
+LONGEST_TEXT = 300  # characters
+
+
+def shown(text: str) -> str:
+    """Return what a node says for people, as one short line that moves no cursor; all such text comes through here."""
+    return printable(text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…")
 
 
 class LinkError(Exception):
@@ -37,7 +49,7 @@ class LinkError(Exception):
     def __init__(self, failure: Failure, detail: str = "") -> None:
         super().__init__(failure, detail)
         self.failure = failure
-        self.detail = detail or failure.value
+        self.detail = shown(detail) or failure.value
 
     def __str__(self) -> str:
         return self.detail
@@ -65,6 +77,51 @@ class NodeSpec:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sentinels: tuple[str, ...] = field(default=(), repr=False)
     alias: str = ""
+
+
+MOST_PARTS = 65_536  # commas, lists and objects; a record of 20,000 holders who share a lock has fewer
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """
+    Return the value of a JSON text from a node.
+
+    Two megabytes of empty lists would become fifty of objects, so the parts are counted before.
+
+    Raises:
+        ValueError: The text is not JSON, or has too many parts.
+        RecursionError: Its lists are nested too deeply.
+    """
+    whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    if _parts(whole) > MOST_PARTS and _parts(_STRING.sub("", whole)) > MOST_PARTS:
+        raise ValueError("lists without end")
+    return json.loads(whole, strict=False)
+
+
+def _parts(text: str) -> int:
+    return text.count(",") + text.count("[") + text.count("{")
+
+
+class RateLimit:
+    """
+    Counts what a node sends without being asked. A node that never pauses would keep a thread or a task busy.
+
+    Args:
+        most: How much it may send within a second.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+        self._until = 0.0
+
+    def count(self, number: int = 1) -> None:
+        """Raise LinkError if the node has sent too much."""
+        if (now := steady()) > self._until:
+            self._until, self._left = now + 1.0, self._most
+        self._left -= number
+        if self._left < 0:
+            raise LinkError(Failure.MALFORMED)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

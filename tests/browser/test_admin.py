@@ -536,3 +536,15 @@ def test_without_a_quorum_nothing_is_said_to_be_free(held, open_page, nodes):
     expect(rows).to_have_count(1)
     expect(page.locator("#redlock-live [aria-live]")).not_to_contain_text("orders")
     expect(page.locator("#redlock-live")).not_to_contain_text("No lock is held.")
+
+
+def test_refreshes_say_that_nobody_asked(held, open_page):
+    """The server does not prolong a session for the requests that a page makes by itself."""
+    page = open_page()
+    with page.expect_request(lambda request: "/live/" in request.url) as live:
+        later(page)
+    page.locator(".redlock-name").first.click()
+    with page.expect_request(lambda request: "/lock/" in request.url and request.resource_type == "fetch") as detail:
+        later(page)
+
+    assert [each.value.headers.get("x-redlock-poll") for each in (live, detail)] == ["1", "1"]

@@ -307,13 +307,17 @@ def test_user_without_the_right_to_choose_its_database(three):
 
 def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
     """
-    A database without its table, and a database that no other process would find.
+    A database without its table, a database that no other process would find, and a damaged file.
     """
     file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
     with django_db_blocker.unblock(), django_database("empty", file):
         unreachable("database://empty", three, "lacks its table")
     with django_db_blocker.unblock(), django_database("fleeting", {**file, "NAME": ":memory:"}):
         unreachable("database://fleeting", three, "is in memory, where no other process finds a lock")
+    (tmp_path / "damaged.sqlite3").write_bytes(b"x" * 10_000)
+    damaged = {**file, "NAME": str(tmp_path / "damaged.sqlite3")}
+    with django_db_blocker.unblock(), django_database("damaged", damaged):
+        unreachable("database://damaged", three, "cannot use its disk")
 
 
 def test_sentinels_that_do_not_run(three):

@@ -67,6 +67,12 @@ class Posted(APIView):
         return Response()
 
 
+@locked_view(lambda request: request.data["order"])
+class Called(APIView):
+    def post(self, request: Any) -> Response:
+        return Response()
+
+
 @locked_view("order:{pk}", on_busy=423)
 class Orders(ViewSet):
     def update(self, request: Any, pk: str) -> Response:
@@ -151,6 +157,7 @@ urlpatterns = [
     path("pay-by-method/<int:pk>/", PayByMethod.as_view()),
     path("mine/", Mine.as_view()),
     path("posted/", Posted.as_view()),
+    path("called/", Called.as_view()),
     path("pay-below/<int:pk>/", pay_below),
     path("pay-above/<int:pk>/", pay_above),
     path("pay-inside/", pay_inside),

@@ -21,6 +21,7 @@ from celery import Celery, _state
 from django.contrib import admin
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
 from django.core.management import call_command
 from django.test import Client, override_settings
 from django.utils import translation
@@ -1120,6 +1121,24 @@ def test_pages_do_not_warn(nodes, operator):
         warnings.simplefilter("error")
         for page in (operator.get(LIST), act(operator, "stop", key, confirmed=False), act(operator, "release", key)):
             assert page.status_code == 200
+
+
+@pytest.mark.parametrize("page", [LIVE, NODES, DETAIL])
+def test_page_that_asks_by_itself_does_not_prolong_a_session(nodes, viewer, settings, page):
+    """Under SESSION_SAVE_EVERY_REQUEST, only what a person asks for renews the session."""
+    settings.SESSION_SAVE_EVERY_REQUEST = True
+    key = put("orders:7")
+
+    def ends() -> object:
+        return Session.objects.get().expire_date
+
+    begun = ends()
+    polled = viewer.get(page, {"key": key}, headers={"X-Redlock-Poll": "1"})
+    after_poll = ends()
+    viewer.get(page, {"key": key})
+
+    assert (polled.status_code, after_poll) == (200, begun)
+    assert ends() > begun
 
 
 @pytest.mark.parametrize("language", ["de", None])

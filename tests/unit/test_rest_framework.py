@@ -2,6 +2,8 @@
 ``locked_view`` and Django REST framework: the user is known when the lock is taken, and errors are problem details.
 """
 
+import json
+
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
@@ -118,6 +120,41 @@ def test_missing_value_is_the_clients_mistake(api, names, body):
     answer = api.post("/posted/", body, format="json")
 
     assert (answer.status_code, answer.json()) == (400, {"detail": "the client sent no order"})
+    assert names() == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        ("[1, 2]", "must be a text or a whole number, not a list"),
+        ('{"id": 1}', "must be a text or a whole number, not an object"),
+        ("{}", "must be a text or a whole number, not an object"),
+        ("1.5", "must be a text or a whole number, not a fraction"),
+        (r'"\ud800"', "UTF-8 cannot encode"),
+        (r'"%s\ud800"' % ("x" * 200), "UTF-8 cannot encode"),
+    ],
+)
+def test_value_that_no_key_can_have_is_the_clients_mistake(api, names, sent, why):
+    """JSON may have anything in place of a text; the answer is 400 and says so, and nothing is locked."""
+    answer = api.post("/posted/", f'{{"order": {sent}}}', content_type="application/json")
+
+    assert (answer.status_code, why in answer.json()["detail"]) == (400, True)
+    assert names() == []
+
+
+def test_zero_is_a_value(api, names):
+    """An id of 0 was sent; only an empty text or no value at all was not."""
+    assert api.post("/posted/", {"order": 0}, format="json").status_code == 200
+
+    assert names() == ["view:order:post:order:0"]
+
+
+@pytest.mark.parametrize("value", ["x" * 9000, "\ud800"])
+def test_result_of_a_callable_that_no_lock_can_have_is_the_clients_mistake(api, names, value):
+    """A callable's result is the whole key, so it is not cut; what it makes of a request may be too long."""
+    answer = api.post("/called/", json.dumps({"order": value}), content_type="application/json")
+
+    assert answer.status_code == 400
     assert names() == []
 
 

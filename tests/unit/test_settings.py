@@ -696,6 +696,9 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
         assert check_settings() == []
 
 
+MUTUAL = {"password": "x", "ssl_certfile": "/x"}
+
+
 @pytest.mark.parametrize(
     ("nodes", "codes"),
     [
@@ -708,6 +711,12 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
         (["zookeeper://u:x@a,b,c"], ["W101"]),
         (["zookeepers://a,b,c?ssl_ca_certs=/x"], ["W104", "W102"]),
         (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
+        (["rediss://:x@a?ssl_cert_reqs=none", "rediss://:x@b?ssl_check_hostname=False", "rediss://:x@c"], ["W106"] * 2),
+        ([{"URL": "rediss://:x@a", "OPTIONS": {"ssl_cert_reqs": None}}, "rediss://:x@b", "rediss://:x@c"], ["W106"]),
+        (["rediss+cluster://u:x@a,b?ssl_cert_reqs=none"], ["W106"]),
+        ([{"SENTINELS": ["rediss://s?ssl_cert_reqs=none"], "SERVICE_NAME": "m", "OPTIONS": MUTUAL}], ["W106"]),
+        (["etcds://u:x@a,b,c?ssl_cert_reqs=none"], ["W106"]),
+        (["zookeepers://u:x@a,b,c?ssl_check_hostname=false"], ["W106"]),
         (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
         (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),
         (["memory://a"], []),
@@ -715,12 +724,12 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
     ],
 )
 def test_deployment(nodes: list[str], codes: list[str]):
-    """Without TLS, without a password, all on one host: ``check --deploy`` warns, and ``check`` does not."""
+    """Without TLS, unverified, without a password, all on one host: only ``check --deploy`` warns."""
     with override_settings(REDLOCK=None):
         assert check_deployment() == []  # another check reports it
     with configured(NODES=nodes, OPTIONS={"wait": 10}):
         assert [message.id for message in check_deployment()] == [f"redlock.{code}" for code in codes]
-        assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
+        assert not {message.id for message in check_settings()} & {f"redlock.W10{number}" for number in range(1, 7)}
 
 
 def test_checks_of_a_deployment_are_run():

@@ -16,12 +16,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.protocol import Failure
-from ..base import LinkError, known_cause
+from ..base import LinkError, RateLimit, known_cause, parse_json
 from ..clock import steady
 from ..records.replicated import Place
 from ..records.table import AnswerError
 
-LARGEST = 64 * 2**20  # bytes of a reply that are read
+LARGEST = 2 * 2**20  # bytes of a reply; a hundred records with long references take fewer
+LONGEST_HEAD = 65_536  # bytes of a reply before its body
+LAST_READS = 4  # reads of what has arrived when the time is over, of 8 kB or more each
+UNASKED = 131_072  # bytes of notifications within a second: a few hundred
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
 # After ten seconds, the system probes a silent member, and gives it up after twenty more.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
@@ -70,13 +73,20 @@ class Timed(RawIOBase):
     Args:
         source: The stream of the socket.
         connection: The socket.
+
+    Attributes:
+        left: How many more bytes may come.
+        unasked: Counts what comes on a stream without end, which has no time limit.
     """
 
     def __init__(self, source: RawIOBase, connection: socket.socket) -> None:
+        self.left = LONGEST_HEAD
+        self.unasked: RateLimit | None = None
         self._source = source
         self._connection = connection
         timeout = connection.gettimeout()
         self._until = None if timeout is None else steady() + timeout
+        self._last_reads = LAST_READS
 
     def readable(self) -> bool:
         """Return whether data can be read: always."""
@@ -84,12 +94,19 @@ class Timed(RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         """Read what has arrived into a buffer."""
-        if self._until is not None:
+        if self._until is not None and not self.unasked:
             # What has arrived is read even if this thread had no turn until now.
-            self._connection.settimeout(max(0.0, self._until - steady()))
+            self._connection.settimeout(left := max(0.0, self._until - steady()))
+            self._last_reads -= not left
         found: int | None = self._source.readinto(buffer)
-        if found is None:
+        if found is None or not self._last_reads:
             raise TimeoutError
+        if self.unasked:
+            self.unasked.count(found)
+        else:
+            self.left -= found
+        if self.left < 0:
+            raise EtcdError(Failure.MALFORMED)
         return found
 
     def close(self) -> None:
@@ -99,11 +116,17 @@ class Timed(RawIOBase):
 
 
 class Response(HTTPResponse):
-    """A response that must be complete when the timeout of its connection has passed."""
+    """A response that must be complete when the timeout of its connection has passed, and is bounded."""
 
     def __init__(self, connection: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(connection, *args, **options)
-        self.fp = BufferedReader(Timed(self.fp.detach(), connection))
+        self.timed = Timed(self.fp.detach(), connection)
+        self.fp = BufferedReader(self.timed)
+
+    def begin(self) -> None:
+        """Read what comes before the body."""
+        super().begin()
+        self.timed.left = LARGEST
 
 
 class EtcdClient:
@@ -157,29 +180,35 @@ class EtcdClient:
             EtcdError: The reply is an error, or malformed.
             OSError: The connection broke, or there was no reply in time.
         """
-        response = self._send(path, body)
         try:
+            response = self._send(path, body)
             text = response.read(LARGEST + 1)
         except HTTPException:
             raise ConnectionResetError from None
+        except EtcdError:  # too long, and its rest is still to come
+            self.close()
+            raise
         return reply_in(text, response.status)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
         """Send a request and return the response, whose lines are replies; it ends if the member loses its leader."""
-        self._http.response_class = HTTPResponse  # each line may take the timeout
         response = self._send(path, body, {"Grpc-Metadata-hasleader": "true"})
         if response.status != 200:
             reply_in(response.read(LARGEST), response.status)
+        response.timed.unasked = RateLimit(UNASKED)
+        self.wait(self._timeout)  # each line may take the timeout
         return response
 
-    def _send(self, path: str, body: Mapping[str, Any], more: Mapping[str, str] = MappingProxyType({})) -> HTTPResponse:
+    def _send(self, path: str, body: Mapping[str, Any], more: Mapping[str, str] = MappingProxyType({})) -> Response:
         headers = {"Content-Type": "application/json", **more}
         if self._token:
             headers["Authorization"] = self._token
         self.wait(self._timeout)  # the last response has changed it
         try:
             self._http.request("POST", path, json.dumps(body, separators=(",", ":")), headers)
-            return self._http.getresponse()
+            response = self._http.getresponse()
+            assert isinstance(response, Response)
+            return response
         except HTTPException:  # not even HTTP, or the end of the connection
             raise ConnectionResetError from None
 
@@ -202,11 +231,11 @@ class EtcdClient:
 def reply_in(text: bytes, status: int) -> dict[str, Any]:
     """Return the reply in a response; raise EtcdError if there is none."""
     try:
-        reply = json.loads(text) if len(text) <= LARGEST else None
+        reply = parse_json(text)
         if not isinstance(reply, dict):
             raise EtcdError(Failure.MALFORMED)
         code = int(reply.get("code", 0))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise EtcdError(Failure.MALFORMED) from None
     if code == INVALID_ARGUMENT and OUTDATED in text:
         code = UNAUTHENTICATED  # the code alone does not tell this from a mistake in the request
@@ -217,17 +246,31 @@ def reply_in(text: bytes, status: int) -> dict[str, Any]:
 
 def header_of(reply: Mapping[str, Any]) -> Header:
     """Return which member replied, and in which term."""
-    header = reply.get("header")
-    if not isinstance(header, dict):
-        raise EtcdError(Failure.MALFORMED)
+    header = object_in(reply, "header")
     return Header(number(header, "cluster_id"), number(header, "member_id"), number(header, "raft_term"))
+
+
+def object_in(reply: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Return an object in a reply, empty if it is missing."""
+    found = reply.get(field, {})
+    if not isinstance(found, dict):
+        raise EtcdError(Failure.MALFORMED)
+    return found
+
+
+def objects_in(reply: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+    """Return a list of objects in a reply, empty if it is missing."""
+    found = reply.get(field, [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise EtcdError(Failure.MALFORMED)
+    return found
 
 
 def number(reply: Mapping[str, Any], field: str) -> int:
     """Return a number of a reply, which JSON writes as text and leaves out if it is 0."""
     try:
         found = int(reply.get(field, 0))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = -(2**63)
     if abs(found) >= 2**64 or found == -(2**63):
         raise EtcdError(Failure.MALFORMED)

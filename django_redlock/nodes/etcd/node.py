@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ...core.protocol import SMALLEST_PART, Failure
-from ..base import LinkError, NodeSpec
+from ..base import LinkError, NodeSpec, parse_json
 from ..records.clock import Era, Moment
 from ..records.record import Decision, Stored, parsed
 from ..records.replicated import (
@@ -45,6 +45,8 @@ from .client import (
     header_of,
     link_error,
     number,
+    object_in,
+    objects_in,
     reply_in,
 )
 
@@ -60,13 +62,13 @@ UNCOUNTED = 0.1  # longest pause, in seconds, before a leader that does not coun
 
 FINE = 0.05  # seconds; a clock known more precisely than this need not be read again
 
-PAGE = 500  # records that are read at once for a survey
+PAGE = 100  # records that are read at once for a survey
 
 KINDS = ("h/{", "x/", "w/")  # the keys to clean up; no KEY_PREFIX has a brace, so no other alias has such names
 
 ID_LENGTH = 16  # characters of the random id
 
-LONGEST = 2**20  # bytes of one notification
+LONGEST = 65_536  # bytes of one notification
 
 
 class EtcdTable(MemberTable[EtcdClient]):
@@ -176,8 +178,8 @@ class EtcdTable(MemberTable[EtcdClient]):
             ranges = [{"request_range": {"key": encoded(key)}} for key in keys[start : start + AT_ONCE]]
             reply = self.call("/v3/kv/txn", {"success": ranges})
             headers.append(header_of(reply))
-            for each in reply.get("responses", []):
-                found |= records_of(each.get("response_range", {}))
+            for each in objects_in(reply, "responses"):
+                found |= records_of(object_in(each, "response_range"))
         self._header = headers[0]
         return identity_of(headers[0].cluster, found.pop(self._id, None)), found.pop(self._clock_key, None), found
 
@@ -350,7 +352,7 @@ def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
     """Return the records in the reply to a range, by key."""
     return {
         decoded(each.get("key")): Stored(number(each, "mod_revision"), parsed(decoded(each.get("value", ""))))
-        for each in reply.get("kvs", [])
+        for each in objects_in(reply, "kvs")
     }
 
 
@@ -382,13 +384,14 @@ class EtcdWatch(Watch):
 
 def names_in(line: bytes) -> list[str]:
     """Return the waiters that a line names; raise EtcdError if the line ends the watch."""
-    result = reply_in(line, 200).get("result", {})
+    result = object_in(reply_in(line, 200), "result")
     if result.get("canceled"):
         raise EtcdError(Failure.CLOSED)
     names: list[str] = []
-    for event in result.get("events", []):
-        text = decoded(event.get("kv", {}).get("value", ""))
-        names += [str(name) for name in (json.loads(text).get("to", []) if text else [])]
+    for event in objects_in(result, "events"):
+        text = decoded(object_in(event, "kv").get("value", ""))
+        notified = parse_json(text).get("to", []) if text else []
+        names += [name for name in notified if isinstance(name, str)]
     return names
 
 
@@ -454,8 +457,8 @@ def add_facts(client: EtcdClient, facts: dict[str, str]) -> None:
         used = number(status, "dbSize") / quota
         facts["used"] = f"{max(used, float(facts.get('used', 0))):.3f}"
     with suppress(EtcdError):  # the user may lack the right
-        alarms = client.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms", [])
-        if names := {str(alarm.get("alarm")) for alarm in alarms}:
+        alarms = client.call("/v3/maintenance/alarm", {"action": "GET"})
+        if names := {str(alarm.get("alarm"))[:20] for alarm in objects_in(alarms, "alarms")}:
             facts["alarms"] = ", ".join(sorted(names))
 
 

@@ -5,7 +5,6 @@ The node in memory (:mod:`~django_redlock.core.node_state`) decides a request, f
 Nothing here reads or writes; :mod:`.table` does.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from time import time
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from ...core.node_state import NodeState
 from ...core.node_state.records import moment as moment_of
 from ...core.protocol import SHARED, Acquire, Extend, Raise, Release, Repair, Reply, Request, Survey
+from ..base import parse_json
 from ..clock import Clock
 from .clock import Moment
 
@@ -32,7 +32,7 @@ def parsed(text: str | bytes) -> dict[str, Any]:
     Other programs may change a record. Only its form is checked here: each number is checked where it is used.
     """
     try:
-        record = json.loads(text)
+        record = parse_json(text)
         queue, sharers = record.get("queue", {}), record.get("sharers", {})
         pairs = [*(record[part] for part in ("holder", "fence") if part in record), *queue.values()]
         known = isinstance(sharers, dict) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)

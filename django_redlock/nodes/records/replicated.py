@@ -68,6 +68,11 @@ class ReplicatedNode(RecordNode):
         return self.place.encrypted
 
     @property
+    def verified(self) -> bool:
+        """Whether the certificates of the members, and their hosts' names, are verified."""
+        return self.place.encrypted and self.place.verifies_hosts
+
+    @property
     def authenticated(self) -> bool:
         """Whether a password or a certificate of the client is sent."""
         return bool(self.place.options.get("password") or self.place.options.get("ssl_certfile"))
@@ -429,6 +434,17 @@ class Place:
         """Whether all members are on this machine."""
         return all(host in ("localhost", "::1") or host.startswith("127.") for host, _ in self.members)
 
+    @property
+    def verifies(self) -> bool:
+        """Whether certificates are verified, if connections are encrypted."""
+        return self.options.get("ssl_cert_reqs", "required") not in ("none", None, ssl.CERT_NONE)
+
+    @property
+    def verifies_hosts(self) -> bool:
+        """Whether certificates must be those of the hosts, too."""
+        check = self.options.get("ssl_check_hostname", True)
+        return self.verifies and bool(check) and str(check).lower() not in FALSE
+
     @cached_property
     def context(self) -> ssl.SSLContext | None:
         """
@@ -453,10 +469,8 @@ class Place:
 
     def _new_context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.options.get("ssl_ca_certs"))
-        check = self.options.get("ssl_check_hostname", True)
-        context.check_hostname = bool(check) and str(check).lower() not in FALSE
-        if self.options.get("ssl_cert_reqs", "required") in ("none", None, ssl.CERT_NONE):
-            context.check_hostname = False
+        context.check_hostname = self.verifies_hosts
+        if not self.verifies:
             context.verify_mode = ssl.CERT_NONE
         if certificate := self.options.get("ssl_certfile"):
             password = self.options.get("ssl_password") or ""  # without any, OpenSSL would ask at the terminal

@@ -12,12 +12,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from ...core.protocol import Failure
-from ..base import LinkError
+from ..base import LinkError, RateLimit
 from ..threads import new_event, start
 from .worker import Mailbox
 
 if TYPE_CHECKING:
     from .replicated import Member, Place
+
+UNASKED = 500  # notifications within a second; these stores write no more
 
 Deliver = Callable[[list[str] | LinkError], object]
 
@@ -71,7 +73,9 @@ class Watch:
         try:
             self._begin()
             self._deliver([])
+            limit = RateLimit(UNASKED)
             while not self.closed:
+                limit.count()
                 if names := self.read():
                     self._deliver(names)
         except Exception as error:  # the waiters must learn of the failure, whatever it was

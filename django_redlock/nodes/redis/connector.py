@@ -27,8 +27,14 @@ from .errors import link_error
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
 EXAMPLE = "redis://lock-1:6379/2"
-# Always set here, whatever the URL contains and whatever redis-py's defaults are.
-FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+# Always set here, whatever the URL contains and whatever redis-py's defaults are. redis-py would log in itself, and
+# read the reply to its end, however long that is; see Dialer in link.py.
+FIXED: dict[str, Any] = {
+    "protocol": 2,
+    "decode_responses": False,
+    "health_check_interval": 0,
+    "redis_connect_func": lambda connection: connection._parser.on_connect(connection),
+}
 # By default, redis-py sends the server its name and version, which needs an extra right. The argument changed in 7.
 if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
     FIXED |= {"driver_info": None}
@@ -177,6 +183,12 @@ class Endpoint:
     def encrypted(self) -> bool:
         """Whether connections are encrypted."""
         return issubclass(self._class, SSLConnection)
+
+    @property
+    def verified(self) -> bool:
+        """Whether connections are encrypted, and the certificate and the host's name are verified."""
+        arguments = self._arguments
+        return self.encrypted and arguments["ssl_cert_reqs"] != "none" and arguments["ssl_check_hostname"]
 
     @property
     def authenticated(self) -> bool:

@@ -21,7 +21,7 @@ from .connector import Endpoint, check_url, refuse_service
 from .errors import DEMOTED, link_error, parse_error
 from .link import Dialer, SomeLink
 from .node import Age, RedisNode
-from .wire import Encoder, resp, unchanged
+from .wire import MOST_PARTS_OF_GUIDE, Encoder, resp, unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ class DiscoveredNode(RedisNode):
         self.guides = guides
         self._question = resp(question)
 
+    @property
+    def verified(self) -> bool:
+        """Whether the certificates of the master and of the guides are verified, as far as they have TLS."""
+        return super().verified and all(guide.verified for guide in self.guides if guide.encrypted)
+
     async def open_link(self, dialer: Dialer[Any, SomeLink, Any]) -> SomeLink:
         """Open a link to the present master, as the first guide knows it that answers."""
         failure = LinkError(Failure.UNREACHABLE)
@@ -84,7 +89,7 @@ class DiscoveredNode(RedisNode):
             LinkError: The guide cannot be reached, or does not know.
         """
         try:
-            connection, (raw,), _ = await dialer.open(guide, self._question, unchanged)
+            connection, (raw,), _ = await dialer.open(guide, self._question, unchanged, most=MOST_PARTS_OF_GUIDE)
         except LinkError as error:
             raise self.of_guide(error) from None
         dialer.close(connection)

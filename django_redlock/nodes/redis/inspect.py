@@ -17,15 +17,16 @@ from redis import exceptions
 from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure
-from ..base import LinkError, Node, run
+from ..base import LinkError, Node, run, shown
 from ..clock import steady
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
-from .link import BlockingDialer, exchange
+from .link import BlockingDialer, Exchange, exchange
 from .node import RedisNode
 from .wire import resp, unchanged
 
 SAMPLES = 5  # round trips; the shortest one counts
+LINES = 1000  # of INFO that are read; it has about 200, and the others are about databases and replicas
 IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
 IGNORED |= {"socket_timeout", "socket_connect_timeout"}
 
@@ -136,7 +137,7 @@ def _reach(node: Node, timeout: float) -> Inspection:
         round_trip, facts = inspect(timeout) if inspect else (0.0, {})
     except LinkError as error:
         return Inspection(node.name, detail=error.detail, failure=error.failure, known=False)
-    return Inspection(node.name, known=False, round_trip=round_trip, facts=facts)
+    return Inspection(node.name, known=False, round_trip=round_trip, facts={it: shown(facts[it]) for it in facts})
 
 
 def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
@@ -158,22 +159,16 @@ def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tup
 
 
 def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
-    connection = node.connector.new(timeout, **where)
-    try:
-        connection.connect()
-    except BROKEN as error:
-        known = node.connector.explain(error, connection)
-        connection.disconnect()
-        raise known from None
+    connection, _, _ = run(BlockingDialer(timeout).open(node.connector, b"", **where))
     return connection
 
 
 def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Inspection) -> Inspection:
-    (raw, served), _ = exchange(connection, node.encoder.greeting, unchanged, unchanged)
+    raw, served = _replies(connection, node.encoder.greeting, 2)
     info: dict[str, str] = {}
     if isinstance(raw, bytes):
         lines = raw.decode("utf-8", "replace").splitlines()
-        info = dict(line.split(":", 1) for line in lines if ":" in line)
+        info = dict(shown(line).split(":", 1) for line in lines[:LINES] if ":" in line)
     elif parse_error(raw).failure is not Failure.NOPERM:
         raise link_error(raw)
     round_trip, ahead = _clock(connection)
@@ -257,5 +252,12 @@ def _missing(reply: Any, right: str, user: str, prefix: str) -> str:
 
 
 def _command(connection: AbstractConnection, *command: Any) -> Any:
-    (reply,), _ = exchange(connection, resp([str(word) for word in command]), unchanged)
+    (reply,) = _replies(connection, resp([str(word) for word in command]), 1)
     return reply
+
+
+def _replies(connection: AbstractConnection, data: bytes, number: int) -> list[Any]:
+    """Send commands, and return as many replies; an error reply is returned as an exception."""
+    replies = Exchange(connection, [unchanged] * number)
+    exchange(connection, data, replies)
+    return replies.found

@@ -21,12 +21,21 @@ from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
-from ..base import INCOMPLETE, LinkError, until_cancelled
+from ..base import INCOMPLETE, LinkError, RateLimit, until_cancelled
 from ..clock import SLICES, Patience, steady
 from ..threads import start
 from .connector import Endpoint, ResolvedConnection
 from .errors import BROKEN, DEMOTED, link_error
-from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, unchanged
+from .wire import (
+    COMMON,
+    MOST_PARTS,
+    PARTIAL,
+    Assembly,
+    Encoder,
+    Replies,
+    common_reply,
+    unchanged,
+)
 
 READ_SIZE = 16_384  # bytes that are read at a time
 
@@ -34,7 +43,9 @@ BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 LONGEST_GREETING = 1_048_576  # bytes; INFO takes about 7,000, and more only with thousands of databases or replicas
 
-AT_ONCE = 64  # reads of notifications in a row, so that a server that never stops does not keep the thread
+AT_ONCE = 64  # reads in a row; a server that never stops must not keep a thread beyond the time it waits
+
+UNASKED = 10_000  # notifications within a second; no process takes as many locks
 
 CROWD = 4  # requests in flight; from this number on, a link writes once per turn of the loop
 
@@ -133,7 +144,9 @@ class RedisLink:
             return LinkError(Failure.RESET)
         replies = self._replies
         try:
-            while (empty := replies.empty) or (raw := replies.next()) is PARTIAL:
+            for _ in range(AT_ONCE):
+                if not (empty := replies.empty) and (raw := replies.next()) is not PARTIAL:
+                    return raw
                 data = self._sock.recv(READ_SIZE)
                 if not data:
                     return LinkError(Failure.CLOSED)
@@ -141,13 +154,14 @@ class RedisLink:
                 if found and request and (reply := common_reply(request, found)):
                     return reply
                 replies.feed(data)
+            raw = replies.next()
         except BLOCKED:
             return NOTHING
         except OSError as error:
             return link_error(error)
         except ValueError:
             return LinkError(Failure.MALFORMED)
-        return raw
+        return NOTHING if raw is PARTIAL else raw  # the caller polls, and so notices when its time has passed
 
     def close(self) -> None:
         """Close the connection."""
@@ -340,6 +354,7 @@ class RedisNotificationLink:
     def __init__(self, connection: AbstractConnection, messages: Replies) -> None:
         self._connection = connection
         self._messages = messages
+        self._limit = RateLimit(UNASKED)
         self._sock: socket.socket | None = connection._sock
         if self._sock is not None:
             self._sock.setblocking(False)
@@ -356,6 +371,7 @@ class RedisNotificationLink:
                 data = self._receive()
                 self._messages.feed(data)
                 while (message := self._messages.next()) is not PARTIAL:
+                    self._limit.count()
                     notified.append(parse_notification(message))
                 if not data:
                     break
@@ -384,6 +400,7 @@ class AsyncRedisNotificationLink:
     def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
         self._connection = connection
         self._messages = messages
+        self._limit = RateLimit(UNASKED)
 
     async def read(self) -> list[str]:
         """Wait for notifications; return the waiters that they name."""
@@ -394,11 +411,31 @@ class AsyncRedisNotificationLink:
                 self._messages.feed(some(await self._connection._reader.read(READ_SIZE)))
         except BROKEN as error:
             raise link_error(error) from None
+        self._limit.count()
         return [parse_notification(message)]
 
     def close(self) -> None:
         """Close the connection."""
         AsyncDialer.close(self._connection)
+
+
+def login_of(connection: Any, credentials: tuple[str, ...]) -> list[bytes]:
+    """Return the commands that redis-py would send first, with the options of the connection."""
+    if not credentials and (connection.username or connection.password):
+        password = connection.password or ""
+        credentials = (connection.username, password) if connection.username else (password,)
+    commands = [
+        ("AUTH", *credentials) if credentials else (),
+        ("CLIENT", "SETNAME", connection.client_name) if connection.client_name else (),
+        ("SELECT", connection.db) if connection.db else (),
+    ]
+    return [b"".join(connection.pack_command(*command)) for command in commands if command]
+
+
+def check_login(raw: Any) -> None:
+    """Raise LinkError if the reply does not confirm the login, the name of the connection or the database."""
+    if raw != b"OK":
+        raise link_error(raw) if isinstance(raw, RedisError) else LinkError(Failure.MALFORMED)
 
 
 def check_subscription(raw: Any) -> None:
@@ -408,10 +445,11 @@ def check_subscription(raw: Any) -> None:
 
 
 def parse_notification(message: Any) -> str:
-    """Return the waiter that a message on a channel names, or an empty text for any other message."""
-    if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
-        return ""
-    return str(message[2], "utf-8", "replace")
+    """Return the waiter that a message on a channel names; raise LinkError for anything else."""
+    match message:
+        case [b"message", _, bytes(name)]:
+            return name.decode("utf-8", "replace")
+    raise LinkError(Failure.MALFORMED)
 
 
 def descriptor(sock: socket.socket | None) -> int:
@@ -441,7 +479,8 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
     How to wait while a connection is opened, which is the same work for threads and for event loops.
 
     redis-py's own parsers read a reply of any length to its end. Here the length is bounded where it is read, so a
-    hostile or broken server cannot fill the memory of its clients.
+    hostile or broken server cannot fill the memory of its clients. That holds for the login, too, which is sent here
+    together with the first commands.
 
     Args:
         timeout: Seconds to open a connection.
@@ -458,7 +497,7 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
         self.timeout = timeout
 
     async def open(
-        self, connector: Endpoint, data: bytes, *parsers: Parse, **where: Any
+        self, connector: Endpoint, data: bytes, *parsers: Parse, most: int = MOST_PARTS, **where: Any
     ) -> tuple[SomeConnection, list[Any], Replies]:
         """
         Open a connection and send the first commands.
@@ -468,6 +507,7 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
             data: The commands.
             parsers: One for each reply, called as soon as the reply is there: a server of another kind may never send
                 the next one.
+            most: How many parts a reply may have.
             where: Another server than the connector's, by ``host`` and ``port``.
 
         Returns:
@@ -478,8 +518,10 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
         """
         connection: SomeConnection = self.new(connector, where)
         try:
-            found, replies = await self.begin(connection, data, parsers)
-            return connection, found, replies
+            login: list[bytes] = login_of(connection, await self.credentials(connection))
+            replies = Exchange(connection, (*[check_login] * len(login), *parsers), most)
+            await self.begin(connection, b"".join(login) + data, replies)
+            return connection, replies.found[len(login) :], replies
         except BaseException as error:
             known = connector.explain(error, connection) if isinstance(error, (LinkError, *BROKEN)) else None
             self.close(connection)
@@ -492,10 +534,12 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
         """Return a connection that is not open yet."""
 
     @abstractmethod
-    async def begin(
-        self, connection: SomeConnection, data: bytes, parsers: Sequence[Parse]
-    ) -> tuple[list[Any], Replies]:
-        """Connect, and send the first commands."""
+    async def credentials(self, connection: SomeConnection) -> tuple[str, ...]:
+        """Return what the connection's credential provider gives; nothing if it has none."""
+
+    @abstractmethod
+    async def begin(self, connection: SomeConnection, data: bytes, replies: "Exchange") -> None:
+        """Connect, send the first commands, and read the replies."""
 
     @staticmethod
     @abstractmethod
@@ -513,12 +557,15 @@ class BlockingDialer(Dialer[AbstractConnection, RedisLink, RedisNotificationLink
         """Return a connection that is not open yet."""
         return connector.new(self.timeout, **where)
 
-    async def begin(
-        self, connection: AbstractConnection, data: bytes, parsers: Sequence[Parse]
-    ) -> tuple[list[Any], Replies]:
-        """Connect, and send the first commands."""
+    async def credentials(self, connection: AbstractConnection) -> tuple[str, ...]:
+        """Return what the connection's credential provider gives; nothing if it has none."""
+        provider = connection.credential_provider
+        return provider.get_credentials() if provider else ()
+
+    async def begin(self, connection: AbstractConnection, data: bytes, replies: "Exchange") -> None:
+        """Connect, send the first commands, and read the replies."""
         connection.connect()
-        return exchange(connection, data, *parsers)
+        exchange(connection, data, replies)
 
     @staticmethod
     def close(connection: AbstractConnection) -> None:
@@ -526,9 +573,9 @@ class BlockingDialer(Dialer[AbstractConnection, RedisLink, RedisNotificationLink
         connection.disconnect()
 
 
-def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
+def exchange(connection: AbstractConnection, data: bytes, replies: "Exchange") -> None:
     """Send commands over a blocking connection, and read their replies within its timeout; see :meth:`Dialer.open`."""
-    replies, timeout, sock = Exchange(connection, parsers), connection.socket_timeout, connection._sock
+    timeout, sock = connection.socket_timeout, connection._sock
     if sock is None:
         raise LinkError(Failure.CLOSED)
     try:
@@ -536,6 +583,7 @@ def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tu
         sock.sendall(data)
         patience = timeout and Patience(timeout)
         asked = timeout and timeout / SLICES
+        last_reads = AT_ONCE
         while not replies.complete():
             began = steady()
             sock.settimeout(asked)  # 0.0 at the end of the time, which reads what has arrived
@@ -546,9 +594,10 @@ def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tu
                     raise LinkError(Failure.LATE if patience and patience.late else Failure.TIMEOUT) from None
             if patience and asked:  # for the whole exchange, even if a server sends byte by byte
                 asked = patience.count(asked, steady() - began)
+            elif not (last_reads := last_reads - 1):  # of what has arrived, which a hostile server adds to
+                raise LinkError(Failure.TIMEOUT)
     except BROKEN as error:
         raise link_error(error) from None
-    return replies.found, replies
 
 
 class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, AsyncRedisNotificationLink]):
@@ -561,23 +610,25 @@ class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, Async
         """Return a connection that is not open yet."""
         return connector.new_async(self.timeout, **where)
 
-    async def begin(
-        self, connection: aioconnection.AbstractConnection, data: bytes, parsers: Sequence[Parse]
-    ) -> tuple[list[Any], Replies]:
-        """Connect, and send the first commands."""
+    async def credentials(self, connection: aioconnection.AbstractConnection) -> tuple[str, ...]:
+        """Return what the connection's credential provider gives; nothing if it has none."""
+        provider = connection.credential_provider
+        return await provider.get_credentials_async() if provider else ()
+
+    async def begin(self, connection: aioconnection.AbstractConnection, data: bytes, replies: "Exchange") -> None:
+        """Connect, send the first commands, and read the replies."""
         async with asyncio.timeout(self.timeout):
             if isinstance(connection, ResolvedConnection):
                 await connect(connection)
             else:
                 await connection.connect()
-            replies, reader, writer = Exchange(connection, parsers), connection._reader, connection._writer
+            reader, writer = connection._reader, connection._writer
             if reader is None or writer is None:
                 raise LinkError(Failure.CLOSED)
             writer.write(data)
             await writer.drain()
             while not replies.complete():
                 replies.feed(some(await reader.read(READ_SIZE)))
-            return replies.found, replies
 
     @staticmethod
     def close(connection: aioconnection.AbstractConnection) -> None:
@@ -640,10 +691,11 @@ class Exchange(Replies):
     Args:
         connection: The connection, with no reply in flight.
         parsers: One for each reply.
+        most: How many parts a reply may have.
     """
 
-    def __init__(self, connection: Any, parsers: Sequence[Parse]) -> None:
-        super().__init__(connection._parser.parse_error, LONGEST_GREETING)
+    def __init__(self, connection: Any, parsers: Sequence[Parse], most: int = MOST_PARTS) -> None:
+        super().__init__(connection._parser.parse_error, LONGEST_GREETING, most)
         self.found: list[Any] = []
         self._parsers = parsers
 

@@ -69,6 +69,11 @@ class RedisNode:
         return self.connector.encrypted
 
     @property
+    def verified(self) -> bool:
+        """Whether the certificates of all servers that the node connects to are verified."""
+        return self.connector.verified
+
+    @property
     def authenticated(self) -> bool:
         """Whether a password is sent."""
         return self.connector.authenticated

@@ -9,7 +9,6 @@ an error means; here the few types of reply are read that the scripts return: st
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -40,7 +39,7 @@ from ...core.protocol import (
     merge,
     split,
 )
-from ..base import INCOMPLETE, LinkError
+from ..base import INCOMPLETE, LinkError, parse_json
 from .errors import link_error, parse_error
 
 Words = tuple[int, int, str]
@@ -216,9 +215,10 @@ OPENED: Final = object()
 """Stands for a list whose parts come next."""
 
 LONGEST_LINE = 65_536  # bytes; redis-py's streams end at the same length
-LONGEST_REPLY = 8_388_608  # bytes; a page of locks has fewer, even if a survey cuts each of its values short
+LONGEST_REPLY = 2_097_152  # bytes; the script of a survey cuts the values of other programs shorter if they need more
 LONGEST_LIST = 1000  # parts; a sentinel's reply about a master has about 50
-MOST_PARTS = 65_536  # parts of one reply, with those of its inner lists; 1000 ranges of a cluster's slots have fewer
+MOST_PARTS = 1000  # parts of one reply, with those of its inner lists; that to HELLO names the modules of a server
+MOST_PARTS_OF_GUIDE = 32_768  # parts of a reply about a master; 1000 ranges of a cluster's slots have fewer
 DEEPEST = 8  # lists in lists; the scripts reply with no more than one
 
 
@@ -232,18 +232,22 @@ class Replies:
     Args:
         error: Makes an exception from the text of an error reply.
         longest: How many bytes a reply may have.
+        most: How many parts a reply may have.
 
     Attributes:
         empty: Whether all bytes have been read, and no reply has begun.
     """
 
-    def __init__(self, error: Callable[[str], Exception], longest: int = LONGEST_REPLY) -> None:
+    def __init__(self, error: Callable[[str], Exception], longest: int = LONGEST_REPLY, most: int = MOST_PARTS) -> None:
         self.empty = True
         self._error = error
         self._longest = longest
+        self._most = most
         self._data = b""
         self._at = 0  # where the unread bytes of the data begin
-        self._later: list[bytes] = []  # what came after the data, while a string lacks more than that
+        # What came after the data, while a string lacks more than that. Pieces of a few bytes would take many times
+        # their size if each were kept.
+        self._later = bytearray()
         self._lacking = 0
         self._lists: list[tuple[list[Any], int]] = []  # the lists that are open, each with its length
         self._parts = 0
@@ -254,11 +258,11 @@ class Replies:
         self.empty = False
         self._size += len(data)
         self._lacking -= len(data)
-        self._later.append(data)
+        self._later += data
         if self._lacking <= 0:
-            self._data = b"".join((self._data[self._at :], *self._later))
+            self._data = b"".join((self._data[self._at :], self._later))
             self._at = 0
-            self._later.clear()
+            self._later = bytearray()
 
     def next(self) -> Any:
         """
@@ -327,7 +331,7 @@ class Replies:
         if len(self._lists) == DEEPEST:
             raise ValueError("lists without end")
         self._parts += size
-        if size > LONGEST_LIST or self._parts > MOST_PARTS:
+        if size > LONGEST_LIST or self._parts > self._most:
             raise ValueError("a list without end")
         if size > 0:
             self._lists.append(([], size))
@@ -478,7 +482,7 @@ def parse_terms(results: list[str]) -> tuple[tuple[Kind, int], ...]:
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
     kind, fence, time, total, rows, queued, refused, cursor = parts
-    cells, queues = json.loads(rows, strict=False), json.loads(queued, strict=False)
+    cells, queues = parse_json(rows), parse_json(queued)
     if len(cells) % 4:
         raise ValueError("a row that is cut")
     # A listing has thousands of rows, so their fields are checked column by column.

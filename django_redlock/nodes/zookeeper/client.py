@@ -11,15 +11,18 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from kazoo.client import KazooClient, KazooState, KeeperState
 from kazoo.exceptions import (
     AuthFailedError,
     BadVersionError,
     ConnectionLoss,
+    KazooException,
     NoAuthError,
     NodeExistsError,
     NoNodeError,
@@ -29,6 +32,7 @@ from kazoo.exceptions import (
     ZookeeperError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.serialization import GetChildren, Transaction, int_struct, read_string
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ...core.protocol import Failure
@@ -42,6 +46,12 @@ SESSION = 10.0  # seconds of the session that is requested; kazoo keeps it alive
 LAST_REPLY = 0.5  # seconds for which closing a connection waits for the member
 NOT_SERVING = "has no leader at present, or too many connections"
 SILENT = logging.Logger("kazoo", logging.CRITICAL + 1)  # at level DEBUG, kazoo would log passwords
+
+LARGEST = 2 * 2**20  # bytes of the replies to requests that are sent together, except for listings
+LARGEST_LISTING = 4 * 2**20  # bytes of a listing: 116,000 names of ours
+READ = 250  # bytes that each read counts, so that a member cannot keep a thread busy with small pieces
+LONGEST_WRITTEN = 65_536  # bytes of the reply to a transaction, which has about 80 for each of 400 writes
+SHORTEST_NAME = 8  # bytes of a name in a listing, with its length
 
 OVERTAKEN = (BadVersionError, NodeExistsError, NoNodeError)
 CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
@@ -75,6 +85,79 @@ class ZnodeChange(NamedTuple):
     delete: bool = False
 
 
+class BoundedSocket(socket.socket):
+    """
+    A socket that ends when the member sends more than it was asked for: kazoo reads replies of any length.
+
+    Attributes:
+        left: How many more bytes may come until the next request.
+    """
+
+    left = LARGEST
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Return what has arrived; raise ConnectionResetError if it is too much, or if a packet will be."""
+        if size > self.left:
+            raise ConnectionResetError
+        data = super().recv(size, flags)
+        self.left -= READ + len(data)
+        if self.left < 0:
+            raise ConnectionResetError
+        return data
+
+
+class BoundedTLSSocket(BoundedSocket, ssl.SSLSocket):  # type: ignore[misc]  # typeshed names the parameter otherwise
+    """The same with TLS."""
+
+
+class BoundedTransaction(Transaction):  # type: ignore[misc]
+    """A transaction whose reply has a result for each operation, not a million."""
+
+    @classmethod
+    def deserialize(cls, data: bytes, offset: int) -> Any:
+        """Return the results."""
+        if len(data) > LONGEST_WRITTEN:
+            raise ValueError
+        return super().deserialize(data, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """
+    A request for the first names in a folder, of which there may be a hundred thousand.
+
+    Args:
+        path: The path of the folder.
+        after: The name after which the names are wanted.
+        most: How many names are wanted.
+    """
+
+    path: str
+    after: str
+    most: int
+
+    type: ClassVar[int] = GetChildren.type
+
+    def serialize(self) -> Any:
+        """Return the bytes of the request."""
+        return GetChildren(self.path, None).serialize()
+
+    def deserialize(self, data: bytes, offset: int) -> list[str]:
+        """Return the names, sorted."""
+        return nsmallest(self.most, (name for name in names_in(data, offset) if name > self.after))
+
+
+def names_in(data: bytes, offset: int) -> Iterator[str]:
+    """Yield the names in a listing."""
+    (count,) = int_struct.unpack_from(data, offset)
+    if count > len(data) // SHORTEST_NAME:
+        raise ValueError
+    offset += int_struct.size
+    for _ in range(count):
+        name, offset = read_string(data, offset)
+        yield name
+
+
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """
     The threads and the socket of one connection.
@@ -88,7 +171,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def __init__(self, place: Place, host: str, timeout: float, ended: Callable[[], object]) -> None:
         super().__init__()
-        self.connection: socket.socket | None = None
+        self.connection: BoundedSocket | None = None
         self.error: OSError | None = None
         self.ends_at = float("inf")
         self._place = place
@@ -113,7 +196,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         thread.start()
         return thread
 
-    def create_connection(self, address: tuple[str, int], **options: Any) -> socket.socket:
+    def create_connection(self, address: tuple[str, int], **options: Any) -> BoundedSocket:
         """Connect with the certificates from the settings; if that fails, remember why."""
         try:
             self.connection = connected(address, self._host, self._place, self._timeout)
@@ -214,9 +297,10 @@ class ZookeeperClient:
         found = self._wait(results)[len(first) :]
         return [one and Znode(one[0] or b"", *numbers(one[1])) for one in found]
 
-    def children(self, paths: Iterable[str]) -> list[list[str]]:
-        """Return the names of the children of some znodes."""
-        return [found or [] for found in self._wait([self._kazoo.get_children_async(path) for path in paths])]
+    def children(self, listings: Sequence[Listing]) -> list[list[str]]:
+        """Return the first names in some folders, sorted."""
+        results = [self._send(listing) for listing in listings]
+        return [found or [] for found in self._wait(results, LARGEST_LISTING * len(results))]
 
     def exists(self, paths: Iterable[str]) -> list[Znode | None]:
         """Return some znodes without their content, None for those that do not exist; this needs no rights."""
@@ -240,17 +324,24 @@ class ZookeeperClient:
                 transaction.check(path, version)
             else:
                 transaction.set_data(path, data, version)
-        (results,) = self._wait([transaction.commit_async()])
+        (results,) = self._wait([self._send(BoundedTransaction(transaction.operations))])
         errors = [each for each in results if isinstance(each, ZookeeperError) and not isinstance(each, CONSEQUENCES)]
         if errors and not isinstance(errors[0], OVERTAKEN):
             raise errors[0]
         written = [each for each in results if hasattr(each, "mzxid")]
         return None if errors else Znode(b"", *numbers(written[0])) if written else Znode(b"", 0, 0, 0, 0)
 
-    def _wait(self, results: Iterable[Any]) -> list[Any]:
-        """Return the results of requests, None for a znode that does not exist."""
+    def _send(self, request: Any) -> Any:
+        result = self._handler.async_result()
+        self._kazoo._call(request, result)
+        return result
+
+    def _wait(self, results: Iterable[Any], largest: int = LARGEST) -> list[Any]:
+        """Return the results of requests, None for a znode that does not exist; at most *largest* bytes may come."""
         until = steady() + self._timeout
         found = []
+        if connection := self._handler.connection:
+            connection.left = largest
         for result in list(results):  # all are sent before the first reply is waited for
             try:
                 found.append(result.get(timeout=max(0.0, until - steady())))
@@ -262,6 +353,10 @@ class ZookeeperClient:
                 if self._refused:
                     raise AuthFailedError from None
                 raise
+            except KazooException:
+                raise
+            except Exception:  # kazoo could not read the reply
+                raise AnswerError(Failure.MALFORMED) from None
         return found
 
     def wait(self, timeout: float) -> None:
@@ -283,14 +378,18 @@ class ZookeeperClient:
             self._handler.connection.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
 
-def connected(where: tuple[str, int], host: str, place: Place, timeout: float) -> socket.socket:
+def connected(where: tuple[str, int], host: str, place: Place, timeout: float) -> BoundedSocket:
     """Return a connection to an address; with TLS, the certificate must be that of the host."""
-    connection = socket.create_connection(where, timeout)
+    connection = BoundedSocket(fileno=socket.create_connection(where, timeout).detach())
+    connection.settimeout(timeout)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if place.context is None:
         return connection
+    place.context.sslsocket_class = BoundedTLSSocket
     try:
-        return place.context.wrap_socket(connection, server_hostname=host)
+        secured = place.context.wrap_socket(connection, server_hostname=host)
+        assert isinstance(secured, BoundedTLSSocket)
+        return secured
     except OSError:
         connection.close()
         raise

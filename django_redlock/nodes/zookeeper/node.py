@@ -26,7 +26,8 @@ from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 from kazoo.protocol.states import EventType
 
 from ...core.protocol import HIGHEST, PART, Failure
-from ..base import LinkError, NodeSpec
+from ..base import LinkError, NodeSpec, parse_json
+from ..clock import steady
 from ..records.clock import Era, Moment
 from ..records.record import Decision, Stored, digest, parsed
 from ..records.replicated import (
@@ -41,7 +42,7 @@ from ..records.replicated import (
 )
 from ..records.table import AnswerError, TooLargeError
 from ..records.watch import Watch
-from .client import Znode, ZnodeChange, ZookeeperClient, connected, link_error, logs_in
+from .client import Listing, Znode, ZnodeChange, ZookeeperClient, connected, link_error, logs_in
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 
@@ -55,9 +56,11 @@ NAMES = "h"
 
 KINDS = (NAMES, "x")  # and secrets that were released
 
-PAGE = 200  # records that are read at once for a survey or to clean up
+PAGE = 100  # records that are read at once for a survey or to clean up
 
 KEPT = 20  # notifications to a process that are kept for it
+
+MOST = 500  # notifications to a process that are read at once
 
 LATEST = HIGHEST // 1000  # milliseconds
 
@@ -239,10 +242,11 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
 
     def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Stored], str]:
         """Return some records whose paths follow *after*, and the last path of them; empty if there are no more."""
-        later = [folder for folder in folders if folder >= after.rpartition("/")[0]]
+        begun, _, last = after.rpartition("/")
+        later = [folder for folder in folders if folder >= begun]
         some = later[:FOLDERS_AT_ONCE]
-        listed = zip(some, self.connection.children(some), strict=True)
-        paths = sorted(path for folder, names in listed for name in names if (path := f"{folder}/{name}") > after)
+        listed = self.connection.children([Listing(each, last if each == begun else "", PAGE + 1) for each in some])
+        paths = [f"{folder}/{name}" for folder, names in zip(some, listed, strict=True) for name in names]
         found = dict(zip(paths[:PAGE], self.connection.get(paths[:PAGE]), strict=True))
         end = paths[PAGE - 1] if len(paths) > PAGE else f"{some[-1]}/~" if len(later) > len(some) else ""
         return {path: record(one) for path, one in found.items() if one}, end
@@ -298,8 +302,8 @@ class ZookeeperWatch(Watch):
         (found,) = self.client.get([self.key], watch=self._events.put)
         if found is None:
             raise LinkError(Failure.CLOSED)
-        notified = json.loads(found.data or b"{}").get("to", [])
-        return notified if isinstance(notified, list) else []
+        notified = parse_json(found.data or b"{}").get("to", [])
+        return notified[-MOST:] if isinstance(notified, list) else []
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
@@ -396,10 +400,10 @@ class ZookeeperNode(ReplicatedNode):
 
     def _command(self, number: int, timeout: float) -> str:
         """Return a member's report about itself."""
-        data, member = b"", self.place.members[number]
+        data, member, until = b"", self.place.members[number], steady() + timeout
         with closing(connected(member, member[0], self.place, timeout)) as connection:
             connection.sendall(b"srvr")
-            while len(data) < LONGEST and (more := connection.recv(LONGEST)):
+            while len(data) < LONGEST and steady() < until and (more := connection.recv(LONGEST)):
                 data += more
         return data.decode("utf-8", "replace")
 

@@ -186,7 +186,7 @@
         try {
             const url = live ? live.dataset.url + window.location.search : window.location.href;
             const reply = await fetch(url, {
-                headers: {Accept: live ? 'application/json' : 'text/html'},
+                headers: {Accept: live ? 'application/json' : 'text/html', 'X-Redlock-Poll': '1'},
                 signal: AbortSignal.timeout(2000 * (live || part).dataset.every), // without it, a lost network is silent
             });
             if (reply.redirected || reply.status === 403) {

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -358,6 +358,49 @@ def test_table_that_is_missing_is_named_with_what_to_type(tmp_path: Path):
             assert caught.value.misconfigured
             call_command("migrate", "redlock", database="empty", verbosity=0, skip_checks=True)
             assert manager.lock("a", wait=10).acquire().release() == "released"
+
+
+def fill(path: Path) -> dict[str, Any]:
+    """Leave no room in the file beyond its present pages; SQLite reports that like a full disk."""
+    return {"OPTIONS": {"init_command": "PRAGMA max_page_count = 1"}}
+
+
+def corrupt(path: Path) -> dict[str, Any]:
+    """Overwrite all pages but the first with what a failing disk may return."""
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+    return {}
+
+
+def write_protect(path: Path) -> dict[str, Any]:
+    """Open the file for reading only, as on a file system that the system has protected after an error."""
+    return {"NAME": f"file:{path}?mode=ro", "OPTIONS": {"uri": True}}
+
+
+def take_many(manager: LockManager) -> None:
+    """Take more locks than fit into the pages that a file has."""
+    for number in range(200):
+        manager.lock(f"{number}:{'x' * 150}", wait=60, renew=False).acquire()
+
+
+@pytest.mark.parametrize(
+    ("harm", "word"), [(fill, "is out of space"), (corrupt, "cannot use its disk"), (write_protect, "READONLY")]
+)
+def test_disk_of_a_file_that_fails_is_named(tmp_path: Path, harm: Callable[[Path], dict[str, Any]], word: str):
+    """A disk that is full, broken or write-protected is named, and nobody waits until an operator has seen to it."""
+    server = SQLite(tmp_path)
+    with server.database() as name:
+        with django_database("file", server.settings(name)):
+            call_command("migrate", "redlock", database="file", verbosity=0, skip_checks=True)
+            with connections["file"].cursor() as cursor:
+                cursor.execute("PRAGMA journal_mode = DELETE")
+            connections["file"].close()
+        with django_database("file", server.settings(name, **harm(Path(name)))):
+            with closing(real_manager(["database://file"])) as one, pytest.raises(QuorumUnavailableError) as caught:
+                take_many(one)
+
+    assert (set(caught.value.nodes.values()), caught.value.misconfigured) == ({word}, True)
 
 
 def test_database_in_memory_is_refused(tmp_path: Path):

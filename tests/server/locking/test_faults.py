@@ -66,6 +66,36 @@ async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flav
         manager.close()
 
 
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "not linked"])
+async def test_many_releases_wait_once_for_silent_nodes(nodes: Servers, flavour: Flavour, linked: bool):
+    """
+    Two of three nodes are silent: only the first of many releases waits for their timeout. All are sent or redelivered,
+    and arrive when the nodes are back.
+    """
+    timeout, count = 1.0, 60
+    manager = real_manager(nodes.urls[:3], ttl=600.0, max_ttl=600.0, node_timeout=timeout)
+    leases = [await flavour.acquire(manager.lock(f"n{number}", renew=False)) for number in range(count)]
+    if not linked:
+        other = real_manager(nodes.urls[:3], ttl=600.0, max_ttl=600.0, node_timeout=timeout)
+        for lease in leases:
+            lease.hold.keeper = other
+    for node in (nodes[0], nodes[2]):
+        node.freeze()
+    started = time.monotonic()
+
+    outcomes = {await flavour.release(lease) for lease in leases}
+    took = time.monotonic() - started
+    for node in (nodes[0], nodes[2]):
+        node.thaw()
+
+    assert outcomes == {"unknown"}
+    assert took < count * timeout / 3
+    for number in (0, 1, count - 1):
+        assert held_by(manager, f"{{n{number}}}")
+    await flavour.close(manager)
+    manager.close()
+
+
 def has_key(node: Server, *keys: str) -> bool:
     with node.client() as client:
         return bool(client.exists(*keys))

@@ -18,13 +18,14 @@ from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.notifications import Listener, Waiters
 from django_redlock.nodes import Node
-from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.base import LinkError, run
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.nodes.records.record import Names, load
 from django_redlock.nodes.records.replicated import ReplicatedNode
 from django_redlock.nodes.redis.discovered import ClusterNode
+from django_redlock.nodes.redis.link import BlockingDialer
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
@@ -45,7 +46,7 @@ def in_line(node: Node, slug: str) -> int:
             table.open()
             return len(load(Names({slug}, set()), table.key, table.read).store.waiters(slug))
     assert isinstance(node, RedisNode)
-    connection = node.connector.new(1.0)
+    connection, _, _ = run(BlockingDialer(1.0).open(node.connector, b""))
     connection.send_command("ZCARD", f"{'{t}:' if isinstance(node, ClusterNode) else 't:'}{slug}:q")
     count = connection.read_response()
     connection.disconnect()

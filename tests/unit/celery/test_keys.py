@@ -57,6 +57,19 @@ def test_types_are_told_apart(name):
     assert len({name(1), name("1"), name(1.0), name(True)}) == 4
 
 
+@pytest.mark.parametrize("key", [None, ("x",), "{x}", "{x}-{y}", lambda call: call.arguments["x"]])
+@pytest.mark.parametrize("around", ["", "é", "z" * 200])
+def test_half_of_a_surrogate_pair_is_told_from_its_spelling(name, key, around):
+    """UTF-8 cannot encode it, so the key shows it as it is spelled in Python; a text that spells it has another key."""
+    options = {"options": {} if key is None else {"key": key}}
+    texts = [f"{around}\udc80", rf"{around}\udc80", f"{around}\udc81"]
+
+    keys = {name(text, **options) for text in texts}
+
+    assert len(keys) == 3
+    assert [key.encode() for key in keys]
+
+
 @pytest.mark.parametrize(
     ("sent", "arrived"),
     [

@@ -33,7 +33,7 @@ from django_redlock.nodes.redis.wire import (
     LONGEST_LINE,
     LONGEST_LIST,
     LONGEST_REPLY,
-    MOST_PARTS,
+    MOST_PARTS_OF_GUIDE,
     PARTIAL,
     SCRIPTS,
     Encoder,
@@ -212,8 +212,8 @@ def test_malformed_reply_is_refused(malformed: bytes):
 def test_reply_has_few_parts_in_all_of_its_lists():
     """A thousand lists of a thousand parts each would keep a client busy, although no list is too long."""
     inner = b"*1000\r\n" + 1000 * b"*0\r\n"
-    replies = Replies(ValueError)
-    replies.feed(b"*1000\r\n" + MOST_PARTS // 1000 * inner)
+    replies = Replies(ValueError, most=MOST_PARTS_OF_GUIDE)
+    replies.feed(b"*1000\r\n" + (MOST_PARTS_OF_GUIDE // 1000) * inner)
 
     with pytest.raises(ValueError, match="a list without end"):
         replies.next()
@@ -229,7 +229,7 @@ def test_time_to_read_a_reply_is_proportional_to_its_length(part: bytes):
 
 def calls_to_read(stream: bytes) -> int:
     """Return how many functions are called to read one reply that arrives in pieces of 100 bytes."""
-    replies, calls = Replies(ValueError), [0]
+    replies, calls = Replies(ValueError, most=MOST_PARTS_OF_GUIDE), [0]
 
     def count(*_: Any) -> None:
         calls[0] += 1
@@ -255,7 +255,7 @@ def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes)
 def test_reply_is_bounded_however_it_is_put_together():
     """A list of short strings does not avoid the limit."""
     part = b"$8\r\n12345678\r\n"
-    replies = Replies(ValueError, 5000)
+    replies = Replies(ValueError, 5000, MOST_PARTS_OF_GUIDE)
     assert read_all(replies, b"*900\r\n" + 300 * part) == []
 
     with pytest.raises(ValueError, match="a reply without end"):

@@ -5,6 +5,7 @@
 -- name at most ('' does not even count them, nor sharers), then slugs
 local SHARED = 'shared--------------------------'
 local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
+local LONGEST_TEXT, CUT = 1000000, 1000
 local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -80,4 +81,9 @@ local refused = ''
 if size > 0 and after == '' then refused = redis.pcall('SET', prefix .. 'x:probe', '1', 'PX', 1).err or '' end
 -- One string, because a client takes longer to read hundreds of them than the server to find them.
 local function json(list) return #list > 0 and cjson.encode(list) or '[]' end
-return {'LISTED', '0', stamp, tostring(total), json(cells), json(lines), refused, cursor}
+local text = json(cells)
+if #text > LONGEST_TEXT then -- only values of other programs are so long, and a client reads no longer reply
+  for at = 2, #cells, 4 do cells[at] = string.sub(cells[at], 1, CUT) end
+  text = json(cells)
+end
+return {'LISTED', '0', stamp, tostring(total), text, json(lines), refused, cursor}

@@ -1,0 +1,314 @@
+"""
+A hostile server: a relay to an honest server that answers one kind of request with an attack.
+
+It is a process of its own, so that the processor time and the memory of a test are those of the client alone. The kinds
+of request are ``auth``, ``greeting``, ``script``, ``survey`` and ``subscription``, for Redis, etcd and ZooKeeper alike;
+``FORMS`` are what it can answer. An attack goes on until the client ends the connection.
+
+    with hostile("redis", server.url) as node:
+        node.attack("script", "nested")
+        real_manager([node.url])
+"""
+
+import json
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain, cycle, islice, repeat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+STAGES = ("auth", "greeting", "script", "survey", "subscription")
+FORMS = ("nested", "line", "lines", "bulk", "pieces", "slow", "types", "control")
+LOUD = "\x1b[31;1m\x07\x00evil\r\n\x9b2J\u202e\x85second line"
+MANY = 3000  # a reply that never ends is sent in this many pieces of up to 64 kB
+
+Attack = Iterator[bytes]
+
+
+class Hostile:
+    """
+    The process of a hostile server.
+
+    Args:
+        kind: The scheme of its URL.
+        honest: The URL of the honest server behind it.
+        process: The process.
+        port: Its port.
+    """
+
+    def __init__(self, kind: str, honest: str, process: "subprocess.Popen[str]", port: int) -> None:
+        self.kind = kind
+        self.honest = honest
+        self.port = port
+        self._process = process
+        self._stage = ""
+
+    @property
+    def url(self) -> str:
+        """Its URL, with a user if the login is attacked."""
+        user = "default:sesame@" if self._stage == "auth" or self.kind == "redis" else ""
+        return f"{self.kind}://{user}127.0.0.1:{self.port}"
+
+    def attack(self, stage: str, form: str) -> None:
+        """Answer the requests of one kind on new connections like this; other requests reach the honest server."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stage = stage
+        self._process.stdin.write(json.dumps([stage, form]) + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "ready\n"
+
+
+@contextmanager
+def hostile(kind: str, honest: str) -> Iterator[Hostile]:
+    """Run a hostile server in front of the honest one with this URL, on this machine."""
+    command = [sys.executable, str(Path(__file__)), kind, str(urlsplit(honest).port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Hostile(kind, honest, process, int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+# What follows runs in that process.
+
+
+def endless(piece: bytes) -> Attack:
+    """Send a piece again and again, in large writes."""
+    return repeat(piece * max(1, 65_536 // len(piece)), MANY)
+
+
+def in_redis(stage: str, form: str) -> Attack:
+    """Return the answer of a Redis server."""
+    match form:
+        case "nested":  # a million parts, no more than a thousand in a list
+            return chain([b"*1000\r\n"], islice(cycle([b"*1000\r\n" + b"*0\r\n" * 1000]), MANY))
+        case "line":
+            return chain([b"+"], endless(b"x"))
+        case "lines":
+            return endless(b"+OK\r\n")
+        case "bulk":
+            return chain([b"$2000000\r\n"], endless(b"x" * 65_536))
+        case "pieces":
+            return chain([b"$900000\r\n"], repeat(b"xy", 450_000))
+        case "slow":
+            return (byte.to_bytes() for byte in b"$100\r\n" + b"x" * 100)
+        case "types":
+            return iter([b"*3\r\n:1\r\n$-1\r\n*0\r\n:7\r\n+OK\r\n" * 5])
+    if stage == "greeting":
+        info = f"run_id:{'a' * 40}\r\nredis_version:7{LOUD}\r\nredis_mode:{LOUD * 5000}\r\n".encode()
+        return iter([b"$%d\r\n%s\r\n$-1\r\n" % (len(info), info)])
+    if stage == "subscription":
+        text = LOUD.encode()
+        return chain(
+            [b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n"],
+            endless(b"*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$%d\r\n%s\r\n" % (len(text), text)),
+        )
+    if stage == "script":
+        text = f"BUSY 5 1795000000000000 5000 -1 {LOUD * 1000}".encode()
+        return iter([b"$%d\r\n%s\r\n" % (len(text), text)])
+    if stage == "survey":
+        value = "a" * 32 + json.dumps({**dict.fromkeys(("host", "kind", "label", "ref"), LOUD), "pid": 1, "since": 1.0})
+        row = json.dumps(["{" + LOUD.replace("\r\n", "") + "}", value, 5000, "1795000000000000"])
+        parts = ["LISTED", "0", "1795000000000000", "1", row, "[]", "ERR " + LOUD, ""]
+        return iter([b"*8\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(one), one) for one in map(str.encode, parts))])
+    return iter([f"-ERR {LOUD.replace(chr(13) + chr(10), '')}\r\n".encode() * 5])
+
+
+def asks_redis(stage: str, data: bytes) -> bool:
+    """Return whether this is the kind of request of a client of Redis."""
+    survey, greeting = b"LONGEST_WAITER" in data, b"\r\nINFO\r\n" in data
+    return {
+        "auth": b"\r\nAUTH\r\n" in data,
+        "greeting": greeting,
+        "survey": survey,
+        "script": b"\r\nEVAL" in data and not greeting and not survey,
+        "subscription": b"\r\nSUBSCRIBE\r\n" in data,
+    }[stage]
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+HEADER = {"cluster_id": "1", "member_id": "1", "raft_term": "1"}
+
+
+def in_etcd(stage: str, form: str) -> Attack:
+    """Return the answer of a member of etcd."""
+    match form:
+        case "nested":
+            body = chain([b'{"header":{},"kvs":[['], islice(repeat(b"[],{}," * 8_000), 40), [b"1]]}"])
+            return chain([CHUNKED], (b"%x\r\n%s\r\n" % (len(piece), piece) for piece in body), [b"0\r\n\r\n"])
+        case "line":
+            return chain([OK, b"X: "], endless(b"x"))
+        case "lines":
+            return chain([b"HTTP/1.1 100 Continue\r\n\r\n" * 50] * 50, [OK], endless(b"X-Y: z\r\n"))
+        case "bulk":
+            return chain([OK + b"Content-Length: 60000000\r\n\r\n"], endless(b'"'))
+        case "pieces":
+            return chain([CHUNKED], endless(b"1\r\n1\r\n"))
+        case "slow":
+            return (byte.to_bytes() for byte in CHUNKED + b'40\r\n{"header":' + b" " * 100)
+        case "types":
+            reply = {"header": 7, "leader": [], "responses": 5, "succeeded": {}, "kvs": {"a": 1}, "token": [[]]}
+            return iter([http(reply)] * 5)
+    if stage == "greeting":
+        return iter([http({"header": HEADER, "leader": "1", "version": LOUD * 5000})] * 5)
+    if stage == "subscription":
+        line = json.dumps({"result": {"events": [{"kv": {"value": "eyJ0byI6WyJcdTAwMWIiXX0="}}]}}).encode() + b"\n"
+        return chain([CHUNKED], endless(b"%x\r\n%s\r\n" % (len(line), line)))
+    return iter([http({"error": LOUD, "message": LOUD, "code": 2}, "500 " + LOUD.split("\r")[0])] * 5)
+
+
+def http(reply: object, status: str = "200 OK") -> bytes:
+    body = json.dumps(reply).encode()
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def asks_etcd(stage: str, data: bytes) -> bool:
+    """Return whether this is the kind of request of a client of etcd."""
+    return {
+        "auth": b"/v3/auth/" in data,
+        "greeting": b"/v3/maintenance/status" in data,
+        "script": b"/v3/kv/txn" in data,
+        "survey": b"range_end" in data,
+        "subscription": b"/v3/watch" in data,
+    }[stage]
+
+
+CONNECT, EXISTS, GET, CHILDREN, MULTI, AUTH = 0, 3, 4, 8, 14, 100
+
+
+def in_zookeeper(stage: str, form: str, xid: int = 0, op: int = 0) -> Attack:
+    """Return the answer of a member of ZooKeeper to a request with this number."""
+    head = b"" if op == CONNECT else struct.pack(">iqi", xid, 1, 0)
+    match form:
+        case "nested":  # results of a transaction, or names
+            return iter([frame(head + (struct.pack(">i?i", 13, False, 0) + struct.pack(">i", -1)) * 140_000)])
+        case "line":
+            return chain([struct.pack(">i", 2**31 - 1)], endless(b"x"))
+        case "lines":  # events that nobody asked for
+            return endless(frame(struct.pack(">iqi", -1, 1, 0) + struct.pack(">ii", 3, 3) + field(b"/a")))
+        case "bulk":
+            return chain([struct.pack(">i", 60_000_000), head, struct.pack(">i", 59_000_000)], endless(b"x"))
+        case "pieces":
+            return chain([struct.pack(">i", 900_000)], repeat(b"xy", 450_000))
+        case "slow":
+            return (byte.to_bytes() for byte in frame(head + b"x" * 100))
+        case "types":
+            return iter([frame(head + struct.pack(">iqi", -1, -1, -1)) * 5])
+    stat = struct.pack(">qqqqiiiqiiq", 5, 5, 5, 5, 1, 1, 1, 0, 9, 0, 5)
+    if op == CONNECT:
+        return iter([frame(struct.pack(">iiq", 0, 10_000, 7) + field(LOUD.encode()))])
+    if op == CHILDREN:
+        return iter([frame(head + struct.pack(">i", 1) + field(LOUD.encode()))])
+    return iter([frame(head + field(LOUD.encode() * 1000) + stat)])
+
+
+def frame(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
+
+
+def field(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
+
+
+def asks_zookeeper(stage: str, op: int, watched: bool) -> bool:
+    """Return whether this is the kind of request of a client of ZooKeeper."""
+    return {
+        "auth": op == AUTH,
+        "greeting": op == CONNECT,
+        "script": op in (MULTI, GET),
+        "survey": op == CHILDREN,
+        "subscription": op == GET and watched,
+    }[stage]
+
+
+class Relay:
+    """One connection of a client, and the one to the honest server."""
+
+    def __init__(self, client: socket.socket, kind: str, port: int, stage: str, form: str) -> None:
+        self.client = client
+        self.kind = kind
+        self.stage = stage
+        self.form = form
+        self.server = socket.create_connection(("127.0.0.1", port))
+        self.begun = False
+
+    def run(self) -> None:
+        """Pass on what comes until a request is to be attacked."""
+        with self.client, self.server, suppress(OSError):
+            while True:
+                for source in select.select([self.client, self.server], [], [])[0]:
+                    data = source.recv(2**20)
+                    if not data:
+                        return
+                    if source is self.server:
+                        self.client.sendall(data)
+                    elif attack := self.attack_on(data):
+                        return self.send(attack)
+                    else:
+                        self.server.sendall(data)
+
+    def attack_on(self, data: bytes) -> Attack | None:
+        """Return the attack if this is the kind of request to attack."""
+        if self.kind == "redis" and asks_redis(self.stage, data):
+            login = b"+OK\r\n" if b"\r\nAUTH\r\n" in data and self.stage != "auth" else b""
+            named = b"+OK\r\n" if b"\r\nHELLO\r\n" in data and self.stage == "subscription" else b""
+            return chain([login, named], in_redis(self.stage, self.form))
+        if self.kind == "etcd" and asks_etcd(self.stage, data):
+            return in_etcd(self.stage, self.form)
+        if self.kind == "zookeeper":
+            for xid, op, watched in self.requests(data):
+                if asks_zookeeper(self.stage, op, watched):
+                    return in_zookeeper(self.stage, self.form, xid, op)
+        return None
+
+    def requests(self, data: bytes) -> Iterator[tuple[int, int, bool]]:
+        """Yield number, kind and watch of each request; the first packet of a connection begins the session."""
+        at = 0
+        while at + 4 <= len(data):
+            (size,) = struct.unpack_from(">i", data, at)
+            xid, op = struct.unpack_from(">ii", data, at + 4)
+            yield (xid, op, data[at + 3 + size] == 1) if self.begun else (0, CONNECT, False)
+            self.begun = True
+            at += 4 + size
+
+    def send(self, attack: Attack) -> None:
+        """Send an attack, and keep the connection open."""
+        self.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in attack:
+            self.client.sendall(piece)
+            if self.form == "slow":
+                time.sleep(1)
+        while self.client.recv(65_536):
+            pass
+
+
+def main(kind: str, port: int) -> None:
+    """Serve until the test ends; each line of the input is a stage and a form."""
+    attack = ["", ""]
+
+    def serve() -> None:
+        while True:
+            client, _ = listener.accept()
+            relay: Callable[[], None] = Relay(client, kind, port, *attack).run
+            threading.Thread(target=relay, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        print(listener.getsockname()[1], flush=True)
+        threading.Thread(target=serve, daemon=True).start()
+        for line in sys.stdin:
+            attack = json.loads(line)
+            print("ready", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
