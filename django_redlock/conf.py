@@ -6,8 +6,7 @@ No message shows a URL, because a URL may contain a password.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -15,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .core.rules import Rules, quoted
+from .core.rules import Rules, nearest, quoted
 from .nodes import KINDS, Node, NodeSpec, open_node
 
 P = ParamSpec("P")
@@ -114,7 +113,7 @@ def read_alias(alias: str) -> AliasConfig:
     setting = _setting()
     if alias not in setting:
         raise UnknownAliasError(
-            f"REDLOCK has no alias {alias!r}{_nearest(alias, setting)} It has {', '.join(map(repr, setting))}."
+            f"REDLOCK has no alias {alias!r}{nearest(alias, setting)} It has {', '.join(map(repr, setting))}."
         )
     entry = setting[alias]
     _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
@@ -123,7 +122,7 @@ def read_alias(alias: str) -> AliasConfig:
     for index, node in enumerate(_node_list(where, entry.get("NODES"))):
         spec = _node_spec(f"{where}[{index}]", node)
         try:
-            found.append(open_node(spec, prefix))
+            found.append(open_node(replace(spec, alias=alias), prefix))
         except ValueError as error:
             raise InvalidRedlockError(f"{where}[{index}] cannot be used: {error}.", "redlock.E003") from None
     nodes = tuple(found)
@@ -165,17 +164,12 @@ def _with_example(wrong: str, code: str = "redlock.E001") -> InvalidRedlockError
     return InvalidRedlockError(f"{wrong} Write, for example:\n\n{EXAMPLE}", code)
 
 
-def _nearest(word: str, known: Any) -> str:
-    close = get_close_matches(str(word), [str(name) for name in known], n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
-
-
 def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in entry:
         if key not in known:
             meant = str(key).upper() if known[0].isupper() else str(key).lower()
             raise InvalidRedlockError(
-                f"{where} has an unknown key {key!r}{_nearest(meant, known)} Known: {', '.join(known)}.", "redlock.E007"
+                f"{where} has an unknown key {key!r}{nearest(meant, known)} Known: {', '.join(known)}.", "redlock.E007"
             )
 
 
@@ -311,7 +305,7 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
         raise InvalidRedlockError(f"{where} {advice}", "redlock.E005")
     if alias not in caches:
         raise InvalidRedlockError(
-            f"{where} names the cache {alias!r}, which CACHES does not have{_nearest(alias, caches)}", "redlock.E005"
+            f"{where} names the cache {alias!r}, which CACHES does not have{nearest(alias, caches)}", "redlock.E005"
         )
     cache = caches[alias]
     options = cache.get("OPTIONS") or {}
@@ -417,7 +411,7 @@ def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
     known = [node.name for node in nodes]
     unknown = [(field, name) for field, listed in names.items() for name in listed if name not in known]
     for field, name in unknown:
-        near = f"{_nearest(name, known)} The nodes are {', '.join(known)}."
+        near = f"{nearest(name, known)} The nodes are {', '.join(known)}."
         raise InvalidRedlockError(f"{where}[{field!r}] names no node: {quoted(name)}{near}", "redlock.E007")
     for node in nodes:
         if node.fails_over and node.name in names.get("durable", ()):

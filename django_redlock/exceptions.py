@@ -6,6 +6,7 @@ All of them can be pickled, because their ``args`` are the arguments of their co
 """
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 
@@ -55,9 +56,9 @@ class LockTakenError(_AttemptError):
         attempts: How often the nodes were asked.
         nodes: What each node replied, or why it gave no vote, by the node's display name.
         retry_after: Seconds until the present hold ends unless its owner extends it; None when unknown.
-        holder: The holder: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch) and
-            ``ttl`` (seconds); empty when unknown. If other holders share the lock, ``kind`` is ``shared``, and
-            ``host``, ``pid`` and ``since`` are None.
+        holder: The holder: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch),
+            ``ttl`` (seconds) and ``state`` (of a singleton task that does not run); empty when unknown. If other
+            holders share the lock, ``kind`` is ``shared``, and ``host``, ``pid`` and ``since`` are None.
         queued: Whether nobody holds the lock, but earlier waiters are in its queue and are served first.
         agreed: Whether a quorum of the nodes names this holder; otherwise several holders or waiters are in the way.
     """
@@ -89,7 +90,9 @@ class LockTakenError(_AttemptError):
         host = self.holder.get("host", "")
         if host is None:
             return "others, who share it"
-        parts = (str(self.holder.get(part, "")) for part in ("kind", "label", "ref"))
+        about = {part: str(value) for part, value in self.holder.items() if value}
+        state = f"({about['state']})" if "state" in about else None
+        parts = (about.get("kind"), about.get("label"), state, about.get("ref"))
         who = " ".join(filter(None, parts)) or "another owner"
         return f"{who} on {host}:{self.holder['pid']}" if host else who
 
@@ -131,7 +134,8 @@ class QuorumUnavailableError(_AttemptError):
             why = "must vote, but too few can, and waiting does not change that"
         else:
             why = "must answer in time and agree, and too few did"
-        return f"Lock {self.name!r}: {needed} {why} ({self._effort()})."
+        soon = f" A quorum will vote in {ceil(self.retry_after)} s." if self.retry_after else ""
+        return f"Lock {self.name!r}: {needed} {why} ({self._effort()}).{soon}"
 
 
 class LockLostError(_OneLineError):

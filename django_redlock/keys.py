@@ -8,22 +8,24 @@ around them are escaped, and a long value is cut and gets a digest.
 By default the key of a task contains all arguments, bound to the parameters' names, with defaults, and in the form that
 Celery's JSON gives them. So it does not matter how a call was written, or whether the key is computed before the
 message is sent or after it has arrived, when a tuple has become a list and the keys of a dict are strings. Values of
-different types give different keys.
+different types give different keys. Equal moments in different time zones, and equal decimals, give the same key.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache, partial
 from hashlib import blake2b
-from inspect import Parameter, Signature, signature
+from inspect import BoundArguments, Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
@@ -31,8 +33,10 @@ from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import Model
 from django.http import HttpRequest
 
-if TYPE_CHECKING:
-    from .celery.options import Key as TaskKeyOption
+from .core.rules import nearest
+
+CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
+"""What distinguishes the calls of a task, as its option ``key`` says."""
 
 SHOWN = 100  # characters of a task's key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
@@ -57,7 +61,7 @@ class TaskKey:
     """
 
     def __init__(
-        self, key: "TaskKeyOption", signature: Signature, task: str = "", group: str | None = None, version: int = 1
+        self, key: CallKey, signature: Signature, task: str = "", group: str | None = None, version: int = 1
     ) -> None:
         self.signature = signature
         self._key = key
@@ -210,11 +214,27 @@ def _through_json(name: str, value: object) -> str:
         plain = json.loads(_encoder().encode(value))
     except (TypeError, ValueError, RecursionError) as error:
         kind = ValueError if isinstance(error, ValueError) else TypeError
+        name, value = _unusable(name, value)
         raise kind(
             f"The argument {name!r}, a {type(value).__name__}, cannot be part of a singleton's key: {error}. "
             "Name the parameters that matter with key=(...)."
         ) from error
     return _sorting.encode(plain)
+
+
+def _unusable(name: str, value: object, depth: int = 3) -> tuple[str, object]:
+    """Return the name and the value of the element that cannot be part of a key, such as ``args[1]``."""
+    elements: Iterable[tuple[object, object]] = ()
+    if isinstance(value, (list, tuple)):
+        elements = enumerate(value)
+    elif isinstance(value, Mapping):
+        elements = value.items()
+    for where, element in elements if depth else ():
+        try:
+            _encoder().encode(element)
+        except (TypeError, ValueError, RecursionError):
+            return (name, value) if element is value else _unusable(f"{name}[{where!r}]", element, depth - 1)
+    return name, value
 
 
 @cache
@@ -230,6 +250,10 @@ def _encoder() -> json.JSONEncoder:
                 return {"__model__": [value._meta.label_lower, _saved(value)]}
             if isinstance(value, Enum):
                 return {"__enum__": [f"{type(value).__module__}.{type(value).__qualname__}", value.name]}
+            if isinstance(value, datetime):
+                value = _in_utc(value)
+            if isinstance(value, Decimal):
+                value = _without_trailing_zeros(value)
             if isinstance(value, timedelta):
                 return {"__timedelta__": [value.days, value.seconds, value.microseconds]}
             if isinstance(value, complex):
@@ -241,6 +265,20 @@ def _encoder() -> json.JSONEncoder:
             return super().default(value)
 
     return ArgumentEncoder()  # creating one takes longer than encoding a call's arguments
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Return a moment in UTC; one without a time zone, or whose year UTC does not have, as it is."""
+    with suppress(OverflowError):
+        return moment if moment.utcoffset() is None else moment.astimezone(UTC)
+    return moment
+
+
+def _without_trailing_zeros(value: Decimal) -> Decimal:
+    """Return an equal number that is written in one way only."""
+    if not value.is_finite():
+        return value
+    return Context(max(1, len(value.as_tuple().digits)), Emin=MIN_EMIN, Emax=MAX_EMAX).normalize(value) or Decimal(0)
 
 
 _sorting = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -452,6 +490,8 @@ def text_of(value: object) -> str:
     """Return the text of a value if the text identifies it completely; otherwise raise MissingError."""
     if isinstance(value, Enum):
         value = value.value
+    if isinstance(value, datetime):
+        value = _in_utc(value)
     if value is None or value == "":
         raise MissingError("it is empty")
     if not isinstance(value, str | int | UUID | date):
@@ -574,9 +614,3 @@ def escaped(text: str, special: frozenset[str]) -> str:
 
 def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode())
-
-
-def nearest(word: object, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" for the end of a message, or an empty text."""
-    close = get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."

@@ -54,7 +54,7 @@ def locked_paths(
         ValueError: A path does not begin with ``/``, or another argument cannot work.
     """
     matches = _matcher(paths)
-    options = Options(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using)
+    options = Options(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using, prefix="request")
     guard = _RequestGuard(options, matches)
 
     @sync_and_async_middleware
@@ -82,8 +82,6 @@ class LockErrorMiddleware(MiddlewareMixin):
 
 class _RequestGuard(Guard):
     """Guard the requests on some paths, outside all transactions: these are committed before the guard continues."""
-
-    prefix = "request"
 
     def __init__(self, options: Options, matches: Callable[[str], bool]) -> None:
         super().__init__("locked_paths", inspect.signature(lambda request: None), options, below=OwnTransactions())

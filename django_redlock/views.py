@@ -126,11 +126,13 @@ class Options:
     methods: frozenset[str] | None
     on_busy: OnBusy
     using: str
+    prefix: str = "view"
+    """The first part of the lock's name."""
     example: Lock = field(init=False)
     """A lock with these options, for the system checks."""
 
     def __post_init__(self) -> None:
-        name = f"view:{self.key}" if isinstance(self.key, str) and self.key else "view:..."
+        name = f"{self.prefix}:{self.key}" if isinstance(self.key, str) and self.key else f"{self.prefix}:..."
         self.example = lock(name, ttl=self.ttl, wait=self.wait, using=self.using)
         decorators.add(self.example)
 
@@ -311,8 +313,6 @@ class Guard:
         asynchronous: Whether the view is a coroutine function.
     """
 
-    prefix = "view"
-
     def __init__(
         self,
         name: str,
@@ -479,7 +479,7 @@ class Guard:
         bound = self._signature.bind_partial(request, *args, **kwargs)
         bound.apply_defaults()
         call = ViewCall(request, args, kwargs, bound.arguments | kwargs | {"request": request})
-        name, label = f"{self.prefix}:{self._key.resolve(call)}", f"{self.name} {request.method}"
+        name, label = f"{self._options.prefix}:{self._key.resolve(call)}", f"{self.name} {request.method}"
         options = self._options
         return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
 

@@ -27,13 +27,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language, gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..inventory import middle, printable
+from ..inventory import MAX_RELEASE, middle, printable
 from ..models import HeldLock
 from .changelist import FILTERS, HeldLockChangeList
 from .pages import (
     DONE,
     MAX_ADDRESS,
-    MAX_RELEASE,
     OUTCOMES,
     Choice,
     can_revoke,

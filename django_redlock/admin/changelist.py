@@ -28,12 +28,13 @@ from ..inventory import TROUBLE, Snapshot, State, duration, held_locks, printabl
 from ..inventory import HeldLock as Held
 from ..inventory.model import urgency
 from ..models import HeldLock, key_of
-from .rows import FOREIGN, KINDS, known_aliases, note_requests
+from .rows import DASH, FOREIGN, KINDS, known_aliases, note_requests
 
 MAX_SEARCH = 200  # characters
 MAX_VALUE = 500  # characters of a parameter, because each link of the page repeats it
 SOON = 10.0  # seconds
 WAITED_FOR = "yes"
+KEYED_ACTIONS = {"stop", "release"}  # read the posted keys alone; others get the locks, as in any list of Django's
 
 
 class HeldLocks(list[Held]):
@@ -256,7 +257,7 @@ class HeldLockChangeList(ChangeList):
         (self.filter_specs, self.has_filters, _rest, _many, self.has_active_filters) = self.get_filters(request)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if self.banners is None:  # Django calls this method a second time for an action
-            self.banners = [] if self._acts(request) else list(self._survey(request.GET))
+            self.banners = [] if self._acts_on_keys(request) else list(self._survey(request.GET))
         found = HeldLocks(lock for banner in self.banners if banner.snapshot for lock in banner.snapshot.locks)
         self.tiles = list(self._tiles(dict(request.GET.items())))
         for spec in self.filter_specs:
@@ -316,10 +317,12 @@ class HeldLockChangeList(ChangeList):
         self.filter_params = {name: values for name, values in self.filter_params.items() if name in known}
         self.params = {name: value for name, value in self.params.items() if name in known}
 
-    def _acts(self, request: HttpRequest) -> bool:
-        """Return whether the answer is not the list, but that of an action, which asks for the posted keys alone."""
-        posted = request.POST if request.method == "POST" else {}
-        return ACTION_CHECKBOX_NAME in posted and "_save" not in posted and bool(self.model_admin.get_actions(request))
+    def _acts_on_keys(self, request: HttpRequest) -> bool:
+        """Return whether the answer is not the list, but that of an action of ours, which asks for the posted keys."""
+        if request.method != "POST" or ACTION_CHECKBOX_NAME not in request.POST or "_save" in request.POST:
+            return False
+        chosen = set(request.POST.getlist("action")) - {""}
+        return bool(chosen) and chosen <= KEYED_ACTIONS & self.model_admin.get_actions(request).keys()
 
     def _survey(self, asked: Mapping[str, str]) -> Iterator[Banner]:
         """Ask the nodes of each alias, or of the chosen one, once; show errors in the settings, do not raise them."""
@@ -359,7 +362,7 @@ class HeldLockChangeList(ChangeList):
         url = everything if waited else link({"waiting": WAITED_FOR}, remove=["state", PAGE_VAR])
         yield Tile(gettext("Waited for"), waiting, "", url, waited)
         times = [time for lock, snapshot in held if (time := lock.held_for(snapshot.taken)) is not None]
-        longest = f"{duration(max(times))}{more}" if times else "?" if blind else "\N{EN DASH}"
+        longest = f"{duration(max(times))}{more}" if times else "?" if blind else DASH
         yield Tile(gettext("Longest hold"), longest, "", link(remove=[ORDER_VAR]))
         yield _nodes(snapshots)
 

@@ -21,6 +21,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import is_cut
 from ..handler import locks
 from ..inventory import (
+    MAX_RELEASE,
     ActionResult,
     Snapshot,
     View,
@@ -53,7 +54,6 @@ from .rows import (
 INSPECT_TIMEOUT = 0.5  # seconds to wait for each answer; the page must not wait for a silent node
 ENTRIES = 10  # entries of the admin's log on the page
 MAX_ADDRESS = 4000  # characters; Gunicorn accepts a request line of 4,094, other servers about 8,000
-MAX_RELEASE = 20  # locks in one action: as many as a person can read on one page
 
 log = logging.getLogger("django_redlock")
 
@@ -268,10 +268,10 @@ class Choice:
 
     def revoke_task(self) -> str:
         """Tell Celery's workers to end the task that holds the lock; return why that failed, or an empty text."""
-        from ..celery import handle as control  # only here: Celery is optional
+        from ..celery.handle import revoke  # only here: Celery is optional
 
         try:
-            control.revoke(self.task, terminate=True)
+            revoke(self.task, terminate=True)
         except Exception as error:  # from any broker's client, or from its settings
             log.warning("revoking a task failed", exc_info=True)
             return type(error).__name__

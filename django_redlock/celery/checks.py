@@ -1,5 +1,5 @@
 """
-System checks: Celery settings with which singleton tasks do not behave as expected (internal).
+System checks: Celery settings with which singleton tasks do not behave as expected, and the logger (internal).
 
 The checks inspect the tasks of the default app, and import its modules as a worker does. If the project has no app,
 there is nothing to inspect. The app's ``ready()`` registers the checks. A worker runs them again when it starts,
@@ -16,7 +16,7 @@ from weakref import WeakSet
 from celery import _state
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.signals import celeryd_after_setup
+from celery.signals import beat_init, celeryd_after_setup, worker_process_init
 from celery.utils.imports import symbol_by_name
 from django.core.checks import CheckMessage, Error, Warning
 
@@ -32,6 +32,25 @@ log = logging.getLogger("django_redlock")
 
 _importing: WeakSet[Any] = WeakSet()
 """Apps whose tasks a check is just importing."""
+
+
+@worker_process_init.connect(dispatch_uid="django_redlock.logger", weak=False)
+@beat_init.connect(dispatch_uid="django_redlock.logger", weak=False)
+@celeryd_after_setup.connect(dispatch_uid="django_redlock.logger", weak=False)
+def keep_logger(**kwargs: Any) -> None:
+    """
+    Enable the logger of this package again, if the project's logging configuration has disabled it.
+
+    Celery's processes configure logging after they have imported the tasks. A receiver of Celery's ``setup_logging``
+    that calls ``dictConfig()`` without ``"disable_existing_loggers": False`` then disables all loggers that it does not
+    name, and lost locks would be in no log. A project that wants this logger to be silent gives it a level.
+    """
+    if log.disabled:
+        log.disabled = False
+        log.warning(
+            "The logging configuration had disabled the logger of django_redlock, which reports lost locks; it is "
+            'enabled again. Write "disable_existing_loggers": False, or list "django_redlock" in "loggers".'
+        )
 
 
 @celeryd_after_setup.connect(dispatch_uid="django_redlock.checks", weak=False)

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from time import time
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from celery import signals, states
+from celery._state import get_current_task
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -34,6 +35,7 @@ _unanswered: set[str] = set()
 """Aliases about whose nodes a producer has warned, and which have not answered since."""
 
 STORED = 10.0  # seconds from the end of a run until its result is stored, including the difference between clocks
+JOINS = "sends nothing, and has the result of that task"
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 
@@ -65,13 +67,30 @@ class SingletonResult(BaseResult[R]):
     accepted: bool = True
     """Whether this call sent a message."""
 
+    def get(self, *args: Any, **options: Any) -> R:
+        """
+        Wait for the result, and return it; takes all options of Celery's.
+
+        Raises:
+            RuntimeError: The call was made in the run that has the slot, so the run would wait for its own end.
+            Exception: As in :meth:`celery.result.AsyncResult.get`.
+        """
+        running = get_current_task()
+        if self.duplicate and running and self.holder_id and self.holder_id == running.request.id:
+            raise RuntimeError(
+                f"Task {printable(self.holder_id)} would wait for ever: get() waits for the end of this same run, "
+                "which has the slot of the call. Call it with other arguments, or do the work in this run."
+            )
+        return super().get(*args, **options)
+
     def __copy__(self) -> Self:
         copy = cast(Self, super().__copy__())
         copy.__dict__.update(self._answer_fields)
         return copy
 
     def __reduce__(self) -> Any:
-        return *super().__reduce__(), self._answer_fields
+        _, args = cast(tuple[Any, Any], super().__reduce__())
+        return _rebuilt, (type(self).__bases__[-1], args), self._answer_fields
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         self.__dict__.update(given)  # nothing else: Celery recreates the rest
@@ -85,6 +104,22 @@ class SingletonResult(BaseResult[R]):
         self.duplicate, self.accepted = True, accepted
         self.reason, self.holder_id = str(holder.state), holder.task_id
         return self
+
+
+@cache
+def mixed_result(base: Any) -> type[SingletonResult[Any]]:
+    """Return the result class *base* of a task with :class:`SingletonResult` mixed in."""
+    parent = base.__mro__[1]
+    if (base.__module__, base.__qualname__) == (parent.__module__, parent.__qualname__):
+        base = parent  # an app derives a class of the same name, which cannot be pickled, from that of its results
+    if issubclass(SingletonResult, base):
+        return SingletonResult
+    return type(f"Singleton{base.__name__}", (SingletonResult, base), {"__module__": __name__})
+
+
+def _rebuilt(base: Any, args: tuple[Any, ...]) -> SingletonResult[Any]:
+    """Return a result that was pickled, or whose copy was."""
+    return mixed_result(base)(*args)
 
 
 @dataclass
@@ -125,9 +160,12 @@ class Call:
         except QuorumUnavailableError as error:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
-            _warn_once(self.ticket.using, error)
-            # Some nodes may have created the record of a first message, so that message keeps its secret.
-            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, secret=""))
+            unanswered = error
+        # Not inside the handler: an error of the broker would be reported as a consequence of this one. Some nodes may
+        # have created the record of a first message, so that message keeps its secret.
+        sent = self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, secret=""))
+        _warn_once(self.ticket.using, unanswered)
+        return sent
 
     def send_owned(self) -> SingletonResult[Any]:
         """Send a call whose id is known elsewhere; if it continues a run, it gets the slot of that run."""
@@ -232,7 +270,7 @@ class Call:
         """
 
         def look() -> tuple[Claim | Holder, Holder | None]:
-            found = self.ticket.claim(self.ttl, self.task.name, call=self.version)
+            found = self.ticket.claim(self.ttl, self.task.name, call=self.call)
             return found, found if isinstance(found, Holder) else None
 
         found = self.once_confirmed(look)
@@ -268,15 +306,15 @@ class Call:
         return bool(self.options.get("link") or self.options.get("link_error"))
 
     @property
-    def version(self) -> str:
-        """What describes a pending call; empty for any other call."""
+    def call(self) -> str:
+        """What the slot says about a pending call; empty for any other call."""
         return ""
 
-    def noted(self, holder: Holder) -> "Call":
-        """Report that the call is a duplicate; return the call."""
+    def noted(self, holder: Holder, consequence: str) -> "Call":
+        """Report that the call is a duplicate, and the consequence for it; return the call."""
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
         about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
-        report(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
+        report(self.task, DUPLICATE, "%s is %s; this call %s", self.ticket.name, holder, consequence, **about)
         return self
 
     # A duplicate
@@ -291,14 +329,15 @@ class Call:
         if self.is_over(holder) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
-        self.noted(holder)
         # Beat cannot catch the error and would log a traceback at every tick. The log line above is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
         # The holder would not run the links of this call, and they would be lost without notice.
         if (how == "raise" and not beat) or self.linked:
+            self.noted(holder, "raises an error")
             raise holder.error(self.task.singleton_error, self.ticket.name) from None
         if how != "skip" and holder.task_id and not self._is_gone(holder):
-            return self.result(holder.task_id).about(holder, accepted=False)
+            return self.noted(holder, JOINS).result(holder.task_id).about(holder, accepted=False)
+        self.noted(holder, "is skipped")
         wanted = not self.options.get("ignore_result", self.task.ignore_result)
         reason = f"Skipped: {printable(self.ticket.name)} is {holder}."
         store_revoked(self.task, self.ticket.task_id, reason, wanted)

@@ -9,14 +9,23 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.protocol import EndReason
-from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
-from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from ..engine.lease import (
+    Lease,
+    log_loss_with,
+    note_late_loss,
+    passed_on,
+    release_at_end,
+    resume_renewal,
+    stop_renewal,
+)
+from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import locks
 from ..nodes.clock import steady
+from ..nodes.gevent import uses_gevent
 from ..nodes.threads import STARTS
 from .options import SingletonOptions
 from .signals import LOST, STOLEN, report
-from .slots import CLAIM, Claim, Holder, SlotState, Ticket
+from .slots import CLAIM, Claim, Holder, SlotState, Ticket, peek
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 PATIENCE = 1.0  # seconds that an interruption waits, on Python 3.11, for a thread that is starting another one
@@ -60,7 +69,8 @@ class Execution:
         self._clock = locks[ticket.using].runtime.clock
         self._since = self._clock() if since is None else since
         if lease:
-            lease.on_lost(self._report_loss)
+            log_loss_with(lease, self._report_loss)
+            lease.on_lost(self._interrupt_body)
 
     @property
     def hold(self) -> float:
@@ -126,10 +136,9 @@ class Execution:
         self.handed_over = True
         if hold and self.lease and self.hold > 0 and self.lease.valid() and self._keep_held():
             return
-        if self.lease and hold and not self._kept:
-            release_at_end(self.lease)
-        elif self.lease:
-            self.lease.release()
+        if self.lease:
+            outcome = release_at_end(self.lease) if hold and not self._kept else self.lease.release()
+            note_late_loss(self.lease, outcome)
         elif self._in_queue:
             self.ticket.free()
 
@@ -155,11 +164,22 @@ class Execution:
         reason = lease.reason or EndReason.EXPIRED
         event = STOLEN if reason in (EndReason.SUPERSEDED, EndReason.REVOKED) else LOST
         about = {"task_id": self.ticket.task_id, "name": lease.name, "lease": lease, "reason": reason}
-        try:
-            report(self.task, event, "%s was lost by task %s (%s)", lease.name, self.ticket.task_id, reason, **about)
-        finally:  # an unreachable broker must not keep the body running
-            if self.interrupt:
-                self.interrupt.strike()
+        values = (lease.name, self.ticket.task_id, reason, self._successor(reason))
+        report(self.task, event, "%s was lost by task %s (%s)%s", *values, **about)
+
+    def _successor(self, reason: EndReason) -> str:
+        """Return who has the slot now, as the end of a sentence; empty if nobody is known to have it."""
+        # A thread of the operating system beside greenlets must not ask the nodes, nor must the one that reads replies.
+        if reason is not EndReason.SUPERSEDED or uses_gevent() or (self.handed_over and not self._kept):
+            return ""
+        with suppress(RedlockError):
+            seen = peek(self.ticket.using, self.ticket.running)
+            return f"; now it is {seen.holder}" if seen.value else ""
+        return ""
+
+    def _interrupt_body(self, lease: Lease) -> None:
+        if self.interrupt:
+            self.interrupt.strike()
 
 
 class SlotLostError(LockLostError):

@@ -10,11 +10,11 @@ from celery._state import get_current_app
 
 from ..core.names import Owner, decode, slug
 from ..core.protocol import EndReason, Outcome
+from ..core.rules import nearest
 from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
-from ..keys import nearest
 from .dispatch import store_revoked
 from .options import Return, SingletonOptions
 from .pending import discard_seen

@@ -17,9 +17,10 @@ from typing import Any, Self
 from celery.contrib.django.task import DjangoTask
 from celery.utils.imports import symbol_by_name
 
-from ..keys import TaskKey, nearest
+from ..core.rules import nearest
+from ..keys import CallKey, TaskKey
 from .dispatch import DuplicateTask, SingletonResult
-from .options import Key, SingletonOptions
+from .options import SingletonOptions
 from .task import SingletonTask
 
 ONCE = ("keys", "graceful", "timeout", "unlock_before_run")
@@ -264,7 +265,7 @@ def _names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
     return tuple(filter(None, (names,) if isinstance(names, str) else names))
 
 
-def _key(names: tuple[str, ...] | None, encoder: type[json.JSONEncoder] | str | None) -> Key:
+def _key(names: tuple[str, ...] | None, encoder: type[json.JSONEncoder] | str | None) -> CallKey:
     """Return the key made from these parameters by the encoder named in the app's settings."""
     if encoder is None:
         return names

@@ -1,20 +1,17 @@
 """The options of a singleton task, checked when the function is decorated (internal)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from inspect import BoundArguments
 from typing import Any, Literal, TypedDict, get_args
 
 from celery import Task
 
 from ..conf import DEFAULT_ALIAS
-from ..core.rules import number, optional_seconds, seconds
+from ..core.rules import nearest, number, optional_seconds, seconds
 from ..engine.options import LockOptions
-from ..keys import nearest
+from ..keys import CallKey
 from .slots import LIFETIME, RUNNING, SCOPES, WAITING
-
-Key = str | Sequence[str] | Callable[[BoundArguments], str] | None
 
 Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]
 OnDuplicate = Literal["join", "skip", "raise", "rerun", "replace"]
@@ -22,11 +19,15 @@ OnLost = Literal["flag", "raise"]
 Redelivery = Literal["resume", "drop"]
 
 
+EnqueueChoice = Literal["publish", "raise"]
+RunChoice = Literal["retry", "run", "fail"]
+
+
 class OnUnavailable(TypedDict, total=False):
     """What to do when too few lock nodes answer, at each stage; a missing stage has its first choice."""
 
-    enqueue: Literal["publish", "raise"]
-    run: Literal["retry", "run", "fail"]
+    enqueue: EnqueueChoice
+    run: RunChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ Overlap = Literal["wait", "drop", "follow", "fail"]
 OnOverlap = Overlap | Return | None
 
 ON_DUPLICATE = get_args(OnDuplicate)
-ON_OVERLAP = ("wait", "drop", "follow", "fail")
-ON_UNAVAILABLE = {"enqueue": ("publish", "raise"), "run": ("retry", "run", "fail")}
+ON_OVERLAP = get_args(Overlap)
+ON_UNAVAILABLE = {"enqueue": get_args(EnqueueChoice), "run": get_args(RunChoice)}
 ON_LOST = get_args(OnLost)
 REDELIVERY = get_args(Redelivery)
 
@@ -115,7 +116,7 @@ class SingletonOptions:
         TypeError: A value has the wrong type.
     """
 
-    key: Key = None
+    key: CallKey = None
     scope: Scope = "until_executed"
     on_duplicate: OnDuplicate = "join"
     on_overlap: OnOverlap = None
@@ -153,7 +154,11 @@ class SingletonOptions:
     @property
     def overlap(self) -> Overlap | Return:
         """The strategy for a message whose slot is taken when a worker gets it."""
-        return self.on_overlap or ("drop" if self.scope in (LIFETIME, WAITING) and not self.trails else "wait")
+        return self.overlap_of(self.scope)
+
+    def overlap_of(self, scope: str) -> Overlap | Return:
+        """Return that strategy for a message that was sent with *scope*, before a deploy may have changed it."""
+        return self.on_overlap or ("drop" if scope in (LIFETIME, WAITING) and not self.trails else "wait")
 
     @property
     def times(self) -> LockOptions:

@@ -52,7 +52,7 @@ from typing import Any
 
 from django.utils.crypto import salted_hmac
 
-from ..core.names import MAX_LABEL, slug
+from ..core.names import MAX_LABEL, NOTE, slug
 from ..core.protocol import Extend, Kind, Term
 from ..core.rules import MIN_TTL
 from ..engine.lease import Lease
@@ -61,13 +61,14 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..inventory.survey import tell_nodes
 from .dispatch import Call, SingletonResult
-from .slots import FREE, NOTE, Holder, Record, Seen, SlotState, Ticket, free, look, peek
+from .slots import FREE, Holder, Record, Seen, SlotState, Ticket, free, look, peek
 
 REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
 LONGEST_LINE = 15.0  # seconds for which a process waits for its turn
 SHORT_LINE = 2.0  # the same in a worker's main process, which serves other tasks as well
 DIGEST = 10  # hexadecimal digits that distinguish the arguments of pending calls
+FOLLOWS = "is sent, and runs afterwards"
 LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
 
 log = logging.getLogger("django_redlock")
@@ -113,7 +114,7 @@ class TrailingCall(Call):
                 return self._joined(run, record)
             return self._take_over_pending(run, record, pending)
         if record.value:  # the holder cannot be taken over, or is not a call of this task, so this call comes after it
-            sent = self.noted(record.holder).publish(replace(self.ticket, secret=""))
+            sent = self.noted(record.holder, FOLLOWS).publish(replace(self.ticket, secret=""))
             return sent.about(record.holder, accepted=True)
         # The attempt to take the slot decides whether there is a run; a value on single nodes does not.
         holder = run.holder if run.value else self.claim()
@@ -123,7 +124,7 @@ class TrailingCall(Call):
             self.ticket = replace(self.ticket, number=1)
             if self.claim():
                 raise LockTakenError(self.ticket.waiting)
-            return self.noted(holder).publish(self.ticket).about(holder, accepted=True)
+            return self.noted(holder, FOLLOWS).publish(self.ticket).about(holder, accepted=True)
         raise LockTakenError(self.ticket.waiting)
 
     def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
@@ -138,16 +139,18 @@ class TrailingCall(Call):
         self.ticket = replace(self.ticket, number=record.number + 1)
         ticket = replace(self.ticket, task_id=record.task_id)
         # First, so that there is always a message that counts: until the next line, the previous one does.
-        sent = self.noted(holder).publish(ticket)
+        sent = self.noted(holder, f"gives its arguments to the waiting task {record.task_id}").publish(ticket)
         # A delayed message may arrive after the one that counts, so the record lasts as long as the longest-lived one.
-        ttl, options = max(self.ttl, seen.left), {"adopt": seen.secret, "strict": True, "call": self.version}
+        ttl, options = max(self.ttl, seen.left), {"adopt": seen.secret, "strict": True, "call": self.call}
         ticket.take(ticket.following, ttl, self.task.name, SlotState.QUEUED, ticket.secret, **options)
         return sent.about(holder, accepted=True)
 
     def _joined(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Answer a call whose arguments are those of the pending call, so that no message is needed."""
         holder = run.holder if run.value else record.holder
-        return self.noted(holder).result(str(record.holder.task_id)).about(holder, accepted=False)
+        waiting = str(record.holder.task_id)
+        self.noted(holder, f"sends nothing, and has the result of the waiting task {waiting}")
+        return self.result(waiting).about(holder, accepted=False)
 
     def _look(self) -> tuple[Seen, Seen]:
         """
@@ -191,7 +194,7 @@ class TrailingCall(Call):
         return found is not None and sent and not moved and found.digest == self._digest()
 
     @property
-    def version(self) -> str:
+    def call(self) -> str:
         """For a pending call, the number of the message that counts and a digest of its arguments."""
         return f"{self.ticket.number}.{self._digest()}" if self.ticket.trailing else ""
 
@@ -294,21 +297,25 @@ class PendingMessage:
     Args:
         ticket: The ticket of the message.
         task: The task.
+        record: The record of the pending call.
+        began: The note of the message that has begun.
     """
 
-    def __init__(self, ticket: Ticket, task: Any) -> None:
+    def __init__(self, ticket: Ticket, task: Any, record: Seen, began: Seen) -> None:
         self.ticket = ticket
         self.task = task
-        self.look()
+        self.record = record
+        self.began = began
 
-    def look(self) -> None:
+    @classmethod
+    def look_up(cls, ticket: Ticket, task: Any) -> "PendingMessage":
         """
-        Look up the record, and the note of what began.
+        Return the message with what the nodes say now.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
-        self.record, self.began = look(self.ticket.using, self.ticket.following, began_name(self.ticket.task_id))
+        return cls(ticket, task, *look(ticket.using, ticket.following, began_name(ticket.task_id)))
 
     def is_superseded(self) -> bool:
         """
@@ -392,7 +399,7 @@ def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> None:
     try:
         if ticket.trailing:
             with nullcontext() if counts else turn(ticket, SHORT_LINE):
-                message = PendingMessage(ticket, task)
+                message = PendingMessage.look_up(ticket, task)
                 if not message.is_superseded():
                     message.note_number()
                 ticket.free()

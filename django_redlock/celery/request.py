@@ -101,7 +101,7 @@ class SingletonRequest(Request):
             return bool(cast(Any, self.task).singleton_options.without_nodes("run") == "retry")
 
     def _is_superseded(self, ticket: Ticket) -> bool:
-        return PendingMessage(ticket, self.task).is_superseded()
+        return PendingMessage.look_up(ticket, self.task).is_superseded()
 
     def _runs(self, ticket: Ticket) -> bool:
         if not ticket.running:

@@ -45,7 +45,6 @@ DUPLICATE = SlotEvent("singleton_duplicate", singleton_duplicate, logging.INFO, 
 OVERLAP = SlotEvent("singleton_overlap", singleton_overlap, logging.INFO, "worker_send_task_events")
 LOST = SlotEvent("singleton_lost", singleton_lost, logging.ERROR, "worker_send_task_events")
 STOLEN = SlotEvent("singleton_stolen", singleton_stolen, logging.ERROR, "worker_send_task_events")
-EVENTS = (DUPLICATE, OVERLAP, LOST, STOLEN)
 
 log = logging.getLogger("django_redlock")
 

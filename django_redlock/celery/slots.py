@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
-from ..core.names import Owner, decode, encode_since, secret_of, slug
-from ..core.protocol import SUPERSEDED, Outcome, Term
+from ..core.names import Owner, decode, secret_of, slug
+from ..core.protocol import SUPERSEDED, Outcome
 from ..core.rules import MIN_TTL, Wanted
 from ..engine.lease import Lease
 from ..engine.manager import LockManager, fresh_secret
@@ -48,8 +48,6 @@ FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
-NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
-GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
 
 log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
@@ -157,6 +155,12 @@ class Ticket:
         return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined, self.redelivered])
 
     @classmethod
+    def of(cls, request: Any) -> "Ticket | None":
+        """Return the ticket in the request of a task that is about to run, or None as :meth:`unpack` does."""
+        # In eager mode, Celery keeps headers apart from the other attributes of a request.
+        return cls.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+
+    @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return the ticket in a header, or None if there is none or it belongs to another task."""
         with suppress(TypeError, ValueError, OverflowError, RecursionError):
@@ -182,8 +186,8 @@ class Ticket:
         Raises:
             QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
         """
-        options = {"label": label, "secret": self.secret, "adopt": adopt, "call": call, "state": SlotState.CLAIMED}
-        manager, wanted = self._wanted(self.waiting, min(CLAIM, ttl), **options)
+        about = {"label": label, "secret": self.secret, "adopt": adopt, "call": call, "state": SlotState.CLAIMED}
+        manager, wanted = self._wanted(self.waiting, min(CLAIM, ttl), **about)
         outcome = manager.acquirer.run(wanted)
         # Signals are sent only to those who receive them: their arguments take time.
         if isinstance(outcome, Granted):
@@ -223,13 +227,12 @@ class Ticket:
             manager.acquirer.held(wanted, outcome, renew=False)
 
     def _wanted(
-        self, name: str, ttl: float, *, state: str, call: str = "", ref: str | None = None, **options: Any
+        self, name: str, ttl: float, *, call: str = "", ref: str | None = None, **about: Any
     ) -> tuple[LockManager, Wanted]:
         """Return the manager of the slot's alias, and the description of a lock that is not renewed."""
         manager = locks[self.using]
-        ref = self.task_id if ref is None else ref
-        wanted = manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), kind="task", ref=ref, **options)
-        return manager, wanted._replace(owner=wanted.owner._replace(state=state, call=call))
+        about |= {"kind": "task", "ref": self.task_id if ref is None else ref, "call": call}
+        return manager, manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), **about)
 
     def take_running(self, times: LockOptions, label: str, secret: str, inline: bool = False) -> Lease:
         """
@@ -276,10 +279,7 @@ class Claim(NamedTuple):
         A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a later
         holder or of a release.
         """
-        slugs, secret, _, fencing_token = self.granted[:4]
-        owner = self.owner._replace(state=SlotState.QUEUED, ttl=ttl)
-        value = encode_since(secret, owner, self.manager.runtime.wall())
-        self.manager.confirmations.add(Term(slugs, secret, value, ttl, fencing_token), self.owner.ttl)
+        self.manager.confirmations.add(self.granted, self.owner, SlotState.QUEUED, ttl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,8 @@ class Holder:
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
-        state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task.
+        state: CLAIMED, QUEUED, RUNNING, or HELD when the task is over or the holder is not a task. An explanation also
+            has FREE (nobody has the slot) and UNKNOWN (too few nodes answered and agreed).
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
         since: When the holder entered that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """

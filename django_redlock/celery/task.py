@@ -31,13 +31,12 @@ from ..engine.lock import makes_coroutine, makes_generator
 from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
-from ..keys import TaskKey, signature_of
-from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result
+from ..keys import CallKey, TaskKey, signature_of
+from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result, mixed_result
 from .execution import EXECUTION, Execution, SlotLostError
 from .handle import Singleton
 from .options import (
     OPTIONS,
-    Key,
     OnDuplicate,
     OnLost,
     OnOverlap,
@@ -48,8 +47,8 @@ from .options import (
     check_celery_options,
 )
 from .pending import TrailingCall, discard
-from .slots import HEADER, Ticket
-from .worker import Answered, Arrival, Skipped, under_direct_call
+from .slots import Ticket
+from .worker import Answered, Arrival, Skipped, result_ignored, under_direct_call
 
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
@@ -64,7 +63,7 @@ def singleton_task(function: Callable[P, R], /) -> "SingletonTask[P, R]": ...
 def singleton_task(
     *,
     bind: Literal[True],
-    key: Key = ...,
+    key: CallKey = ...,
     scope: Scope = ...,
     on_duplicate: OnDuplicate = ...,
     on_overlap: OnOverlap = ...,
@@ -87,7 +86,7 @@ def singleton_task(
 @overload
 def singleton_task(
     *,
-    key: Key = ...,
+    key: CallKey = ...,
     scope: Scope = ...,
     on_duplicate: OnDuplicate = ...,
     on_overlap: OnOverlap = ...,
@@ -257,9 +256,11 @@ class SingletonTask(BaseTask[P, R]):
         return Ticket(name, options.using, task_id, secret, scope=options.scope)
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
-        """Return the result of one of this task's messages."""
-        about: dict[str, Any] = {"backend": self.backend, "task_name": self.name, "app": self.app}
-        return SingletonResult(task_id, **(about | options))
+        """Return the result of one of this task's messages, of the class that the project's own task class has."""
+        result: Any = super().AsyncResult(task_id, **options)
+        # Not a second object: when the first one ends, Celery stops waiting for the result with this id.
+        result.__class__ = mixed_result(result.__class__)
+        return cast(SingletonResult[R], result)
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         """Mix our part into the request class of the task, whichever that is; workers call this."""
@@ -378,10 +379,7 @@ class SingletonTask(BaseTask[P, R]):
     def _store_started(self) -> None:
         """Store STARTED, as Celery does with ``track_started``; the run does not need it."""
         request: Any = self.request
-        if not self.singleton_tracks_started or request.is_eager or request.called_directly:
-            return
-        ignored = vars(request).get("ignore_result")
-        if self.ignore_result if ignored is None else ignored:
+        if not self.singleton_tracks_started or request.is_eager or request.called_directly or result_ignored(self):
             return
         try:
             about = {"pid": os.getpid(), "hostname": request.hostname}
@@ -405,7 +403,7 @@ class SingletonTask(BaseTask[P, R]):
         if EXECUTION in vars(request):
             return
         setattr(request, EXECUTION, None)
-        ticket = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+        ticket = Ticket.of(request)
         if ticket and not self.singleton_stays(error, ticket):
             discard(ticket, self)
 

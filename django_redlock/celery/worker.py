@@ -19,6 +19,7 @@ from celery.exceptions import (
 )
 from kombu.exceptions import EncodeError
 
+from ..core.names import GOES_ON, NOTE
 from ..engine.lease import Lease
 from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, printable
@@ -29,9 +30,6 @@ from .options import Return, SingletonOptions
 from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
 from .signals import OVERLAP, report
 from .slots import (
-    GOES_ON,
-    HEADER,
-    NOTE,
     RECEIVED_HEADER,
     RUN_HEADER,
     RUNNING,
@@ -51,6 +49,13 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
+CONSEQUENCES = {
+    "wait": "is put back to wait for its slot",
+    "follow": "is put back to wait for the result of that task",
+    "drop": "is dropped",
+    "fail": "fails",
+    "return": "ends with a given value, without a run",
+}
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # the redelivery of a failed task is left to Celery's rules
 
 log = logging.getLogger("django_redlock")
@@ -87,7 +92,7 @@ class Arrival:
         self.task = task
         self.request = request
         self.rules: SingletonOptions = task.singleton_options
-        found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+        found = Ticket.of(request)
         self.ticket = found or task.singleton_ticket(request.id, args, kwargs)
         self._ticket_lost = found is None
         self._put_back = False  # into the queue
@@ -218,10 +223,10 @@ class Arrival:
     def _take_pending(self) -> Lease | None:
         """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
         ticket = self.ticket
-        message = PendingMessage(ticket, self.task)
-        self._end_if_superseded(message)  # most older messages end here, without waiting for nodes that are away
+        # Most older messages end here, without waiting for nodes that are away.
+        self._end_if_superseded(PendingMessage.look_up(ticket, self.task))
         with turn(ticket):
-            message.look()
+            message = PendingMessage.look_up(ticket, self.task)
             self._end_if_superseded(message)
             self._began = began = message.has_begun()
             if began:
@@ -331,11 +336,13 @@ class Arrival:
             self._watch(holder)
         # A holder whose message may not have been sent is no reason to drop this one: it lapses in a moment.
         waits = self.ticket.trailing or self.unfinished or holder.state is SlotState.CLAIMED
-        ticket, how = self.ticket, "wait" if waits else self.rules.overlap
+        ticket, how = self.ticket, "wait" if waits else self.rules.overlap_of(self.ticket.scope)
         if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
             about: dict[str, Any] = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id}
-            about |= {"state": str(holder.state), "strategy": "return" if isinstance(how, Return) else how}
-            report(self.task, OVERLAP, "%s is %s", ticket.name, holder, **about)
+            strategy = "return" if isinstance(how, Return) else how
+            about |= {"state": str(holder.state), "strategy": strategy}
+            what = CONSEQUENCES["drop" if self.request.is_eager and strategy in ("wait", "follow") else strategy]
+            report(self.task, OVERLAP, "%s is %s; task %s %s", ticket.name, holder, ticket.task_id, what, **about)
         if how == "fail":
             error = holder.error(self.task.singleton_error, ticket.name)
             self._store(error, states.FAILURE)
@@ -360,7 +367,9 @@ class Arrival:
             left = limit - ticket.waited
             pause = min(pause, max(left, FIRST_WAIT))
             if left <= 0:
-                self._skip(f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s.", holder)
+                reason = f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s."
+                log.info("task %s is dropped. %s", printable(ticket.task_id), reason)
+                self._skip(reason, holder)
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{self.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None
 
@@ -512,12 +521,13 @@ class Arrival:
 
     def _end_without_a_run(self) -> NoReturn:
         """Revoke the task if no run has stored a result; raise Ignore."""
-        reason = f"{self.ticket.task_id} came a second time, and is dropped."
+        reason = f"Task {printable(self.ticket.task_id)} was delivered a second time, and is dropped."
         try:
             stored = self.stored(self.request.id)
         except NoResultsError as error:
             self._put_off(error)
         if stored.get("status") not in states.READY_STATES:
+            log.info("%s", reason)
             with suppress(NotImplementedError):  # there is no result backend
                 self._skip(reason)
         raise Ignore(reason)
@@ -525,15 +535,9 @@ class Arrival:
     # The result backend is asked here alone, and never keeps an accepted call from running
 
     @property
-    def _result_ignored(self) -> bool:
-        """Whether the call or the task declares that its result is ignored."""
-        ignored = vars(self.request).get("ignore_result")
-        return bool(self.task.ignore_result if ignored is None else ignored)
-
-    @property
     def _stores_results(self) -> bool:
         """Whether the result of its run is stored."""
-        return not self._result_ignored and not isinstance(self.task.backend, DisabledBackend)
+        return not result_ignored(self.task) and not isinstance(self.task.backend, DisabledBackend)
 
     def stored(self, task_id: str) -> dict[str, Any]:
         """
@@ -594,7 +598,7 @@ class Arrival:
         """
         if (request := self.request).is_eager:
             raise Skipped(reason, holder) from None
-        about = {"request": request, "store_result": not self._result_ignored, "state": states.REVOKED}
+        about = {"request": request, "store_result": not result_ignored(self.task), "state": states.REVOKED}
         try:
             self.task.backend.mark_as_failure(request.id, TaskRevokedError(reason), **about)
         except (SoftTimeLimitExceeded, NotImplementedError):
@@ -664,7 +668,7 @@ class Arrival:
         shown = {name: given for name in ("argsrepr", "kwargsrepr") if (given := request.get(name)) is not None}
         message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
         # Nobody here waits for the result. Otherwise, Celery subscribes to it first, and fails if the backend is away.
-        headers = {**(message.options.get("headers") or {}), "ignore_result": self._result_ignored}
+        headers = {**(message.options.get("headers") or {}), "ignore_result": result_ignored(self.task)}
         options = {**message.options, "headers": headers, "ignore_result": True}
         try:
             Call(self.task, message.args, message.kwargs, options, self.rules, ticket, claimed).publish(ticket)
@@ -708,6 +712,12 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     finally:
         execution.end()
         task.pop_request()
+
+
+def result_ignored(task: Any) -> bool:
+    """Return whether the present call of a task, or the task itself, declares that its result is ignored."""
+    ignored = vars(task.request).get("ignore_result")
+    return bool(task.ignore_result if ignored is None else ignored)
 
 
 def backoff(first: float, longest: float, tries: int) -> float:

@@ -13,6 +13,7 @@ from debug_toolbar.panels import Panel
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..core.names import Owner
 from ..core.protocol import EndReason
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError
@@ -84,6 +85,7 @@ def _outcome(tried: Any) -> str:
             else f"{_('lost')} ({reason})"
         )
     if isinstance(tried, LockTakenError):
-        holder = " ".join(filter(None, (tried.holder.get("kind"), tried.holder.get("label"))))
+        owner = Owner(**tried.holder)
+        holder = f"{owner.kind} {owner.work}" if tried.holder else ""
         return f"{_('taken')} ({printable(holder)})" if holder else _("taken")
     return _("too few nodes answered")

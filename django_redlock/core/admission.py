@@ -5,7 +5,9 @@ A node that restarted without its data would vote for a second holder. "Distribu
 to keep such a node down for one ttl ("Performance, crash recovery and fsync"); here the client does it. A restart cuts
 every connection, so each new connection asks for the server's run id and for how long this server has served the locks.
 While that age is below the length of the longest lease, the node gives no vote. The age is not the server's uptime: a
-replica may have run for weeks before it is promoted, and an emptied server keeps running.
+replica may have run for weeks before it is promoted, and an emptied server keeps running. That all nodes are new to the
+locks is no reason to vote at once: they may have taken the addresses of nodes whose locks are still held, and a server
+that was never used proves nothing about those.
 
 A replica, a cluster node, a server that is listed twice and a node that may evict keys give no vote either. Requests
 still go to such nodes: their keys keep other callers out.

@@ -203,7 +203,7 @@ class Attempt:
             self.value,
             wanted.ttl,
             number,
-            rules.fence_keep,
+            wanted.ttl if wanted.once else rules.fence_keep,
             rules.ahead,
             wanted.adopt,
             self._waiter,
@@ -219,8 +219,9 @@ class Attempt:
         return self._round(requests, lambda replies: Verdict(replies, rules).settled)
 
     def _second_round(self, first: Round, number: int) -> Round:
-        rules = self._rules
-        request = Raise(self.slugs, self.secret, number, rules.fence_keep, self._wanted.shared)
+        wanted, rules = self._wanted, self._rules
+        keep = wanted.ttl if wanted.once else rules.fence_keep
+        request = Raise(self.slugs, self.secret, number, keep, wanted.shared)
         granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
         return self._round(dict.fromkeys(granted, request), lambda replies: Verdict(replies, rules).accepted)
 

@@ -29,6 +29,8 @@ HEARTBEAT = "}~p"  # the end of the slugs under which processes store their hear
 HolderKind = Literal["manual", "task", "view", "model", "command"]
 """The kind of work that holds a lock, for people."""
 
+NOTE = "note"  # the state of a lock that nobody waits for, and that only records something
+GOES_ON = "goes on"  # the state of the note about a message that is done, and whose work another one continues
 SHARED_KIND = "shared"  # in the key of a shared lock, which describes none of its holders
 SECRET_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
@@ -155,7 +157,8 @@ class Owner(NamedTuple):
         process: Identifies the holder's process, so that its heartbeat can be looked up; empty if the lock does not
             depend on a process.
         extensions: How often the lease was extended.
-        state: The stage of work that does not run: ``claimed``, ``queued``, ``held`` or ``note``; empty if it runs.
+        state: The state of a singleton's slot that no run has: ``claimed``, ``queued`` or ``held``. For a lock that
+            only records something, ``note``, or ``goes on`` if another message continues the work. Else empty.
         call: Number and arguments of a call that comes after the present one; see ``celery/pending.py``.
     """
 
@@ -170,6 +173,11 @@ class Owner(NamedTuple):
     extensions: int = 0
     state: str = ""
     call: str = ""
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it holds no lock, but records something under a name of its own."""
+        return self.state in (NOTE, GOES_ON)
 
     @property
     def work(self) -> str:

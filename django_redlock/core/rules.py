@@ -6,7 +6,9 @@ Sources: "Distributed Locks with Redis"
 validity. All durations are seconds.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -243,6 +245,12 @@ def quoted(value: object) -> str:
     return "a URL" if "://" in text else text
 
 
+def nearest(word: object, known: Iterable[object]) -> str:
+    """Return "; did you mean ...?" for the end of a message, or a full stop."""
+    close = get_close_matches(str(word), map(str, known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
 def check_label(label: object) -> None:
     """
     Make sure that *label* is text.
@@ -298,6 +306,7 @@ class Wanted(NamedTuple):
         heartbeat: Seconds without a heartbeat after which the lease is no longer extended; None requires no heartbeat.
         max_hold: Longest time that renewal keeps the lock, in seconds; None takes it from the options of the alias.
         sends: Whether the end of its block sends the release without waiting for the replies.
+        once: Whether the names are not used again after this hold. Then nodes remember the fencing token for one ttl.
     """
 
     names: tuple[str, ...]
@@ -314,6 +323,7 @@ class Wanted(NamedTuple):
     max_hold: float | None = None
     strict: bool = False
     sends: bool = False
+    once: bool = False
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

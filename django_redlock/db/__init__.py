@@ -1,1 +1,1 @@
-"""Support code behind the public modules of row locks and fences (internal)."""
+"""Support code behind the public modules of row locks (internal)."""

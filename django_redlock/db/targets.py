@@ -197,7 +197,7 @@ class Instances:
         chosen = {row.key for row in rows}
         for model, some in self._by_model():
             wanted = [instance for instance in some if _identity(instance) in chosen]
-            if len(self._instances) == 1:
+            if wanted and len(self._instances) == 1:
                 wanted[0].refresh_from_db(using=self.db)
                 continue
             fresh = {_identity(found): found for found in _fetch(model, self.db, wanted)}

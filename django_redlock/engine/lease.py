@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("django_redlock")
 
 
+def log_loss(lease: "Lease") -> None:
+    """Log the loss, before the callbacks of users are called."""
+    about = {"event": "lock_lost", "lock": lease.name}
+    log.error("lock lost: %s (%s)", printable(lease.name), lease.reason, extra=about)
+
+
 class Lease(Explained, advice=LEASE_ATTRIBUTES):
     """
     Proof that a quorum of nodes granted a lock; it is valid until its deadline.
@@ -46,6 +52,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     allowance for drift ("Distributed Locks with Redis", "The Redlock Algorithm", step 3). A lease that has ended stays
     ended.
     """
+
+    _logger: Callable[[Any], object] = staticmethod(log_loss)
 
     def __init__(self, hold: "LeaseHold") -> None:
         self.hold = hold
@@ -314,10 +322,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
 
     def _ended_later(self, round: Round) -> None:
         """Report the outcome of a release that nobody waited for; no block can raise a loss then, so it is logged."""
-        outcome = self._ended(round)
-        if outcome in LOST and self.hold.ended is EndReason.RELEASED:
-            self.hold.release_came_too_late(outcome)
-            log_loss(self)
+        note_late_loss(self, self._ended(round))
 
     def _ended(self, round: Round) -> Outcome:
         hold = self.hold
@@ -343,7 +348,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             if self.__dict__.setdefault("_reporting", me) is not me:
                 return  # another thread calls all callbacks
             if not self._reported:
-                self._on_lost[:0] = [log_loss, notify_loss]
+                self._on_lost[:0] = [self._logger, notify_loss]
                 self._reported = True
             if not self._apart(self._call_back):
                 fatal = self._call_back()
@@ -630,10 +635,16 @@ def end_of_earlier_hold(takeover: Round) -> Round | None:
     return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LONGEST_REDELIVERY)
 
 
-def log_loss(lease: Lease) -> None:
-    """Log the loss, before the callbacks of users are called."""
-    about = {"event": "lock_lost", "lock": lease.name}
-    log.error("lock lost: %s (%s)", printable(lease.name), lease.reason, extra=about)
+def log_loss_with(lease: Lease, logger: Callable[[Lease], object]) -> None:
+    """Have *logger* log the loss of the lock, if it is lost, in place of this module."""
+    lease._logger = logger
+
+
+def note_late_loss(lease: Lease, outcome: Outcome) -> None:
+    """Log a loss that only the *outcome* of the release shows, where no block raises it."""
+    if outcome in LOST and lease.hold.ended is EndReason.RELEASED:
+        lease.hold.release_came_too_late(outcome)
+        lease._logger(lease)
 
 
 def notify_loss(lease: Lease) -> None:

@@ -25,7 +25,7 @@ from ..core.names import SHARED_KIND, HolderKind, Owner, check_names, decode, na
 from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, votes_in
 from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import exiting
@@ -388,6 +388,8 @@ class Acquirer:
         kind: HolderKind,
         label: str,
         ref: str,
+        state: str,
+        call: str,
         secret: str,
         adopt: str = "",
         strict: bool = False,
@@ -395,7 +397,7 @@ class Acquirer:
         """
         Describe one attempt at a lock with ``detached=True``, for :meth:`run`.
 
-        The arguments are those of :meth:`~.manager.LockManager.claim`.
+        The arguments are those of :meth:`~.manager.LockManager.claim`, and of :class:`~.names.Owner`.
 
         A caller that takes the lock and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 
@@ -407,8 +409,9 @@ class Acquirer:
             ValueError: The name or the ttl cannot work.
         """
         chosen = lease_length(self._rules, ttl, detached=True)
-        owner = Owner(HOST, process.pid, kind, label, ref, ttl=chosen)
-        return Wanted(check_names(name), chosen, 0, owner, secret, adopt, detached=True, strict=strict)
+        owner = Owner(HOST, process.pid, kind, label, ref, ttl=chosen, state=state, call=call)
+        names, once = check_names(name), owner.is_note
+        return Wanted(names, chosen, 0, owner, secret, adopt, detached=True, strict=strict, once=once)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""
@@ -616,8 +619,7 @@ def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Paus
     if pause.silent and not acquisition.explained:
         acquisition.explained = True
         reported = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
+        name = named(acquisition.wanted.names)
         log.warning(
-            "waiting for a quorum: %s",
-            reported,
-            extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
+            "lock %s waits for a quorum: %s", printable(name), reported, extra={"event": "no_quorum", "lock": name}
         )

@@ -18,7 +18,7 @@ from ..core.protocol import SHOWN_WAITERS
 from ..core.rules import MAX_LIMIT
 from ..exceptions import printable
 from ..handler import locks
-from .actions import ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
+from .actions import MAX_RELEASE, ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
 from .model import (
     TROUBLE,
     HeldLock,
@@ -38,6 +38,7 @@ from .survey import MAX_NAMES, MAX_SECONDS, PAGE, Poll, arun, run
 
 __all__ = [
     "MAX_NAMES",
+    "MAX_RELEASE",
     "MAX_SECONDS",
     "PAGE",
     "TROUBLE",
@@ -72,7 +73,7 @@ def held_locks(
     using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS, also: Iterable[str] = ()
 ) -> Snapshot:
     """
-    Return the locks that are held now, and the state of the nodes.
+    Return the locks that are held now, the notes of singleton tasks, and the state of the nodes.
 
     The call blocks for less than a second, even when nodes are silent.
 
@@ -86,13 +87,13 @@ def held_locks(
         InvalidRedlockError: The alias cannot be used.
     """
     poll = Poll(locks[using], waiters=0)
-    return run(poll, poll.pages(limit, seconds, also)).snapshot()
+    return run(poll, poll.pages(limit, seconds, also)).snapshot().parted()
 
 
 async def aheld_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
     """Do what :func:`held_locks` does without blocking."""
     poll = Poll(locks[using], waiters=0)
-    return (await arun(poll, poll.pages(limit, seconds))).snapshot()
+    return (await arun(poll, poll.pages(limit, seconds))).snapshot().parted()
 
 
 def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waiters: int = SHOWN_WAITERS) -> Snapshot:

@@ -22,6 +22,7 @@ from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, Sta
 from .survey import Poll, Vote, ask_nodes, run, tell_nodes
 
 MICROSECONDS = 1e6  # in a second
+MAX_RELEASE = 20  # locks in one action of a person: as many as one can read
 
 log = logging.getLogger("django_redlock")
 

@@ -4,7 +4,7 @@ The data of an inventory: nodes, their views of each lock, and the locks that th
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
@@ -237,6 +237,11 @@ class HeldLock(NamedTuple):
         owner = self.owner
         return owner.since or None if owner else None
 
+    @property
+    def is_note(self) -> bool:
+        """Whether it is a note, and no lock; a note on which the nodes disagree may be a stale key, so it is none."""
+        return self.owner is not None and self.owner.is_note and self.state not in TROUBLE
+
     def held_for(self, now: float) -> float | None:
         """Return how many seconds the holder has held the lock, by the clock of its own host; None when unknown."""
         since = self.since
@@ -337,6 +342,7 @@ class Snapshot:
         rules: The rules of the alias.
         total: How many names the nodes' indexes have; locks whose holders died a while ago may be among them.
         absurd: The nodes with an absurd fencing token, by the slug of the lock, which may be held or free.
+        notes: What singleton tasks have noted on the nodes, in the form of locks; nobody holds or waits for these.
     """
 
     alias: str
@@ -347,6 +353,12 @@ class Snapshot:
     rules: Rules = field(repr=False)
     total: int = 0
     absurd: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[HeldLock, ...] = ()
+
+    def parted(self) -> "Snapshot":
+        """Return the same, with notes apart from locks."""
+        locks = tuple(lock for lock in self.locks if not lock.is_note)
+        return replace(self, locks=locks, notes=tuple(lock for lock in self.locks if lock.is_note))
 
     @property
     def answering(self) -> int:

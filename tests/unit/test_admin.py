@@ -741,6 +741,22 @@ def test_a_request_to_stop_is_a_badge_in_the_list(nodes, operator):
     assert (lease.extend(), other.extend()) == (False, True)
 
 
+def test_an_action_of_the_project_gets_the_selected_locks(nodes, operator, monkeypatch):
+    """It gets them as the second argument, as in any list of Django's."""
+    got = []
+
+    @admin.action(description="Note")
+    def note(model_admin, request, queryset):
+        got.extend(lock.name for lock in queryset)
+
+    monkeypatch.setattr(type(admin.site.get_model_admin(HeldLock)), "actions", ["stop", "release", note])
+    put("orders:8")
+
+    act(operator, "note", put("orders:7"), confirmed=False)
+
+    assert got == ["orders:7"]
+
+
 def test_select_all_releases_nothing(nodes, operator):
     """
     "Select all" is refused, because it includes locks that were on no page.

@@ -10,6 +10,7 @@ from django.test import Client
 pytest.importorskip("debug_toolbar", reason="needs django-debug-toolbar: pip install django-debug-toolbar")
 
 from django_redlock import lock, lock_for_update, locks
+from django_redlock.celery.slots import Ticket
 from tests.shop.helpers import during
 from tests.shop.models import Order
 
@@ -86,6 +87,21 @@ def test_lost_lock_and_missing_quorum_have_different_texts(client):
 
     assert "<td>lost (superseded)</td>" in content
     assert "<td>too few nodes answered</td>" in content
+
+
+def test_slot_of_a_singleton_has_its_state(client):
+    """The holder of a lock that waits in a queue is not shown as one that runs."""
+
+    def work():
+        Ticket("task:sync", "default", "id", "a" * 32).claim(60.0, "shop.sync")
+        try:
+            lock("task:sync", wait=0).acquire()
+        except Exception:
+            return
+
+    during(work)
+
+    assert "<td>taken (task shop.sync (claimed))</td>" in shown(client.post("/touch/7/"))
 
 
 @pytest.mark.parametrize("path", ["/apay/7/", "/touch/7/"])

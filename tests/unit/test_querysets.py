@@ -254,6 +254,8 @@ def test_locked_instances_are_skipped_when_asked():
     with lock(order_name(orders[1])), lock_for_update(orders, skip_locked=True) as locked:
         assert locked == [orders[0], orders[2]]
     assert [order.total for order in orders] == [2, 0, 2]
+    with lock(order_name(orders[1])), lock_for_update(orders[1:2], skip_locked=True) as locked:
+        assert locked == []
     with lock_for_update([]) as locked:
         assert locked == []
 

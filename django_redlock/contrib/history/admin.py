@@ -15,12 +15,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.rows import labelled
+from ...admin.rows import DASH, labelled
 from ...inventory import duration
 from ...models import HeldLock
 from .models import Hold, KindStatistics, kinds
 
-DASH = "\N{EN DASH}"
 OUTCOMES = {
     "released": ("good", _("released")),
     "taken": ("warn", _("gave up: taken")),

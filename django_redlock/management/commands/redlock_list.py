@@ -4,7 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 from typing import Any
 
@@ -42,6 +42,9 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--state", action="append", choices=State.values, help="Only locks in this state; may be repeated."
         )
+        parser.add_argument(
+            "--notes", action="store_true", help="Instead of locks, list what singleton tasks have noted on the nodes."
+        )
         parser.add_argument("--format", default="table", choices=("table", "json", "csv"), help="Default: table.")
         parser.add_argument(
             "--sort", default="remaining", choices=tuple(ORDERS), help="Default: remaining, the soonest end first."
@@ -58,6 +61,7 @@ class Command(OperatorCommand):
         using: str,
         match: str | None,
         state: list[str] | None,
+        notes: bool,
         format: str,
         sort: str,
         limit: int | None,
@@ -66,6 +70,9 @@ class Command(OperatorCommand):
     ) -> None:
         """Write the list, then report on standard error what is missing from it."""
         snapshot = listing(using)
+        unlisted = 0 if notes else len(snapshot.notes)
+        if notes:
+            snapshot = replace(snapshot, locks=snapshot.notes)
         locks = [lock for lock in matching(snapshot, match) if not state or lock.state in state]
         locks = sorted(locks, key=ORDERS[sort])[:limit]
         if format == "json":
@@ -73,6 +80,8 @@ class Command(OperatorCommand):
         else:
             text = table(locks, known=snapshot.has_quorum, width=self.width(wide), readable=self.readable)
             self.stdout.write(sheet(locks) if format == "csv" else text)
+            if unlisted and format == "table":
+                self.stdout.write(f"Notes of singleton tasks, which hold no lock: {unlisted}. List them with --notes.")
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)

@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
+from ...inventory import MAX_RELEASE, ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
 from ...nodes.clock import steady
 from ..output import (
     MISUSED,
@@ -22,7 +22,6 @@ from ..output import (
 )
 
 CHANGED = 4  # exit code: somebody else holds one of the locks now
-MOST = 20  # locks at a time: as many as a person can read
 NOT_REVOKED = 5  # exit code: the broker did not accept the request
 EVERY = 0.5  # seconds between two queries for a lock whose holder was asked to stop
 RELEASED, GONE, CHANGED_HANDS = ActionResult.RELEASED, ActionResult.GONE, ActionResult.CHANGED
@@ -81,8 +80,8 @@ class Command(OperatorCommand):
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
         locks = matching(snapshot, match)
-        if len(locks) > MOST:
-            text = f"{len(locks)} locks match; at most {MOST} are released at a time. Choose fewer."
+        if len(locks) > MAX_RELEASE:
+            text = f"{len(locks)} locks match; at most {MAX_RELEASE} are released at a time. Choose fewer."
             raise CommandError(text, returncode=MISUSED)
         self._show(locks, fingerprint)
         seen = [lock for lock in locks if fingerprint in (None, lock.fingerprint)]
@@ -146,11 +145,11 @@ class Command(OperatorCommand):
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(f"{printable(lock.name)}: not held by a Celery task.", self.style.WARNING)
             return True
-        from ...celery import handle as control  # only here: Celery is optional
+        from ...celery.handle import revoke  # only here: Celery is optional
 
         name, task = printable(lock.name), printable(lock.owner.ref)
         try:
-            control.revoke(lock.owner.ref, terminate=terminate)
+            revoke(lock.owner.ref, terminate=terminate)
         except Exception as error:  # from any broker's client, or from its settings
             text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
             self.stderr.write(text, self.style.ERROR)

@@ -153,7 +153,7 @@ def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tup
         try:
             return _open(node, timeout, host=master.host, port=master.port), tuple(deaf)
         except (LinkError, *BROKEN) as error:
-            failure = error
+            failure = master.explain(link_error(error), node.guide)
     raise failure
 
 
@@ -161,9 +161,10 @@ def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
     connection = node.connector.new(timeout, **where)
     try:
         connection.connect()
-    except BROKEN:
+    except BROKEN as error:
+        known = node.connector.explain(error, connection)
         connection.disconnect()
-        raise
+        raise known from None
     return connection
 
 

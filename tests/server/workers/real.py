@@ -76,4 +76,4 @@ def take_back(*task_ids: str) -> None:
 
 def watching(task_id: str) -> bool:
     """Return whether a copy of this task's message watches another."""
-    return any(lock.name == f"watch:{task_id}" for lock in held_locks().locks)
+    return any(lock.name == f"watch:{task_id}" for lock in held_locks().notes)

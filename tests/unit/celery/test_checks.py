@@ -1,9 +1,12 @@
 """System checks of singletons."""
 
+import logging
 import sys
+from logging.config import dictConfig
 
 import pytest
 from celery import Celery, Task
+from celery.signals import beat_init, celeryd_after_setup, worker_process_init
 from django.test import override_settings
 
 from django_redlock.celery import SingletonTask, singleton_task
@@ -195,3 +198,32 @@ def test_results_that_reach_one_process(app, declare, options, found):
     app.conf.result_backend = "rpc://"
 
     assert declare(**options) == found
+
+
+@pytest.fixture
+def loggers():
+    """Leave the loggers of other tests as they are."""
+    every = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    disabled = {each: each.disabled for each in every}
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:], logging.root.level = handlers, level
+    for each, was in disabled.items():
+        each.disabled = was
+
+
+@pytest.mark.parametrize("signal", [celeryd_after_setup, beat_init, worker_process_init])
+def test_logger_survives_the_logging_of_a_worker(app, loggers, monkeypatch, caplog, signal):
+    """A logging configuration that disables other loggers does not keep the losses of a worker out of its log."""
+    monkeypatch.setenv("CELERY_SKIP_CHECKS", "1")
+    logger = logging.getLogger("django_redlock")
+    dictConfig({"version": 1, "incremental": False, "disable_existing_loggers": True})
+    assert logger.disabled
+    logging.root.addHandler(caplog.handler)
+
+    signal.send(sender="tests", instance=None, conf=app.conf)
+    signal.send(sender="tests", instance=None, conf=app.conf)
+
+    assert not logger.disabled
+    [message] = [record.message for record in caplog.records if record.name == "django_redlock"]
+    assert 'Write "disable_existing_loggers": False' in message

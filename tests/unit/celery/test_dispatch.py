@@ -1,6 +1,8 @@
 """The steps of a call before its message is on its way."""
 
+import copy
 import logging
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,15 +10,19 @@ from typing import Any
 
 import pytest
 from celery import signals
+from celery.backends.base import BaseDictBackend
 from celery.beat import Scheduler
+from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
+from celery.result import AsyncResult
 from celery.schedules import schedule
+from celery.worker.request import Request
 from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
-from django_redlock import locks
-from django_redlock.celery import DuplicateTask, singleton_task
+from django_redlock import QuorumUnavailableError, locks
+from django_redlock.celery import DuplicateTask, SingletonResult, singleton_task
 
-from .slots import HEADER, NAME, taken, ticket_in
+from .slots import HEADER, NAME, set_down, taken, ticket_in
 
 
 @pytest.fixture
@@ -156,6 +162,79 @@ def test_broker_that_refuses_leaves_no_slot(make, app):
         task.apply_async((7,), retry=False)
 
     assert not taken()
+
+
+@pytest.mark.server
+def test_broker_and_nodes_that_are_away(make, app, memory_nodes, caplog):
+    """The broker's error is not shown as a consequence of the lock nodes, and nothing is reported as sent."""
+    app.conf.broker_url = "amqp://127.0.0.1:1"
+    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    set_down(memory_nodes)
+
+    with pytest.raises(OperationalError) as caught:
+        make().apply_async((7,), retry=False)
+
+    causes, error = [], caught.value
+    while error := error.__cause__ or error.__context__:
+        causes.append(type(error))
+    assert QuorumUnavailableError not in causes
+    assert "are sent without a slot" not in caplog.text
+
+
+def test_abortable_task_can_be_aborted(app, worker):
+    """The result of a task that is built on Celery's abortable one aborts its run, also after it was pickled."""
+    seen = []
+
+    @singleton_task(name="shop.sync", base=AbortableTask, bind=True)
+    def sync(self, shop_id):
+        seen.append(self.is_aborted())
+        pickle.loads(pickle.dumps(sync.delay(shop_id))).abort()
+        seen.append(self.is_aborted())
+
+    first = sync.delay(7)
+    worker.run()
+
+    assert seen == [False, True]
+    again = copy.copy(first)
+    assert isinstance(again, AbortableAsyncResult)
+    assert isinstance(again, SingletonResult)
+    assert (again.id, again.duplicate, again.backend) == (first.id, False, first.backend)
+
+
+def test_what_the_own_task_class_has_stays(app, worker):
+    """No attribute of the class on which a singleton is built is hidden, whatever Celery uses it for."""
+    used = []
+
+    class OwnResult(AsyncResult):
+        pass
+
+    class OwnRequest(Request):
+        pass
+
+    class Mine(app.Task):
+        abstract = True
+        Strategy = "celery.worker.strategy:default"
+        Request = OwnRequest
+        backend = BaseDictBackend(app)
+
+        def AsyncResult(self, task_id):
+            used.append("AsyncResult")
+            return OwnResult(task_id, backend=self.backend, app=app)
+
+        def apply(self, *args, **options):
+            used.append("apply")
+            return super().apply(*args, **options)
+
+    mine = ("Strategy", "Request", "backend")
+
+    @singleton_task(name="shop.sync", base=Mine)
+    def task(shop_id):
+        return shop_id
+
+    assert [getattr(task, name) is getattr(Mine, name) for name in mine] == [True] * 3
+    assert isinstance(task.delay(7), OwnResult)
+    assert task.apply((8,)).get() == 8
+    assert used == ["AsyncResult", "apply"]
 
 
 def test_headers_of_the_caller(make, worker):

@@ -1,10 +1,14 @@
 """What ``task.singleton`` reports while the nodes disagree, and what log lines show of names."""
 
 import logging
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import LockTakenError, QuorumUnavailableError, lock
+from django_redlock.core.protocol import Acquire
+from django_redlock.inventory import find_lock, held_locks
 
 from .slots import NAME, names
 
@@ -74,3 +78,79 @@ def test_log_lines_escape_names(make, worker, caplog):
 
     assert [record.message for record in caplog.records if "\n" in record.message or "\x1b" in record.message] == []
     assert any("\\x1b[31m" in record.message for record in caplog.records)
+
+
+def test_error_about_a_slot_says_whether_its_task_runs(make, worker):
+    """The error of a plain lock names the state of a slot, unless it is that of a run."""
+    errors = []
+
+    def attempt(*args):
+        with pytest.raises(LockTakenError) as caught:
+            lock(NAME, wait=0).acquire()
+        errors.append(str(caught.value).partition(" on ")[0])
+
+    task = make(attempt)
+    call = task.delay(7)
+    attempt()
+    worker.run()
+
+    assert errors == [
+        f"Lock '{NAME}' is held by task shop.sync (queued) {call.id}",
+        f"Lock '{NAME}' is held by task shop.sync {call.id}",
+    ]
+
+
+def listed(*options):
+    """Return the output of ``redlock_list``, and the names in it."""
+    out = StringIO()
+    call_command("redlock_list", *options, stdout=out)
+    names = {held.name for held in held_locks().locks}
+    return out.getvalue(), names
+
+
+def test_notes_are_listed_apart_from_locks(make, worker):
+    """What tasks note on the nodes is no held lock: listings count it, and show it when they are asked."""
+    task = make(on_duplicate="rerun", acks_late=True)
+    call = task.delay(7)
+    task.apply_async((8,), task_id="waits")
+    with lock("report:7"):
+        worker.run_all()
+        again = task.delay(7, since=1)
+        text, locks_held = listed("--format=table")
+        notes, _ = listed("--notes", "--format=csv")
+
+    assert locks_held == {"report:7", NAME}
+    assert "done:" not in text
+    assert f"{call.id}:0" in notes
+    assert "report:7" not in notes
+    assert "Notes of singleton tasks, which hold no lock: 2. List them with --notes." in text
+    assert again.accepted
+
+
+def test_note_can_be_found_by_its_name(make, worker):
+    """Who knows the name of a note can look at it like at a lock."""
+    call = make(acks_late=True).delay(7)
+    worker.run()
+
+    found = find_lock(f"done:{call.id}:0")
+    assert found is not None
+    assert found.owner is not None
+    assert found.owner.state == "note"
+
+
+def test_node_forgets_a_note_as_a_whole(make, worker, memory_nodes, monkeypatch):
+    """A node remembers the fencing token of a note no longer than the note: the name of a note is used once."""
+    asked: list[Acquire] = []
+    for node in memory_nodes:
+        execute = node.execute
+        monkeypatch.setattr(node, "execute", lambda request, do=execute: asked.append(request) or do(request))
+    task = make(acks_late=True, on_duplicate="replace")
+    task.delay(7)
+    task.delay(7)
+    worker.run_all()
+
+    taken = [request for request in asked if isinstance(request, Acquire)]
+    keeps = {request.slugs[0].partition(":")[0]: (request.keep, request.ttl) for request in taken}
+    assert keeps["{done"] == (60.0, 60.0)
+    assert keeps["{began"] == (3600.0, 3600.0)
+    assert keeps["{task"] == (3600.0, 30.0)

@@ -2,15 +2,19 @@
 
 import functools
 import inspect
+import json
 import uuid
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils.translation import gettext_lazy
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kombu.utils import json as celery_json
 
 from django_redlock.celery import singleton_task
@@ -93,6 +97,27 @@ def test_argument_that_has_no_key_is_named(name):
     """An argument that cannot be part of a key is an error that names the parameter and the remedy."""
     with pytest.raises(TypeError, match=r"argument 'y', a object, .*Name the parameters that matter with key="):
         name(1, y=object())
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "named"),
+    [
+        ((1, 2, object()), {}, "args[1]"),
+        ((1, [0, {"a": object()}]), {}, "args[0][1]['a']"),
+        ((1,), {"other": object()}, "options['other']"),
+    ],
+)
+def test_element_that_has_no_key_is_named(app, args, kwargs, named):
+    """An error about one of many arguments names that one."""
+
+    @singleton_task(name="shop.many")
+    def many(shop_id, *args, **options):
+        pass
+
+    with pytest.raises(TypeError) as caught:
+        many.delay(*args, **kwargs)
+
+    assert f"The argument {named!r}, a object, cannot be part" in str(caught.value)
 
 
 def test_argument_that_contains_itself_is_an_error(name):
@@ -229,6 +254,58 @@ def test_no_arguments(name):
     assert name(function=nothing) == "task:shop.sync"
 
 
+def one(a: Any) -> None: ...
+def defaults(a: Any, b: Any = 2, c: Any = None) -> None: ...
+def only_keywords(a: Any, *, b: Any = 2) -> None: ...
+def only_positions(a: Any, /, b: Any = 2) -> None: ...
+def anything(a: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
+def as_python_binds(call: inspect.BoundArguments) -> str:
+    """Return the key of all arguments that Python has bound to the parameters."""
+    return ",".join(
+        f"{name}={json.dumps(value, separators=(',', ':'), sort_keys=True)}" for name, value in call.arguments.items()
+    )
+
+
+@pytest.mark.parametrize("body", [one, defaults, only_keywords, only_positions, anything])
+def test_calls_are_bound_as_python_binds_them(app, body):
+    """Whatever a call gives, twice or not at all, it has the values, or the error, of the signature's own binding."""
+    ours = singleton_task(name="shop.sync")(body)
+    pythons = singleton_task(name="shop.pythons", key=as_python_binds)(body)
+
+    def outcome(task, args, kwargs):
+        try:
+            return task.singleton.key(*args, **kwargs).removeprefix(f"task:{task.name}:")
+        except TypeError as error:
+            return str(error)
+
+    @given(
+        st.lists(st.integers(0, 9), max_size=4),
+        st.dictionaries(st.sampled_from("abcd"), st.integers(10, 19), max_size=4),
+    )
+    def agree(args, kwargs):
+        assert outcome(ours, args, kwargs) == outcome(pythons, args, kwargs)
+
+    agree()
+
+
+def test_plain_values_need_no_way_through_json(make):
+    """What has a short way into the key looks there as it does after the long one, which a list always takes."""
+    key = make().singleton.key
+
+    @given(st.text(st.characters()) | st.integers() | st.floats() | st.none() | st.booleans() | st.integers(-2, 2))
+    @example("\ud83d\ude00")
+    @example('\x7f\x00"\\/\u2028')
+    @example(1 << 63)
+    @example(-(1 << 63))
+    def same(value):
+        name, _, text = key(value).partition("=")
+        assert key([value]) == f"{name}=[{text}]"
+
+    same()
+
+
 def test_a_number_that_python_does_not_write_is_refused_by_name(name):
     """A whole number of more digits than Python writes is refused as other values that cannot be part of a key."""
     with pytest.raises(ValueError, match="'x', a int, cannot be part"):
@@ -291,6 +368,49 @@ def test_retried_body_is_not_taken_for_a_decorator(app):
 
     with pytest.raises(TypeError, match="missing a required argument: 'shop_id'"):
         sync.delay()
+
+
+class TextColour(StrEnum):
+    RED = "red"
+
+
+EARLIER = timezone(timedelta(hours=5, minutes=30))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 5, 30, tzinfo=EARLIER)),
+        ([datetime(2026, 1, 1, tzinfo=UTC)], [datetime(2026, 1, 1, 5, 30, tzinfo=EARLIER)]),
+        (Decimal("1.0"), Decimal("1.00")),
+        (Decimal("1E+2"), Decimal(100)),
+        (Decimal("0.000"), Decimal("-0")),
+        (Decimal(f"1{'0' * 40}1.50"), Decimal(f"1{'0' * 40}1.5")),
+        (gettext_lazy("held"), "held"),
+        (TextColour.RED, "red"),
+    ],
+    ids=repr,
+)
+def test_equal_values_that_are_written_differently(name, one, other):
+    """Equal moments, equal decimals, and a lazy text and its text have the same key."""
+    assert name(one) == name(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)),
+        (datetime(2026, 1, 1), date(2026, 1, 1)),
+        (datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))), datetime.max.replace(tzinfo=UTC)),
+        (Decimal(f"1{'0' * 40}1"), Decimal(f"1{'0' * 40}2")),
+        (Decimal("NaN"), Decimal("Infinity")),
+        (Decimal(1), 1),
+    ],
+    ids=repr,
+)
+def test_unequal_values_that_are_written_alike(name, one, other):
+    """Moments with and without a time zone, a day and its midnight, and numbers of two types have two keys."""
+    assert name(one) != name(other)
 
 
 class Colour(Enum):

@@ -433,7 +433,7 @@ def test_error_about_a_record_that_cannot_be_freed(make, worker, memory_nodes, m
     """The error names the nodes that still have the record of a message which is about to begin."""
     task = make(on_duplicate="replace")
     call = task.delay(7)
-    message = PendingMessage(ticket_in(worker.headers[0]), task)
+    message = PendingMessage.look_up(ticket_in(worker.headers[0]), task)
     for node in memory_nodes[1:]:
         refuse(node, Release, monkeypatch)
 

@@ -5,6 +5,7 @@ import logging
 import pickle
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from celery.signals import beat_init
 from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
-from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, Return, override_singleton, signals, singleton_task
+from django_redlock import LockLostError, QuorumUnavailableError, celery, locks
+from django_redlock.celery import DuplicateTask, Return, override_singleton, singleton_task
 
 from .slots import NAME, names, set_down, ticket_in, tickets
 
@@ -194,19 +195,59 @@ def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
     assert tickets(worker)[1].secret
 
 
+@pytest.mark.parametrize("options", [{}, {"on_duplicate": "rerun"}])
+def test_run_that_waits_for_its_own_end(make, worker, options):
+    """A run that calls its own task and waits for the result gets an error, and does not wait for ever."""
+    errors = []
+
+    def body(self, shop_id):
+        if not errors:
+            with pytest.raises(RuntimeError, match="would wait for ever") as caught:
+                self.delay(shop_id, since=None).get(disable_sync_subtasks=False)
+            errors.append(caught.value)
+
+    task = make(body, **options)
+    task.delay(7)
+    worker.run()
+
+    assert len(errors) == 1
+
+
 # on_overlap
 
 
-def test_wait_is_bounded(make, worker):
-    """``wait_for`` ends the waiting of a message: it is skipped then, and its caller told so."""
+def test_wait_is_bounded(make, worker, caplog):
+    """``wait_for`` ends the waiting of a message: it is skipped then, and its caller and the log say so."""
     task = make(on_overlap="wait", wait_for=2)
-    with locks["default"].lock(NAME):
+    with locks["default"].lock(NAME), caplog.at_level(logging.INFO, "django_redlock"):
         task.apply_async((7,), task_id="second")
         states = worker.run_all()
 
     assert states == ["IGNORED"] * 3  # after one second, and the one that is left of two
     with pytest.raises(TaskRevokedError, match=r"after 2\.0 s"):
         task.AsyncResult("second").get(timeout=1)
+    held = f"{NAME} is held by something that is not a task"
+    assert [record.message for record in caplog.records if record.name == "django_redlock"] == [
+        f"{held}; task second is put back to wait for its slot",
+        f"task second is dropped. Skipped: {held}, after 2.0 s.",
+    ]
+
+
+def test_message_keeps_what_its_caller_was_promised(make, worker, app):
+    """A message sent with ``scope="while_executing"`` is not dropped by a worker that has another scope by now."""
+    before = make(scope="while_executing")
+    accepted = [before.delay(7).id for _ in range(3)]
+    app.tasks.pop(before.name)
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.id))
+
+    with locks["default"].lock(NAME):
+        states = [worker.run(worker.take()) for _ in accepted]
+
+    assert states == ["IGNORED"] * 3
+    assert {task.AsyncResult(each).state for each in accepted} == {"PENDING"}
+    assert worker.run_all() == ["SUCCESS"] * 3
+    assert set(ran) == set(accepted)
 
 
 def test_wait_keeps_the_expiry(make, worker):
@@ -410,12 +451,17 @@ def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
         scheduler.apply_entry(entry)
 
     ours = [record for record in caplog.records if record.name == "django_redlock"]
-    assert [record.message for record in ours] == [f"{NAME} is queued as task {worker.headers[0]['id']}"]
+    holder = worker.headers[0]["id"]
+    assert [record.message for record in ours] == [
+        f"{NAME} is queued as task {holder}; this call sends nothing, and has the result of that task"
+    ]
     assert not any(record.exc_info for record in caplog.records)
     assert len(worker.headers) == 1
 
 
 # Reports
+
+SIGNALS = ("singleton_duplicate", "singleton_overlap", "singleton_lost", "singleton_stolen")
 
 
 @pytest.fixture
@@ -424,14 +470,13 @@ def told():
     heard: list[Any] = []
 
     def receiver(signal, sender, **about):
-        name = next(event.name for event in signals.EVENTS if event.signal is signal)
-        heard.append((name, about))
+        heard.append((next(name for name in SIGNALS if getattr(celery, name) is signal), about))
 
-    for _, signal, *_ in signals.EVENTS:
-        signal.connect(receiver)
+    for name in SIGNALS:
+        getattr(celery, name).connect(receiver)
     yield heard
-    for _, signal, *_ in signals.EVENTS:
-        signal.disconnect(receiver)
+    for name in SIGNALS:
+        getattr(celery, name).disconnect(receiver)
 
 
 def test_signals(make, worker, told, caplog):
@@ -453,14 +498,80 @@ def test_signals(make, worker, told, caplog):
         ("singleton_overlap", first.id, "running", "drop"),
     ]
     events = [record for record in caplog.records if getattr(record, "event", "").startswith("singleton")]
-    assert [(record.event, record.lock) for record in events] == [
-        ("singleton_duplicate", NAME),
-        ("singleton_overlap", NAME),
+    running = f"{NAME} is running as task {first.id}"
+    assert [(record.event, record.lock, record.message) for record in events] == [
+        ("singleton_duplicate", NAME, f"{running}; this call sends nothing, and has the result of that task"),
+        ("singleton_overlap", NAME, f"{running}; task second is dropped"),
     ]
 
 
-def test_stolen_slot_is_told(make, worker, told):
-    """A run learns that somebody took its slot, and so do all receivers."""
+@pytest.mark.parametrize(
+    ("options", "consequence"),
+    [
+        ({"on_duplicate": "skip"}, "is skipped"),
+        ({"on_duplicate": "raise"}, "raises an error"),
+        ({"on_duplicate": "rerun", "scope": "until_and_while_executing"}, "gives its arguments to the waiting task"),
+        ({"on_duplicate": "rerun"}, "is sent, and runs afterwards"),
+    ],
+)
+def test_log_says_what_happens_to_a_duplicate(make, caplog, options, consequence):
+    """The line about a duplicate says what happens to the call, not only who has the slot."""
+    task = make(**options)
+    task.delay(7)
+
+    with caplog.at_level(logging.INFO, "django_redlock"), suppress(DuplicateTask):
+        task.delay(7, since=1)
+
+    [line] = [record.message for record in caplog.records if record.name == "django_redlock"]
+    assert line.partition("; this call ")[2].startswith(consequence)
+
+
+def errors_in(caplog):
+    """Return the events and texts of our errors in the log."""
+    ours = [record for record in caplog.records if record.name == "django_redlock" and record.levelname == "ERROR"]
+    return [(getattr(record, "event", ""), record.message) for record in ours]
+
+
+@pytest.mark.parametrize("options", [{}, {"hold_for": 60}, {"on_lost": "raise"}, {"ignore_result": True}])
+def test_run_that_ends_after_its_slot_was_freed_by_force(make, worker, told, caplog, options):
+    """A run whose slot another run got is reported at its end, if no renewal has shown the loss before."""
+    others = []
+
+    def body(self, shop_id):
+        assert task.singleton.release(shop_id, since=None, force=True) == "released"
+        ticket = task.singleton_ticket("second", (shop_id,), {})
+        others.append(ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", ""))
+
+    task = make(body, **options)
+    first = task.delay(7)
+    worker.run()
+
+    lost = f"{NAME} was lost by task {first.id} (superseded)"
+    lost += "" if "ignore_result" in options else "; now it is running as task second"
+    assert errors_in(caplog) == [("singleton_stolen", lost)]
+    assert [(name, about["task_id"], about["reason"]) for name, about in told] == [
+        ("singleton_stolen", first.id, "superseded")
+    ]
+
+
+def test_early_release_of_a_lost_slot(make, worker):
+    """A body that gives up a slot which it has lost is not told that it had it until then."""
+    seen = []
+
+    def body(self, shop_id):
+        task.singleton.release(shop_id, since=None, force=True)
+        with locks["default"].lock(NAME):
+            seen.append(self.singleton.release())
+
+    task = make(body)
+    task.delay(7)
+    worker.run()
+
+    assert seen == ["taken"]
+
+
+def test_stolen_slot_is_told(make, worker, told, caplog):
+    """A run learns that somebody took its slot, and so do all receivers; the log has one error."""
     seen = []
 
     def body(self, shop_id):
@@ -474,6 +585,9 @@ def test_stolen_slot_is_told(make, worker, told):
     assert seen == [(True, 0.0)]
     assert [(name, about["reason"]) for name, about in told] == [("singleton_stolen", "superseded")]
     assert names() == {NAME}
+    [(event, text)] = errors_in(caplog)
+    assert event == "singleton_stolen"
+    assert text.endswith("(superseded); now it is held by something that is not a task")
 
 
 # Losing the slot

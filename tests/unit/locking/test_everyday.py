@@ -230,6 +230,20 @@ def test_wait_in_a_called_context_causes_a_warning_after_one_ttl(caplog: pytest.
         assert record.getMessage().count("test_everyday.py:") == 2
 
 
+def test_wait_for_nodes_names_the_lock(caplog: pytest.LogCaptureFixture):
+    """Each of many callers that wait while nodes are down logs for which lock it waits."""
+    with redlock():
+        for node in locks["default"].nodes[:2]:
+            vars(node)["down"] = True
+        for name in ("report:7", "report:8\n"):
+            with pytest.raises(QuorumUnavailableError):
+                lock(name, wait=0.3).acquire()
+
+    told = [each for each in caplog.records if getattr(each, "event", "") == "no_quorum"]
+    assert [vars(each)["lock"] for each in told] == ["report:7", "report:8\n"]
+    assert [each.getMessage().partition(" waits")[0] for each in told] == ["lock report:7", "lock report:8\\n"]
+
+
 def test_warning_about_a_wait_is_one_line(caplog: pytest.LogCaptureFixture):
     """A name cannot write a line of its own into the log."""
     with Simulation(nodes=3, ttl=10.0, check=False):
