@@ -345,6 +345,7 @@ class ViewKey:
 
     decorator = "locked_view"
     place = "argument of the view"
+    field, examples = "{pk}", "{pk} or {request.user.pk}"
     occasion = "request"
 
     def __init__(self, view: str, key: Key, signature: Signature) -> None:
@@ -434,7 +435,7 @@ class ViewKey:
         try:
             pieces = list(Formatter().parse(text))
         except ValueError as error:
-            raise self._error(f"{text!r} is not a template ({error}); write a field as {{pk}}") from None
+            raise self._error(f"{text!r} is not a template ({error}); write a field as {self.field}") from None
         for literal, path, spec, conversion in pieces:
             parts += [literal] if literal else []
             if path is not None:
@@ -445,8 +446,8 @@ class ViewKey:
         names = path.split(".")
         if formatted or not all(name.isidentifier() and not name.startswith("_") for name in names):
             raise self._error(
-                f"{{{path}}} must be an {self.place} or an attribute of one, such as {{pk}} or "
-                "{request.user.pk}: no calls, indexes, formats, or names that begin with an underscore"
+                f"{{{path}}} must be an {self.place} or an attribute of one, such as {self.examples}: "
+                "no calls, indexes, formats, or names that begin with an underscore"
             )
         self._check_root(names[0], f"{{{path}}}")
         return _Field(f"{{{path}}}", partial(_find_path, names))

@@ -18,7 +18,7 @@ from contextlib import ContextDecorator
 from functools import cache, cached_property, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from celery import Celery, Task, _state, signals, states
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
@@ -463,6 +463,9 @@ def switched_off() -> bool:
     return bool(_off)
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
 class override_singleton(ContextDecorator):
     """
     Treat singleton tasks as ordinary ones during a ``with`` block, a decorated function or a coroutine.
@@ -477,7 +480,7 @@ class override_singleton(ContextDecorator):
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: Function) -> Function:
         """
         Return *function*, which may be a coroutine function, so that it runs inside this block.
 
@@ -497,7 +500,7 @@ class override_singleton(ContextDecorator):
             with self:
                 return await function(*args, **kwargs)
 
-        return switched
+        return switched  # type: ignore[return-value]
 
     def __enter__(self) -> Self:
         if not self._enabled:

@@ -4,7 +4,7 @@ Run a management command under a lock: cron starts it on every server, and one o
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper, wraps
 from types import MethodType
 from typing import Any, TypeVar, cast, overload
@@ -28,6 +28,8 @@ Command = TypeVar("Command", bound=BaseCommand)
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Handle = TypeVar("Handle", bound=Callable[..., str | None])  # a key returns a str, so it is not taken for a handle()
 
+CommandKeys = str | Callable[..., str] | Sequence[str | Callable[..., str]]  # without the short names of views
+
 # The exit codes of sysexits.h that describe what happened; cron, systemd and mail servers understand them.
 SKIPPED = 75  # EX_TEMPFAIL: somebody else does the work
 NO_QUORUM = 69  # EX_UNAVAILABLE: too few nodes answered
@@ -42,7 +44,7 @@ def locked_command(key: type[Command]) -> type[Command]: ...
 
 @overload
 def locked_command(
-    key: Key | None = None,
+    key: CommandKeys | None = None,
     *,
     ttl: float | None = None,
     wait: float | None = 0,
@@ -233,6 +235,7 @@ class CommandKey(ViewKey):
 
     decorator = "locked_command"
     place = "option of the command"
+    field, examples = "{supplier}", "{supplier} or {since.year}"
     occasion = "run"
 
     def __init__(self, command: str, key: Key) -> None:

@@ -15,6 +15,7 @@ urlpatterns = [
     path("apay/<int:pk>/", views.apay),
     path("apay-class/<int:pk>/", views.APay.as_view()),
     path("apay-whole-class/<int:pk>/", views.APayWholeClass.as_view()),
+    path("apay-its-method/<int:pk>/", views.APayByItsMethod.as_view()),
     path("busy-inside/", views.busy_inside),
     path("abusy-inside/", views.abusy_inside),
     path("stream/<int:pk>/", views.stream),

@@ -117,6 +117,13 @@ class APayWholeClass(View):
         return HttpResponse("paid")
 
 
+class APayByItsMethod(View):
+    @locked_view("order:{pk}")
+    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        During.action()
+        return HttpResponse("paid")
+
+
 @locked_view("order:{pk}")
 def stream(request: HttpRequest, pk: int) -> StreamingHttpResponse:
     return StreamingHttpResponse(iter([b"one", b"two"]))

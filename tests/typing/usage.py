@@ -22,7 +22,7 @@ from django_redlock import (
     locked_view,
     locks,
 )
-from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, singleton_task
+from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, override_singleton, singleton_task
 
 
 def blocks() -> None:
@@ -252,6 +252,13 @@ def wrong_options() -> None:
     SingletonOptions(challenge=True)  # type: ignore[call-arg]
 
 
+@override_singleton(enabled=False)
+def without_slots(number: int) -> int:
+    return number
+
+
 def options_of_a_class() -> None:
+    assert_type(without_slots(7), int)
+    without_slots("7")  # type: ignore[arg-type]
     SingletonOptions(on_duplicate="replace", on_unavailable={"enqueue": "publish", "run": "run"})
     SingletonOptions(on_duplicate="raise", on_overlap=Return())

@@ -276,7 +276,7 @@ def test_terminal_without_unicode_has_straight_columns(five, monkeypatch, comman
 
 
 class Interrupting(StringIO):
-    """An output during which somebody presses Ctrl-C: when it shows a text for the *times*-th time."""
+    """An output during which somebody presses Ctrl-C: when it shows a text, for the first or a later time."""
 
     def __init__(self, at: str, times: int = 1) -> None:
         super().__init__()

@@ -48,6 +48,16 @@ def test_handle_is_decorated_without_parentheses():
     assert is_free("command:test_locked_command")
 
 
+@pytest.mark.parametrize("key", ["import:{supplier", "{0}"])
+def test_hint_for_a_key_is_about_options(key):
+    """A command has options, and neither ``pk`` nor a request."""
+    with pytest.raises(ImproperlyConfigured, match=r"\{supplier\}") as refused:
+        command(locked_command(key))
+
+    assert "{pk}" not in str(refused.value)
+    assert "request" not in str(refused.value)
+
+
 class Decorated(Import):
     """Locked by the decorator of its ``handle()``."""
 

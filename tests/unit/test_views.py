@@ -177,7 +177,7 @@ def test_class_is_locked_through_dispatch(client, order, path):
     assert client.post(path).content == b"paid"
 
 
-@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/"])
+@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/", "/apay-its-method/7/"])
 async def test_coroutines_are_locked_until_they_are_done(async_client, path):
     """An async view, or an async class through dispatch, holds the lock while it runs, not while it is created."""
     held = []
@@ -331,7 +331,7 @@ def test_transaction_of_a_test_case_is_no_obstacle(client, leases):
     assert len(leases) == 2
 
 
-@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/"])
+@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/", "/apay-its-method/7/"])
 @pytest.mark.django_db(databases=["default", "warehouse"])
 async def test_async_views_under_atomic_requests_stay_refused(async_client, atomic_requests, path):
     """Django has no transactions for async views and says so; the decorator hides nothing."""
