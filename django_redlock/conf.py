@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -31,7 +31,14 @@ REDLOCK = {
         "NODES": ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"],
     },
 }"""
-REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
+REDIS_CACHES = (
+    "django.core.cache.backends.redis.RedisCache",
+    "django_redis.cache.RedisCache",
+    "django_valkey.cache.ValkeyCache",
+    "django_valkey.async_cache.cache.AsyncValkeyCache",
+)
+SENTINEL_CLASSES = ("CLIENT_CLASS", "CONNECTION_FACTORY", "CONNECTION_POOL_CLASS")  # options of a cache
+FACTORIES = ("DJANGO_REDIS_CONNECTION_FACTORY", "DJANGO_VALKEY_CONNECTION_FACTORY")  # settings for all caches
 CACHE_CREDENTIALS = {"PASSWORD": "password", "USERNAME": "username"}
 
 
@@ -321,19 +328,54 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
         )
     cache = caches[alias]
     options = cache.get("OPTIONS") or {}
-    if cache.get("BACKEND") not in REDIS_CACHES:
+    backend, client = str(cache.get("BACKEND")), str(options.get("CLIENT_CLASS", ""))
+    if "Cluster" in backend + client:
+        raise InvalidRedlockError(
+            f"{where} names the cache {alias!r}, which is a cluster; write redis+cluster://host-1,host-2 with a few of "
+            "its members instead.",
+            "redlock.E005",
+        )
+    if backend not in REDIS_CACHES:
         raise InvalidRedlockError(
             f"{where} names the cache {alias!r}, whose backend is not Redis; it must be one of "
             f"{', '.join(REDIS_CACHES)}.",
             "redlock.E005",
         )
-    if any(kind in str(options.get("CLIENT_CLASS", "")) for kind in ("Shard", "Herd", "Sentinel", "Cluster")):
+    if "Shard" in client:
         raise InvalidRedlockError(
-            f"{where} names the cache {alias!r}, whose CLIENT_CLASS spreads keys or fails over between servers; a node "
-            "must be one master. Write its URL instead.",
+            f"{where} names the cache {alias!r}, whose CLIENT_CLASS spreads keys over several servers; a node must be "
+            "one master. Write its URL instead.",
             "redlock.E005",
         )
-    return NodeSpec(_primary(where, cache), name, dict(_cache_options(options)))
+    url, chosen = _primary(where, cache), dict(_cache_options(options))
+    classes = [options.get(key) for key in SENTINEL_CLASSES] + [getattr(settings, key, "") for key in FACTORIES]
+    if backend != REDIS_CACHES[0] and any("Sentinel" in str(each) for each in classes):
+        return _sentinel_of_cache(f"{where} names the cache {alias!r}, whose", url, name, options, chosen)
+    return NodeSpec(url, name, chosen)
+
+
+def _sentinel_of_cache(
+    cache: str, location: str, name: str, options: Mapping[str, Any], chosen: dict[str, Any]
+) -> NodeSpec:
+    """Return the node of a cache whose master sentinels know; the host of its URL is the service's name."""
+    sentinels, how = options.get("SENTINELS"), options.get("SENTINEL_KWARGS") or {}
+    urls = [_sentinel_url(cache, each) for each in sentinels] if isinstance(sentinels, (list, tuple)) else []
+    try:
+        parts = urlsplit(location)
+        service, db = parts.hostname, int(parts.path.strip("/") or 0)
+    except ValueError:
+        service, db = None, 0
+    if not urls or None in urls or not service:
+        raise InvalidRedlockError(
+            f"{cache} master is found by Redis Sentinel, but whose SENTINELS are no list of (host, port), or whose "
+            "LOCATION is no URL of a service such as 'redis://mymaster/0'.",
+            "redlock.E005",
+        )
+    access = ":".join(quote(str(how.get(key) or ""), safe="") for key in ("username", "password")) + "@"
+    scheme = "rediss" if how.get("ssl") else "redis"
+    guides = tuple(f"{scheme}://{access * (len(access) > 2)}{str(url).partition('://')[2]}" for url in urls)
+    own = {key: unquote(value) for key in ("username", "password") if (value := getattr(parts, key))}
+    return NodeSpec(f"{parts.scheme}://{service}", name, {"db": db} | own | chosen, guides)
 
 
 def servers_of(cache: Mapping[str, Any]) -> list[str]:

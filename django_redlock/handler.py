@@ -10,7 +10,7 @@ from asyncio import _get_running_loop
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
@@ -22,8 +22,11 @@ from .core.rules import Rules
 from .engine.lease import Lease, release_at_end
 from .engine.lock import Lock
 from .engine.manager import LockManager, Surroundings
-from .engine.options import LockOptions, lists_options, plan
+from .engine.options import BlockOptions, LockOptions, lists_options, plan
 from .engine.reentrancy import caller_frame
+
+if TYPE_CHECKING:
+    from .engine.lock import SkippingLock
 
 
 class RedlockHandler:
@@ -204,8 +207,22 @@ locks = RedlockHandler()
 """``locks["alias"]`` is the :class:`~django_redlock.engine.manager.LockManager` of an alias of ``REDLOCK``."""
 
 
+@overload
+def lock(
+    name: str | Iterable[str],
+    *,
+    using: str = DEFAULT_ALIAS,
+    if_taken: Literal["skip"],
+    **options: Unpack[BlockOptions],
+) -> "SkippingLock": ...
+
+
+@overload
+def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock: ...
+
+
 @lists_options
-def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
+def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Any) -> Lock:
     """
     Describe a lock of an alias, without reading settings or making a network call before it is acquired.
 
@@ -246,7 +263,8 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Un
     Acquiring the lock raises ``InvalidRedlockError`` if the settings cannot be used, and ``ValueError`` if they do not
     allow the ttl.
     """
-    return Lock(plan(name, options), lambda plan: locks[using].describe(plan))
+    planned = plan(name, options)  # type: ignore[arg-type]  # the overloads say which options there are
+    return Lock(planned, lambda plan: locks[using].describe(plan))
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

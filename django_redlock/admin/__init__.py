@@ -81,7 +81,7 @@ class HeldLockAdminMixin(AnyModelAdmin):
     list_display_links = None
     list_filter = FILTERS
     list_per_page = 50
-    ordering = ()  # locks in trouble come first, then those that have been held for longest
+    ordering = ()  # locks that people wait for come first, then those in trouble, then the longest holds
     search_fields = ("name", "holder")
     search_help_text = _("Words of the lock's name or its holder.")
     show_facets = admin.ShowFacets.NEVER

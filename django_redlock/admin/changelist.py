@@ -26,6 +26,7 @@ from ..core.names import slug
 from ..handler import locks
 from ..inventory import TROUBLE, Snapshot, State, duration, held_locks, printable
 from ..inventory import HeldLock as Held
+from ..inventory.model import urgency
 from ..models import HeldLock, key_of
 from .rows import DASH, FOREIGN, KINDS, known_aliases, note_requests
 
@@ -53,8 +54,8 @@ class HeldLocks(list[Held]):
         return HeldLocks(lock for lock in self if condition(lock))
 
     def worst_first(self) -> "HeldLocks":
-        """Return the locks, worst state first, and within a state the longest hold first."""
-        return HeldLocks(sorted(self, key=lambda lock: (-lock.state.severity, lock.since or 0.0, lock.slug)))
+        """Return the locks, those first that most people wait for, then those in trouble, then the longest holds."""
+        return HeldLocks(sorted(self, key=urgency))
 
     def sorted_by(self, field: Any, descending: bool) -> "HeldLocks":
         """Return the locks sorted by a field of the model; unknown values come last in either direction."""
@@ -354,7 +355,10 @@ class HeldLockChangeList(ChangeList):
             url = everything if state == each else link({"state": each.value}, remove=["waiting", PAGE_VAR])
             level = "bad" if counts[each] else ""
             yield Tile(label[:1].upper() + label[1:], _count(counts[each], more), level, url, state == each)
-        waiting = _count(sum(bool(lock.waiting) for lock, _snapshot in held), more)
+        waits = [lock.waiting for lock, _snapshot in held if lock.waiting]
+        waiting = _count(len(waits), more)
+        if sum(waits) > len(waits):
+            waiting = gettext("%(locks)s, %(waiting)d waiting") % {"locks": waiting, "waiting": sum(waits)}
         url = everything if waited else link({"waiting": WAITED_FOR}, remove=["state", PAGE_VAR])
         yield Tile(gettext("Waited for"), waiting, "", url, waited)
         times = [time for lock, snapshot in held if (time := lock.held_for(snapshot.taken)) is not None]

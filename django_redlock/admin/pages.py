@@ -38,7 +38,18 @@ from ..inventory import (
 from ..inventory import HeldLock as Held
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
-from .rows import DASH, LOGGED_ALIAS, clock, entries_of, held_for, known_aliases, note_requests, remaining, stopping
+from .rows import (
+    DASH,
+    LOGGED_ALIAS,
+    clock,
+    entries_of,
+    held_for,
+    isolated,
+    known_aliases,
+    note_requests,
+    remaining,
+    stopping,
+)
 
 INSPECT_TIMEOUT = 0.5  # seconds to wait for each answer; the page must not wait for a silent node
 ENTRIES = 10  # entries of the admin's log on the page
@@ -96,7 +107,7 @@ def _facts(row: HeldLock) -> list[tuple[Any, str]]:
     return [
         (_("Remaining"), remaining(held)),
         (_("Votes"), f"{held.votes}/{held.nodes}"),
-        (_("Holder"), held.holder or gettext("another program")),
+        (_("Holder"), isolated(held.holder or gettext("another program"))),
         (_("Held for"), held_for(row, titled=True)),
         (_("Waiting"), str(held.waiting or gettext("nobody"))),
         (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),

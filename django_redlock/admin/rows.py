@@ -136,7 +136,7 @@ def holder(lock: Held) -> str:
     if owner is None:
         return gettext("another program")
     if owner.kind == SHARED_KIND:
-        return lock.holder
+        return isolated(lock.holder)
     kind = str(KINDS.get(owner.kind, owner.kind))
     what = " ".join(filter(None, (owner.work, owner.ref))) or kind
     where = f"{owner.host}:{owner.pid}" if owner.host else ""
@@ -146,6 +146,11 @@ def holder(lock: Held) -> str:
         breakable(printable(what)),
         printable(detail),
     )
+
+
+def isolated(text: str) -> SafeString:
+    """Return a text that begins with a number, which would move to the end on a page from right to left."""
+    return format_html("<bdi>{}</bdi>", text)
 
 
 def held_for(row: HeldLock, *, titled: bool = False) -> str:

@@ -442,6 +442,8 @@ class DuplicateTask(RedlockError):
         return cls(holder_id, state, retry_after, name)
 
     def __str__(self) -> str:
+        if self.holder_id is None and self.state == "claimed":
+            return f"{self.name!r} is about to be taken by another one that waits for it."
         if self.holder_id is None:
             return f"{self.name!r} is held, and not by a task."
         return f"{self.name!r} is {self.state} as task {printable(self.holder_id)}."

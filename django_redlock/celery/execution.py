@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from math import inf
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..core.protocol import EndReason
 from ..engine.lease import (
@@ -18,6 +20,7 @@ from ..engine.lease import (
     resume_renewal,
     stop_renewal,
 )
+from ..engine.manager import LockManager
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import locks
 from ..nodes.clock import steady
@@ -31,6 +34,10 @@ EXECUTION = "django_redlock_execution"  # where the request of a run keeps its s
 PATIENCE = 1.0  # seconds that an interruption waits, on Python 3.11, for a thread that is starting another one
 
 log = logging.getLogger("django_redlock")
+FRESH = 5.0  # seconds after which the length of a task's last run no longer counts
+
+_lengths: WeakKeyDictionary[LockManager, dict[str, tuple[float, float]]] = WeakKeyDictionary()
+"""The length of the last run of each task in this process, and when it was known, by the locks and the task's name."""
 
 
 class Execution:
@@ -134,6 +141,8 @@ class Execution:
         if self.handed_over:
             return
         self.handed_over = True
+        if hold:
+            note_length(self.task, self.ticket.using, self._clock() - self._since)
         if hold and self.lease and self.hold > 0 and self.lease.valid() and self._keep_held():
             return
         if self.lease:
@@ -180,6 +189,19 @@ class Execution:
     def _interrupt_body(self, lease: Lease) -> None:
         if self.interrupt:
             self.interrupt.strike()
+
+
+def note_length(task: Any, using: str, seconds: float) -> None:
+    """Note how long a run of a task takes, at least."""
+    manager = locks[using]
+    _lengths.setdefault(manager, {})[task.name] = (seconds, manager.runtime.clock())
+
+
+def last_length(task: Any, using: str) -> float | None:
+    """Return how long the last run of a task took, in seconds; None if nothing is known from the last five seconds."""
+    manager = locks[using]
+    seconds, at = _lengths.get(manager, {}).get(task.name, (0.0, -inf))
+    return seconds if manager.runtime.clock() - at < FRESH else None
 
 
 class SlotLostError(LockLostError):

@@ -234,7 +234,9 @@ class Ticket:
         about |= {"kind": "task", "ref": self.task_id if ref is None else ref, "call": call}
         return manager, manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), **about)
 
-    def take_running(self, times: LockOptions, label: str, secret: str, inline: bool = False) -> Lease:
+    def take_running(
+        self, times: LockOptions, label: str, secret: str, inline: bool = False, wait: float = 0.0
+    ) -> Lease:
         """
         Take the slot for a run: from the waiting message, or anew if it is free.
 
@@ -243,6 +245,7 @@ class Ticket:
             label: The task's name.
             secret: The secret of the hold; empty draws a fresh one.
             inline: Whether the task runs in the process of its caller, so that nobody can read its result by its id.
+            wait: Seconds to wait for it, in the queue of the lock.
 
         Raises:
             LockTakenError: Another task has it, or another run of this one.
@@ -250,7 +253,7 @@ class Ticket:
         """
         adopt = self.secret if self.waiting == self.running else ""
         about: dict[str, Any] = {"kind": "task", "label": label, "ref": "" if inline else self.task_id}
-        about |= {"secret": secret, "adopt": adopt, "wait": 0, "renew": True}
+        about |= {"secret": secret, "adopt": adopt, "wait": wait, "renew": True}
         return locks[self.using].claim(self.running, **times, **about).acquire()
 
     def free(self) -> Outcome:
@@ -308,6 +311,8 @@ class Holder:
         Raises:
             QuorumUnavailableError: The nodes do not agree on one holder.
         """
+        if taken.queued:
+            return cls(None, SlotState.CLAIMED, taken.retry_after)
         if not taken.agreed:
             raise QuorumUnavailableError(taken.name, taken.waited, taken.attempts, taken.nodes) from taken
         return cls.described(Owner(**taken.holder) if taken.holder else None, taken.retry_after)
@@ -339,6 +344,8 @@ class Holder:
             return f"{self.state} as task {printable(self.task_id)}"
         if self.state is SlotState.RUNNING:
             return "running where it was called"
+        if self.state is SlotState.CLAIMED:
+            return "about to be taken by another one that waits for it"
         return "held by something that is not a task"
 
 

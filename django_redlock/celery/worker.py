@@ -19,17 +19,20 @@ from celery.exceptions import (
 )
 from kombu.exceptions import EncodeError
 
-from ..core.names import GOES_ON, NOTE
+from ..core.names import GOES_ON, NOTE, slug
 from ..engine.lease import Lease
 from ..engine.manager import fresh_secret
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, printable
+from ..handler import locks
+from ..inventory import find_locks
 from ..nodes.clock import steady
 from .dispatch import Call
-from .execution import EXECUTION, Execution, SlotLostError
+from .execution import EXECUTION, Execution, SlotLostError, last_length, note_length
 from .options import Return, SingletonOptions
 from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
 from .signals import OVERLAP, report
 from .slots import (
+    BOTH,
     RECEIVED_HEADER,
     RUN_HEADER,
     RUNNING,
@@ -46,6 +49,8 @@ from .slots import (
 # Seconds for which a message that waits for its slot is put back. Celery's delayed delivery over quorum queues counts
 # whole seconds, and fails with 0.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
+SPREAD = 3.0  # seconds over which the messages of a burst come back
+SHORT, SOON = 0.25, 0.5  # the longest run that is worth waiting for in a process, and the longest wait, in seconds
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
@@ -200,16 +205,45 @@ class Arrival:
                 self.ticket = replace(ticket, secret=seen.secret)
                 with suppress(LockTakenError):
                     return self._take_running(self.ticket)
+        if self._is_worth_waiting(holder):
+            try:
+                return self._take_running(ticket, SOON)
+            except LockTakenError:
+                note_length(self.task, ticket.using, SOON)
         self._give_way(holder)
 
-    def _take_running(self, ticket: Ticket) -> Lease:
+    @property
+    def _is_serial(self) -> bool:
+        """Whether it is one of many messages whose short runs come one after the other."""
+        ticket, rules = self.ticket, self.rules
+        waits = ticket.scope in (RUNNING, BOTH) and not rules.trails and rules.overlap_of(ticket.scope) == "wait"
+        if not waits or self.request.is_eager:
+            return False
+        length = last_length(self.task, ticket.using)
+        return bool(ticket.tries) if length is None else length <= SHORT
+
+    def _is_worth_waiting(self, holder: Holder) -> bool:
+        """
+        Return whether to wait in this process for the end of another task's run.
+
+        One process waits for a slot, so that the next run follows at once, and the others go on with other messages. A
+        message that was put back before waits behind others, so that it is not put back often.
+        """
+        if not self._is_serial or holder.state is SlotState.HELD or holder.task_id == self.request.id:
+            return False
+        if self.ticket.tries:
+            return True
+        held = find_locks((slug(self.ticket.running),), self.ticket.using, waiters=0).locks
+        return not any(lock.waiting for lock in held)
+
+    def _take_running(self, ticket: Ticket, wait: float = 0.0) -> Lease:
         """
         Take the slot for the run.
 
         Only the slots of runs exclude each other. So a waiting message whose slot no quorum of the nodes has keeps
         nobody from running: the entries of that slot are freed. If that message still comes, it runs as well.
         """
-        about = (self.rules.times, self.task.name, self._secret, self.request.is_eager)
+        about = (self.rules.times, self.task.name, self._secret, self.request.is_eager, wait)
         try:
             return ticket.take_running(*about)
         except QuorumUnavailableError:
@@ -362,6 +396,9 @@ class Arrival:
             with suppress(NoResultsError):  # it waits anyway
                 self._answer_with(ticket.joined)
         pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
+        if self._is_serial:  # a burst that is put back must not come back all at once
+            spread = max(pause, SPREAD) - FIRST_WAIT
+            pause = FIRST_WAIT + spread * locks[ticket.using].runtime.random()
         limit = None if self.unfinished or holder.state is SlotState.CLAIMED else self.rules.wait_for
         if limit is not None:
             left = limit - ticket.waited

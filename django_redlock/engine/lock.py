@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from functools import partial, wraps
 from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 from weakref import WeakSet
 
 from ..core.names import named
@@ -46,6 +46,8 @@ class Description(NamedTuple):
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Lock(Explained, advice=ATTRIBUTES):
@@ -302,6 +304,23 @@ class Lock(Explained, advice=ATTRIBUTES):
         lease.ensure()
         lease.hold.depth += 1
         return lease
+
+
+if TYPE_CHECKING:
+
+    class SkippingLock(Lock):
+        """What a lock with ``if_taken="skip"`` is for type checkers: a function that it decorates may return None."""
+
+        @overload  # type: ignore[override]
+        def __call__(
+            self, function: Callable[P, Coroutine[Any, Any, R]]
+        ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+
+        @overload
+        def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+
+        def __call__(self, function: Any) -> Any:
+            """Decorate a function."""
 
 
 decorators: WeakSet[Lock] = WeakSet()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..core.acquisition import Acquisition, GaveUp, Pause
@@ -32,10 +32,13 @@ from ..nodes.threads import exiting
 from .driver import Driver, LoopSide
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
-from .options import LockOptions, Plan, lists_options, plan
+from .options import BlockOptions, LockOptions, Plan, lists_options, plan
 from .process import HOST, process
 from .reentrancy import remember
 from .watchdog import Confirmations, Dog, ProcessHeartbeat, loop_watchdog, this_process, watchdog
+
+if TYPE_CHECKING:
+    from .lock import SkippingLock
 
 Notify = Callable[..., None]
 
@@ -141,8 +144,16 @@ class LockManager:
         """Return a lock under the options of this alias; the plans of locks with one name are the same every time."""
         return self._descriptions(plan) if len(plan.names) == 1 else self._describe(plan)
 
+    @overload
+    def lock(
+        self, name: str | Iterable[str], *, if_taken: Literal["skip"], **options: Unpack[BlockOptions]
+    ) -> "SkippingLock": ...
+
+    @overload
+    def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock: ...
+
     @lists_options
-    def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock:
+    def lock(self, name: str | Iterable[str], **options: Any) -> Lock:
         """
         Describe a lock, without a network call.
 
@@ -154,7 +165,7 @@ class LockManager:
             TypeError: A name is not a string.
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
-        planned = plan(name, options)
+        planned = plan(name, options)  # type: ignore[arg-type]  # the overloads say which options there are
         self.describe(planned)  # tells what the settings do not allow
         return Lock(planned, self.describe)
 

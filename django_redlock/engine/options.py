@@ -15,8 +15,8 @@ from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_limit, che
 IfTaken = Literal["raise", "skip"]
 
 
-class LockOptions(TypedDict, total=False):
-    """The options of :func:`django_redlock.lock`, which describes each; ``DEFAULTS`` has the default values."""
+class BlockOptions(TypedDict, total=False):
+    """The options of :func:`django_redlock.lock` that decide nothing about the type of a decorated function."""
 
     ttl: float | None
     wait: Wait
@@ -30,8 +30,13 @@ class LockOptions(TypedDict, total=False):
     max_hold: float | None
     cancel_on_lost: bool
     on_commit: bool
-    if_taken: IfTaken
     release: ReleaseMode | None
+
+
+class LockOptions(BlockOptions, total=False):
+    """The options of :func:`django_redlock.lock`, which describes each; ``DEFAULTS`` has the default values."""
+
+    if_taken: IfTaken
 
 
 DEFAULTS: LockOptions = {

@@ -458,6 +458,11 @@ def described(owner: Owner | None) -> str:
     return _("several, who share it") if owner.kind == SHARED_KIND else printable(str(owner))
 
 
+def urgency(lock: HeldLock) -> tuple[int, int, float, str]:
+    """Return the place of a lock in a list: what people wait for first, then locks in trouble, then long holds."""
+    return (-lock.waiting, -lock.state.severity, lock.since or 0.0, lock.slug)
+
+
 def middle(text: str, length: int) -> str:
     """Return *text* in at most *length* characters; the middle is cut, because names differ at their ends."""
     if len(text) <= length:

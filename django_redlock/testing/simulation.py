@@ -284,7 +284,8 @@ class SimulatedProcess:
 
     def lock(self, name: str, **options: Any) -> Lock:
         """Describe a lock of this process, as :func:`django_redlock.lock` does."""
-        return self.manager.lock(name, **options)
+        described: Lock = self.manager.lock(name, **options)
+        return described
 
     @property
     def managers(self) -> tuple[object, ...]:

@@ -111,6 +111,39 @@ def test_rows_come_and_go(held, open_page):
     expect(rows).to_have_count(1)
 
 
+def test_selected_text_stays_selected(held, open_page):
+    """
+    Somebody who selects the name of a lock to copy it can take longer than a refresh, also when locks come and go.
+    """
+    page = open_page()
+    rows = page.locator("#result_list tbody tr")
+    page.evaluate("document.getSelection().selectAllChildren(document.querySelector('.redlock-name'))")
+    assert page.evaluate("document.getSelection().toString()") == held.name
+
+    with lock("another", ttl=30):
+        later(page)
+        later(page)
+        assert page.evaluate("document.getSelection().toString()") == held.name
+        page.evaluate("document.getSelection().removeAllRanges()")
+        later(page)
+        expect(rows).to_have_count(2)
+
+
+def test_time_of_day_is_in_one_line(held, open_page):
+    """
+    On the narrowest screen no line breaks within a moment.
+    """
+    page = open_page()
+    page.set_viewport_size({"width": 360, "height": 800})
+
+    lines = page.evaluate(
+        "Array.from(document.querySelectorAll('#result_list time'), (t) => t.getClientRects().length)"
+    )
+
+    assert lines
+    assert set(lines) == {1}
+
+
 def test_pause_and_log_out(held, open_page):
     """
     Paused, the page asks nothing, and its time stands still; resumed, it asks again. Left open after logging

@@ -43,14 +43,14 @@ def blocks() -> None:
     assert_type(locks["default"], LockManager)
     assert_type(locks["default"].lock("a"), Lock)
 
-    lock(7)  # type: ignore[arg-type]
-    lock("a", timeout=5)  # type: ignore[call-arg]
-    lock("a", wait="5")  # type: ignore[arg-type]
-    lock("a", if_taken="ignore")  # type: ignore[arg-type]
-    lock("a", release="later")  # type: ignore[arg-type]
+    lock(7)  # type: ignore[call-overload]
+    lock("a", timeout=5)  # type: ignore[call-overload]
+    lock("a", wait="5")  # type: ignore[call-overload]
+    lock("a", if_taken="ignore")  # type: ignore[call-overload]
+    lock("a", release="later")  # type: ignore[call-overload]
     lock("a", release="send")
-    locks["default"].lock("a", if_taken="ignore")  # type: ignore[arg-type]
-    locks["default"].lock("a", kind="task")  # type: ignore[call-arg]
+    locks["default"].lock("a", if_taken="ignore")  # type: ignore[call-overload]
+    locks["default"].lock("a", kind="task")  # type: ignore[call-overload]
     locks["default"].claim("a", kind="cron")  # type: ignore[arg-type]
     lock("a").locked()  # type: ignore[attr-defined]
     lock("a").release()  # type: ignore[attr-defined]
@@ -73,6 +73,16 @@ def report(number: int) -> str | None:
     return str(number)
 
 
+@locks["default"].lock("count", if_taken="skip")
+async def count(number: int) -> int:
+    return number
+
+
+@lock("count", wait=0, using="default", if_taken="skip")
+def counted(number: int) -> int:
+    return number
+
+
 @lock("report")
 async def areport(number: int) -> str:
     return str(number)
@@ -80,9 +90,16 @@ async def areport(number: int) -> str:
 
 def decorated() -> None:
     assert_type(report(7), str | None)
+    assert_type(counted(7), int | None)
+    counted("7")  # type: ignore[arg-type]
     report("7")  # type: ignore[arg-type]
     areport("7")  # type: ignore[arg-type, unused-coroutine]
     areport(7)  # type: ignore[unused-coroutine]
+
+
+async def acounted() -> None:
+    assert_type(await count(7), int | None)
+    assert_type(await areport(7), str)
 
 
 def rows(user: User, users: QuerySet[User]) -> None:
@@ -126,6 +143,25 @@ class Bare(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.lease.ensure()
+
+
+class ByMethod(BaseCommand):
+    lease: Lease
+    catalogues = 5
+
+    @locked_command
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.lease.ensure()
+
+
+@locked_command
+class Inherited(ByMethod):
+    pass
+
+
+def commands() -> None:
+    assert_type(Inherited().catalogues, int)
+    Inherited().handle(supplier=7)
 
 
 @locked_command("import:{supplier}", wait=5)

@@ -468,6 +468,24 @@ def test_filter_by_node(nodes, viewer):
     assert set(names(viewer.get(LIST, {"node": "n0"}))) == {"everywhere", "disputed"}
 
 
+def test_what_people_wait_for_comes_first(nodes, viewer):
+    """
+    Among many locks that are held for longer, it is on the first screen, and the tile says how many wait.
+    """
+    for number in range(60):
+        put(f"old:{number:02}", left=10 + number / 10, age=5000)
+    put("endless", left=None, age=5000)
+    lease = lock("wanted", ttl=29, renew=False).acquire()
+    with waited_for("wanted"), waited_for("wanted"):
+        found, values = names(viewer.get(LIST)), tiles(viewer)
+        out = StringIO()
+        call_command("redlock_top", "--once", stdout=out)
+        lease.release()
+
+    assert (found[:2], values["Waited for"]) == (["wanted", "endless"], "1, 2 waiting")
+    assert re.search(r"^LOCK.*\nwanted ", out.getvalue(), re.MULTILINE)
+
+
 def test_filter_of_what_somebody_waits_for(nodes, viewer):
     """
     The list can show what somebody waits for: of all locks and not only of those on the page.

@@ -34,6 +34,7 @@ from tests.services import SQLite, django_database
 THREE = ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"]
 REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
+DJANGO_VALKEY = "django_valkey.cache.ValkeyCache"
 SECRET = "sesame"
 PATIENCE = 60.0  # seconds
 ROOT = Path(__file__).parents[2]
@@ -149,7 +150,9 @@ NODES: list[tuple[Any, str, str]] = [
     ([f"cache://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
     (f"redis://:{SECRET}@a,b", "redlock.E003", r"redis\+cluster://host-1,host-2"),
     (["cache:default"], "redlock.E005", "whose backend is not Redis"),
-    (["cache:sharded"], "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
+    (["cache:sharded"], "redlock.E005", "CLIENT_CLASS spreads keys over several servers"),
+    (["cache:clustered"], "redlock.E005", r"is a cluster; write redis\+cluster://host-1,host-2"),
+    (["cache:unwatched"], "redlock.E005", "found by Redis Sentinel, but whose SENTINELS are no list"),
     (["cache:nowhere"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
     (["cache:numbered"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
 ]
@@ -196,6 +199,18 @@ CACHES = {
         "LOCATION": "redis://a",
         "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
     },
+    "clustered": {"BACKEND": "django_valkey.cluster_cache.cache.ClusterValkeyCache", "LOCATION": "valkey://a"},
+    "unwatched": {
+        "BACKEND": DJANGO_REDIS,
+        "LOCATION": f"redis://:{SECRET}@mymaster",
+        "OPTIONS": {"CLIENT_CLASS": "django_redis.client.SentinelClient"},
+    },
+    "herd": {
+        "BACKEND": DJANGO_REDIS,
+        "LOCATION": "redis://cache-1:6379/1",
+        "OPTIONS": {"CLIENT_CLASS": "django_redis.client.HerdClient"},
+    },
+    "valkey": {"BACKEND": DJANGO_VALKEY, "LOCATION": "valkey://cache-1:6379/1"},
     "nowhere": {"BACKEND": REDIS_CACHE, "LOCATION": "cache-1:6379"},
     "numbered": {"BACKEND": REDIS_CACHE, "LOCATION": 6379},
     "unreadable": {"BACKEND": REDIS_CACHE, "LOCATION": f"redis://:{SECRET}[@cache-1:6379"},
@@ -276,6 +291,8 @@ def test_missing_setting_is_reported():
             ["north", "[::1]:7"],
         ),
         (["cache:sessions", "cache:replicated"], ["cache-1:6379"]),
+        (["cache:herd"], ["cache-1:6379"]),
+        (["cache:valkey"], ["cache-1:6379"]),
     ],
     ids=str,
 )
@@ -308,7 +325,9 @@ def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
         assert caught.value.waited < PATIENCE
 
 
-@pytest.mark.parametrize("backend", [REDIS_CACHE, DJANGO_REDIS])
+@pytest.mark.parametrize(
+    "backend", [REDIS_CACHE, DJANGO_REDIS, DJANGO_VALKEY, "django_valkey.async_cache.cache.AsyncValkeyCache"]
+)
 def test_cache_is_used_with_its_credentials_but_not_its_pool(nodes: Servers, backend: str):
     """A cache alias gives address, database and password; timeouts and retries stay ours."""
     with nodes[0].client() as client:
@@ -327,6 +346,30 @@ def test_cache_is_used_with_its_credentials_but_not_its_pool(nodes: Servers, bac
     finally:
         with nodes[0].client(password=SECRET) as client:
             client.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "setting"),
+    [
+        (DJANGO_REDIS, {"CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory"}, {}),
+        (DJANGO_REDIS, {"CLIENT_CLASS": "django_redis.client.SentinelClient"}, {}),
+        (DJANGO_REDIS, {"CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool"}, {}),
+        (DJANGO_REDIS, {}, {"DJANGO_REDIS_CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory"}),
+        (DJANGO_VALKEY, {"CLIENT_CLASS": "django_valkey.client.SentinelClient"}, {}),
+    ],
+)
+def test_cache_that_sentinels_look_after_is_such_a_node(backend: str, options: Any, setting: Any):
+    """The host of its LOCATION is the service's name, not a server; credentials of both kinds are kept apart."""
+    sentinels = {"SENTINELS": [("s1", 26379), ("s2", 26380)], "SENTINEL_KWARGS": {"password": f"{SECRET}@2"}}
+    location = f"redis://:{SECRET}@mymaster/3?is_master=1"
+    cache = {"BACKEND": backend, "LOCATION": location, "OPTIONS": sentinels | options}
+    with configured(NODES=["cache:default"]), override_settings(CACHES={"default": cache}, **setting):
+        (node,) = locks["default"].nodes
+        shown = f"{node!r} {node.name} {node.address} {check_settings()}"
+        assert {message.id for message in check_settings()} == {"redlock.W004", "redlock.W012"}
+    assert (node.name, node.address) == ("mymaster", "mymaster of s1:26379, s2:26380")
+    assert node.fails_over
+    assert SECRET not in shown
 
 
 def test_settings_are_read_late_and_anew_after_a_change():

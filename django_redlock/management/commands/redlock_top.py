@@ -12,6 +12,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
+from ...inventory.model import urgency
 from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds, table
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -89,7 +90,7 @@ def screen(
     lines += [f"{summary}{more}"]
     lines = [*(part for line in lines for part in (wrap(line, size.columns) if size else [line])), ""]
     room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # 3: titles, last line, cursor
-    worst = sorted(snapshot.locks, key=lambda lock: (-lock.state.severity, lock.since or 0.0))
+    worst = sorted(snapshot.locks, key=urgency)
     width = size.columns if size and not wide else None
     lines += table(worst[:room], known=snapshot.has_quorum, width=width, readable=readable).split("\n")
     hidden = len(snapshot.locks) - room

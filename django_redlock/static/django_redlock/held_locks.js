@@ -71,16 +71,20 @@
         if (news.length) { say.textContent = news.slice(0, SPOKEN).join(', ') + rest; }
     }
 
-    // While something is ticked or focused, rows keep their places: nobody should tick the wrong lock.
-    const busy = () => body().contains(document.activeElement) || body().querySelector('input:checked');
+    // While something is ticked, focused or selected, rows keep their places: nobody should tick the wrong lock.
+    function selected(element) {
+        const chosen = document.getSelection();
+        return !chosen.isCollapsed && chosen.containsNode(element, true);
+    }
+    const used = (element) => element.contains(document.activeElement) || selected(element);
+    const busy = () => used(body()) || body().querySelector('input:checked');
 
     function refresh(row, fresh) {
         const tickbox = (each) => each.querySelector('.action-select');
         const same = tickbox(row)?.value === tickbox(fresh)?.value;
         row.classList.remove('redlock-gone', 'redlock-old');
         Array.from(row.cells).forEach((cell, i) => {
-            const focused = cell.contains(document.activeElement);
-            if (!focused && !cell.contains(tickbox(row)) || !same) { cell.replaceWith(fresh.cells[i].cloneNode(true)); }
+            if (!used(cell) && !cell.contains(tickbox(row)) || !same) { cell.replaceWith(fresh.cells[i].cloneNode(true)); }
         });
         if (!same) { row.classList.remove('selected'); }
     }

@@ -10,7 +10,7 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import QuorumUnavailableError, lock, locks
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
@@ -178,3 +178,20 @@ def test_a_sentinel_that_is_down_is_no_alarm(tmp_path: Path):
 
     assert [each.detail for each in diagnosis.nodes] == [""]
     assert not {"unreachable", "no-quorum", "trial"} & {finding.id for finding in diagnosis.findings}
+
+
+def test_cache_of_a_sentinel_is_a_node(tmp_path: Path):
+    """A cache of django-redis whose master a sentinel monitors takes locks on that master, in the cache's database."""
+    options = {"CLIENT_CLASS": "django_redis.client.SentinelClient", "CONNECTION_FACTORY": FACTORY}
+    with watched(tmp_path) as sentinel:
+        sentinels = {"SENTINELS": [("127.0.0.1", sentinel.port)]}
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://mymaster/3"}
+        caches = {"default": cache | {"OPTIONS": options | sentinels}}
+        redlock = {"default": {"NODES": ["cache:default"], "OPTIONS": {"restart_guard": False, "node_timeout": 1.0}}}
+        with override_settings(CACHES=caches, REDLOCK=redlock), lock("a", wait=30):
+            with redis.Redis(port=sentinel.servers[0].port, db=3) as client:
+                assert client.exists("redlock:{a}:h")
+        locks.reset()
+
+
+FACTORY = "django_redis.pool.SentinelConnectionFactory"

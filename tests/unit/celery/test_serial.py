@@ -1,0 +1,110 @@
+"""A burst of messages of which one runs at a time, with short runs."""
+
+import threading
+
+import pytest
+
+from django_redlock import lock, locks
+from django_redlock.core.names import slug
+from django_redlock.core.protocol import Acquire
+from django_redlock.inventory import find_lock
+from tests.managers import wait_until
+
+from .slots import NAME, names, tickets
+
+SECRET = "a" * 32
+SHORT = {"ttl": 30.0, "max_hold": None}
+
+
+@pytest.fixture
+def ran():
+    """The ids of the tasks that have run."""
+    return []
+
+
+@pytest.fixture(params=["while_executing", "until_and_while_executing"])
+def serial(request, make, worker, ran):
+    """A serial task whose runs are known to be short in this process."""
+    task = make(lambda self, shop_id: ran.append(self.request.id), scope=request.param)
+    task.delay(7)
+    worker.run()
+    return task
+
+
+@pytest.fixture
+def other(serial):
+    """The run of another message, in another process."""
+    lease = serial.singleton_ticket("other", (7,), {}).take_running(SHORT, "shop.sync", "")
+    yield lease
+    lease.release()
+
+
+def waiting():
+    """Return how many callers wait for the slot."""
+    found = find_lock(NAME)
+    return found.waiting if found else 0
+
+
+@pytest.mark.server
+def test_process_waits_for_the_end_of_a_short_run(serial, other, worker, ran):
+    """The next run follows at once: its process waits in the queue of the slot, and no message is put back."""
+    call = serial.delay(7)
+
+    def end_the_other_run():
+        wait_until(waiting)
+        other.release()
+
+    ending = threading.Thread(target=end_the_other_run)
+    ending.start()
+    state = worker.run()
+    ending.join()
+
+    assert (state, ran[-1], worker.headers) == ("SUCCESS", call.id, [])
+    assert names() == set()
+
+
+@pytest.mark.server
+def test_one_process_waits_and_others_go_on(serial, other, worker):
+    """A process puts the message back at once if another one waits for the slot, so that other keys are served."""
+    serial.delay(7)
+
+    waiter = threading.Thread(target=lambda: lock(NAME, wait=60).acquire().release())
+    waiter.start()
+    wait_until(waiting)
+    state = worker.run()
+    still_waits = waiting()
+    other.release()
+    waiter.join()
+
+    assert (state, still_waits, len(worker.headers)) == ("IGNORED", 1, 1)
+
+
+def test_messages_of_a_burst_do_not_come_back_all_at_once(make, worker, ran):
+    """What is put back comes back at different moments, of which none is far away."""
+    task = make(lambda self, shop_id: ran.append(self.request.id), scope="while_executing")
+    task.delay(7)
+    worker.run()
+    for _ in range(20):
+        task.delay(7)
+
+    with locks["default"].lock(NAME):
+        for _ in range(20):
+            worker.run()
+
+    pauses = {round(ticket.waited, 3) for ticket in tickets(worker)}
+    assert len(pauses) > 15
+    assert 1.0 <= min(pauses) <= max(pauses) <= 3.0
+
+
+@pytest.mark.parametrize("run", ["retry", "run"])
+def test_slot_for_which_others_wait_is_not_free(make, worker, ran, memory_nodes, run):
+    """A message that finds the slot free, but others in its queue, waits for it, whatever is done without nodes."""
+    task = make(lambda self, shop_id: ran.append(self.request.id), scope="while_executing", on_unavailable={"run": run})
+    call = task.delay(7)
+    with lock(NAME):
+        for node in memory_nodes:
+            node.execute(Acquire((slug(NAME),), SECRET, SECRET, 30.0, 1, 3600.0, 60.0, waiter="elsewhere|1", stamp=1))
+
+    state = worker.run()
+
+    assert (state, ran, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
