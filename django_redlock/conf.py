@@ -21,8 +21,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 DEFAULT_ALIAS = "default"
 ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
-NODE_KEYS = ("URL", "NAME", "OPTIONS")
-SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS")
+NODE_KEYS = ("URL", "NAME", "OPTIONS", "MASTERS")
+SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_EXAMPLE = "{'SENTINELS': [('sentinel-1', 26379), ('sentinel-2', 26379)], 'SERVICE_NAME': 'mymaster'}"
 OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
 EXAMPLE = """\
@@ -232,7 +232,13 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "redlock.E003",
         )
     # Schemes may be written in capitals, and each kind of node compares them.
-    return NodeSpec(scheme + url[len(scheme) :], name, _node_options(where, entry))
+    masters = _masters(where, entry)
+    if masters and not scheme.endswith("+cluster"):
+        raise InvalidRedlockError(
+            f"{where} has MASTERS, but its URL names the master; MASTERS is for Sentinel and for a cluster.",
+            "redlock.E003",
+        )
+    return NodeSpec(scheme + url[len(scheme) :], name, _node_options(where, entry), masters=masters)
 
 
 def _node_name(where: str, entry: Mapping[str, Any]) -> str:
@@ -272,7 +278,8 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
         )
     options = _node_options(where, entry)
     scheme = "rediss" if any(key.startswith("ssl_") for key in options) else "redis"
-    return NodeSpec(f"{scheme}://{service}", _node_name(where, entry), options, tuple(filter(None, urls)))
+    name, masters = _node_name(where, entry), _masters(where, entry)
+    return NodeSpec(f"{scheme}://{service}", name, options, tuple(filter(None, urls)), masters)
 
 
 def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,6 +292,18 @@ def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
             "redlock.E003",
         )
     return dict(options)
+
+
+def _masters(where: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the hosts that may be the master; none if any host may."""
+    masters = entry.get("MASTERS", ())
+    if not isinstance(masters, (list, tuple)) or not all(isinstance(host, str) and host for host in masters):
+        raise InvalidRedlockError(
+            f"{where}['MASTERS'] must be a list of hosts as the servers announce them, such as ['10.0.0.1'], "
+            f"not {type(masters).__name__}.",
+            "redlock.E003",
+        )
+    return tuple(masters)
 
 
 def _sentinel_url(where: str, entry: Any) -> str | None:

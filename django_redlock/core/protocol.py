@@ -224,6 +224,7 @@ class Failure(Enum):
     WRONG_CERTIFICATE = "has a certificate for another host"
     NO_CLIENT_CERTIFICATE = "wants a client certificate"
     SENTINEL = "sentinel"
+    FOREIGN_MASTER = "names a master that MASTERS does not list"
     UNKNOWN_TO_SENTINEL = "is unknown to the sentinel"
 
     # What this process did not do

@@ -248,15 +248,19 @@ class Watchdog:
 
     def tends(self, keeper: object) -> bool:
         """Return whether this watchdog looks after leases of *keeper*."""
+        return any(lease.hold.keeper is keeper for lease in self._all())
+
+    def _all(self) -> Iterator[Tended]:
+        """Return what the thread looks after, or is about to."""
         # The inbox first: a lease is put on the agenda before its message is removed from the inbox.
         coming = [lease for key, added in self._inbox.copy() if added and (lease := key()) is not None]
-        return any(lease.hold.keeper is keeper and lease.hold.due() != NEVER for lease in (*coming, *self._agenda))
+        return (lease for lease in (*coming, *self._agenda) if lease.hold.due() != NEVER)
 
     def rest(self) -> None:
         """End the thread now if there is no lease; otherwise the thread ends a while after the last lease."""
         self._resting = True
         self._bell.ring()
-        if not self._agenda:
+        if not any(self._all()):  # otherwise the thread goes on, and joining it would be in vain
             self._thread.join(1.0)
 
     def stop(self) -> None:

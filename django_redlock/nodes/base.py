@@ -69,6 +69,7 @@ class NodeSpec:
         name: The node's name in messages and pages; if empty, it is derived from the address.
         options: Arguments for the connection that a URL cannot carry.
         sentinels: URLs of the sentinels to ask where the master is; the host of ``url`` is then the service's name.
+        masters: The hosts that may be the master that other servers name; none if any host may.
         alias: The alias in ``REDLOCK``, for the names of connections.
     """
 
@@ -76,6 +77,7 @@ class NodeSpec:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sentinels: tuple[str, ...] = field(default=(), repr=False)
+    masters: tuple[str, ...] = ()
     alias: str = ""
 
 

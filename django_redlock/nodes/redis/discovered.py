@@ -60,6 +60,7 @@ class DiscoveredNode(RedisNode):
     def __init__(self, spec: NodeSpec, prefix: str, guides: list[Endpoint], question: list[str]) -> None:
         super().__init__(spec, prefix)
         self.guides = guides
+        self.masters = spec.masters
         self._question = resp(question)
 
     @property
@@ -86,14 +87,17 @@ class DiscoveredNode(RedisNode):
         Ask one of ``guides`` where the master is.
 
         Raises:
-            LinkError: The guide cannot be reached, or does not know.
+            LinkError: The guide cannot be reached, does not know, or names a host that cannot be the master.
         """
         try:
             connection, (raw,), _ = await dialer.open(guide, self._question, unchanged, most=MOST_PARTS_OF_GUIDE)
         except LinkError as error:
             raise self.of_guide(error) from None
         dialer.close(connection)
-        return self.parse_master(raw, guide)
+        master = self.parse_master(raw, guide)
+        if self.masters and master.host not in self.masters:  # it would get the password
+            raise self.of_guide(LinkError(Failure.FOREIGN_MASTER))
+        return master
 
     def _follow(self, link: SomeLink, master: Master) -> SomeLink:
         """Return *link*, adapted to its server; from now on, notifications come from that server as well."""

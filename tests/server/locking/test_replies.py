@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 import redis
+from django.test import override_settings
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import QuorumUnavailableError, locks
 from django_redlock.core.attempt import Granted
 from django_redlock.core.protocol import Kind, Raise, Release
 from django_redlock.engine.manager import LockManager
@@ -415,6 +416,34 @@ def babbler(greeting: bytes, reply: bytes) -> Iterator[Babbler]:
         yield it
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+@pytest.mark.parametrize("masters", [[], ["10.0.0.1"], ["127.0.0.1"]], ids=["any", "another", "this"])
+async def test_password_is_sent_only_to_hosts_that_may_be_the_master(flavour: Flavour, kind: str, masters: list[str]):
+    """A sentinel or a member that lies gets the password for its own host, unless MASTERS does not list that."""
+    with babbler(b"-ERR no\r\n", b"-ERR no\r\n") as thief:
+        port = str(thief.port).encode()
+        words = [b"ip", b"127.0.0.1", b"port", port, b"role-reported-time", b"1"]
+        reply = b"*6\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+        if kind == "cluster":
+            reply = b"+OK\r\n*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%s\r\n" % port
+        with babbler(b"", reply) as liar:
+            node: dict[str, object] = {"URL": f"redis+cluster://:sesame@127.0.0.1:{liar.port}"}
+            if kind == "sentinel":
+                guide = f"redis://127.0.0.1:{liar.port}"
+                node = {"SENTINELS": [guide], "SERVICE_NAME": "m", "OPTIONS": {"password": "sesame"}}
+            with override_settings(REDLOCK={"default": {"NODES": [{**node, "MASTERS": masters}]}}):
+                manager = locks["default"]
+
+                error = await refused(flavour, manager)
+
+                await flavour.close(manager)
+                locks.reset()
+
+    assert (b"sesame" in thief.heard) is (masters != ["10.0.0.1"])
+    foreign = any("names a master that MASTERS does not list" in said for said in error.nodes.values())
+    assert foreign is (masters == ["10.0.0.1"])
 
 
 WELL_FORMED = [b":1\r\n", b"+OK\r\n", b"$-1\r\n", b"*0\r\n", b"*-1\r\n", b"*2\r\n$8\r\nACCEPTED\r\n$1\r\n1\r\n"]
