@@ -17,7 +17,8 @@ from django.conf import settings
 from django.core import mail
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
-from django.urls import get_resolver
+from django.urls import LocalePrefixPattern, get_resolver
+from django.utils.module_loading import import_string
 
 from .conf import (
     EXAMPLE,
@@ -28,6 +29,7 @@ from .conf import (
     aliases,
     caches_of,
     databases_of,
+    nodes_named,
     read_alias,
     servers_of,
 )
@@ -35,6 +37,7 @@ from .core.admission import Admission
 from .engine.lock import decorators
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
+from .nodes.clock import steady
 from .routers import read_elsewhere
 
 TAG = "redlock"
@@ -78,6 +81,48 @@ def check_decorators() -> Iterator[CheckMessage]:
                 f"A function or view is decorated with the lock {lock.name!r}, which cannot be taken: {error}",
                 id="redlock.E011",
             )
+
+
+@register(Tags.urls)
+def check_translated_paths(**kwargs: Any) -> list[CheckMessage]:
+    """Report paths of ``locked_paths`` that ``i18n_patterns`` serves under the prefix of a language as well."""
+    messages: list[CheckMessage] = []
+    for name in getattr(settings, "MIDDLEWARE", ()) if getattr(settings, "ROOT_URLCONF", None) else ():
+        try:
+            locks_path: Any = getattr(import_string(name), "locks_path", None)
+        except ImportError:
+            continue  # Django raises it when the server starts
+        for language, path in _translated_paths() if locks_path else ():
+            if locks_path(path) and not locks_path(f"/{language}{path}"):
+                messages.append(
+                    Warning(
+                        f"{name} locks {path!r}, but not '/{language}{path}', which i18n_patterns serves as well.",
+                        hint=f"List re.compile(r'^/([a-z-]+/)?{path[1:]}') instead.",
+                        id="redlock.W013",
+                    )
+                )
+                break
+    return messages
+
+
+def _translated_paths() -> Iterator[tuple[str, str]]:
+    """Yield the prefix of a language, and the beginning of each path that ``i18n_patterns`` serves under it."""
+    for resolver in get_resolver().url_patterns:
+        pattern = resolver.pattern
+        if isinstance(pattern, LocalePrefixPattern):
+            plain = "" if pattern.prefix_default_language else settings.LANGUAGE_CODE
+            prefixes = [code for code, _ in settings.LANGUAGES if code != plain]
+            yield from ((prefixes[0], f"/{path}") for path in _beginnings(resolver) if prefixes and path)
+
+
+def _beginnings(resolver: Any) -> Iterator[str]:
+    """Yield the text with which each path of a resolver begins, up to its first argument."""
+    for pattern in resolver.url_patterns:
+        text, *arguments = re.split(r"[<(\[\\$]", str(pattern.pattern).removeprefix("^"), maxsplit=1)
+        if hasattr(pattern, "url_patterns") and not arguments:
+            yield from (text + rest for rest in _beginnings(pattern))
+        else:
+            yield text
 
 
 @register(TAG)
@@ -159,7 +204,7 @@ def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
 
     A node that does not answer causes no warning: the checks may run in another network.
     """
-    admission = Admission(config.rules, tuple(node.name for node in config.nodes), time.monotonic, time.time)
+    admission = Admission(config.rules, tuple(node.name for node in config.nodes), steady, time.time)
 
     def why(index: int) -> str:
         try:
@@ -195,10 +240,10 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     yield from _memory_outside_debug(config)
     yield from _node_count(config)
     yield from _failovers(config)
-    yield from _cache_entries(alias)
+    yield from _shared_servers(config)
+    yield from _replicas_of_caches(config)
     yield from _databases_in_memory(alias)
     yield from _file_of_requests(config)
-    yield from _shared_servers(config)
 
 
 def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
@@ -218,7 +263,16 @@ def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
         return  # it forgets nothing, and the project cannot do without it anyway
     if count == 1 and getattr(config.nodes[0], "replicated", False):
         return  # it forgets nothing, and one of its members may be down
-    if count < 3:
+    if count == 1 and (users := [each for _, found in (*_caches(config), *_brokers(config)) for each in found]):
+        yield Warning(
+            f"REDLOCK[{config.alias!r}] has one node, which is also the server of {' and '.join(users)}: no lock can "
+            "be taken while it is down; a restart without its data, eviction, or cache.clear() in the same database "
+            "drops held locks; and a long queue slows locks down.",
+            hint="List 3 or 5 independent masters with maxmemory-policy noeviction, or silence this check if one "
+            "server for everything is what you want.",
+            id="redlock.W012",
+        )
+    elif count < 3:
         yield Warning(
             f"REDLOCK[{config.alias!r}] has {count} node{'s' if count > 1 else ''}: no lock can be taken while one is "
             "down, and one that restarts without its data forgets the locks it held.",
@@ -246,17 +300,11 @@ def _failovers(config: AliasConfig) -> Iterator[CheckMessage]:
             )
 
 
-def _cache_entries(alias: str) -> Iterator[CheckMessage]:
-    """Warn about nodes that are caches, and about caches with replicas."""
-    for cache in caches_of(alias):
-        yield Warning(
-            f"REDLOCK[{alias!r}] uses the cache {cache!r} as a node: eviction or cache.clear() can drop held locks.",
-            hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
-            id="redlock.W005",
-        )
+def _replicas_of_caches(config: AliasConfig) -> Iterator[CheckMessage]:
+    for cache in caches_of(config.alias):
         if len(servers_of(settings.CACHES[cache])) > 1:
             yield Warning(
-                f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses only the first, its primary.",
+                f"The cache {cache!r} has several servers; REDLOCK[{config.alias!r}] uses only the first, its primary.",
                 hint="Replicas do not vote: list independent masters as nodes of their own.",
                 id="redlock.W003",
             )
@@ -289,27 +337,49 @@ def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
 
 
 def _shared_servers(config: AliasConfig) -> Iterator[CheckMessage]:
-    """Warn about nodes that are also the server of a cache or of Celery's broker."""
-    ours = {_alike(node.address): node.name for node in config.nodes}
-    named = {_address(_first(settings.CACHES[cache])) for cache in caches_of(config.alias)}
-    for cache, entry in settings.CACHES.items():
-        address = _address(_first(entry)) if entry.get("BACKEND") in REDIS_CACHES else ""
-        if address in ours and address not in named:
-            yield Warning(
-                f"REDLOCK[{config.alias!r}] has the node {ours[address]!r}, which is also the server of the cache "
-                f"{cache!r}: eviction, or cache.clear() in the same database, can drop held locks.",
-                hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
-                id="redlock.W005",
-            )
-    for setting in ("CELERY_BROKER_URL", "BROKER_URL"):
-        address = _address(getattr(settings, setting, None))
-        if address in ours:
-            yield Warning(
-                f"REDLOCK[{config.alias!r}] has the node {ours[address]!r}, which is also Celery's broker ({setting}): "
-                "a long queue slows locks down, and one that fills the memory stops them.",
-                hint="Use a server of its own, or silence this check if the other nodes are on other servers.",
-                id="redlock.W006",
-            )
+    """Warn about nodes that are also the server of a cache or of Celery's broker; the only node has one warning."""
+    if len(config.nodes) == 1:
+        return
+    for node, caches in _caches(config):
+        yield Warning(
+            f"REDLOCK[{config.alias!r}] has the node {node!r}, which is also the server of {' and '.join(caches)}: "
+            "eviction, or cache.clear() in the same database, can drop held locks.",
+            hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
+            id="redlock.W005",
+        )
+    for node, brokers in _brokers(config):
+        yield Warning(
+            f"REDLOCK[{config.alias!r}] has the node {node!r}, which is also {' and '.join(brokers)}: "
+            "a long queue slows locks down, and one that fills the memory stops them.",
+            hint="Use a server of its own, or silence this check if the other nodes are on other servers.",
+            id="redlock.W006",
+        )
+
+
+def _caches(config: AliasConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield each node that is the server of caches, with what to call those."""
+    named = dict(zip(nodes_named(config.alias), config.nodes, strict=True))
+    for node in config.nodes:
+        found = [
+            f"the cache {cache!r}"
+            for cache, entry in settings.CACHES.items()
+            if named.get(f"cache:{cache}") is node
+            or (entry.get("BACKEND") in REDIS_CACHES and _address(_first(entry)) == _alike(node.address))
+        ]
+        if found:
+            yield node.name, found
+
+
+def _brokers(config: AliasConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield each node that is Celery's broker, with the settings that name it."""
+    for node in config.nodes:
+        found = [
+            setting
+            for setting in ("CELERY_BROKER_URL", "BROKER_URL")
+            if _address(getattr(settings, setting, None)) == _alike(node.address)
+        ]
+        if found:
+            yield node.name, [f"Celery's broker ({' and '.join(found)})"]
 
 
 def _first(cache: Any) -> str:

@@ -6,7 +6,7 @@ No message shows a URL, because a URL may contain a password.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -115,7 +115,7 @@ def read_alias(alias: str) -> AliasConfig:
     for index, node in enumerate(_node_list(where, entry.get("NODES"))):
         spec = _node_spec(f"{where}[{index}]", node)
         try:
-            found.append(open_node(spec, prefix))
+            found.append(open_node(replace(spec, alias=alias), prefix))
         except ValueError as error:
             raise InvalidRedlockError(f"{where}[{index}] cannot be used: {error}.", "redlock.E003") from None
     nodes = tuple(found)
@@ -125,15 +125,16 @@ def read_alias(alias: str) -> AliasConfig:
 
 def caches_of(alias: str) -> list[str]:
     """Return the ``CACHES`` aliases that a well-formed alias uses as nodes."""
-    return [url.removeprefix("cache:") for url in _urls(alias) if url.startswith("cache:")]
+    return [url.removeprefix("cache:") for url in nodes_named(alias) if url.startswith("cache:")]
 
 
 def databases_of(alias: str) -> list[str]:
     """Return the ``DATABASES`` aliases that a well-formed alias uses as nodes."""
-    return [url.removeprefix("database://") for url in _urls(alias) if url.startswith("database://")]
+    return [url.removeprefix("database://") for url in nodes_named(alias) if url.startswith("database://")]
 
 
-def _urls(alias: str) -> list[str]:
+def nodes_named(alias: str) -> list[str]:
+    """Return what names each node of a well-formed alias: its URL, ``cache:`` and an alias, or nothing."""
     nodes = _node_list(alias, _setting()[alias]["NODES"])
     return [_url({"URL": node} if isinstance(node, str) else node) for node in nodes]
 

@@ -6,6 +6,7 @@ All of them can be pickled, because their ``args`` are the arguments of their co
 """
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 
@@ -133,7 +134,8 @@ class QuorumUnavailableError(_AttemptError):
             why = "must vote, but too few can, and waiting does not change that"
         else:
             why = "must answer in time and agree, and too few did"
-        return f"Lock {self.name!r}: {needed} {why} ({self._effort()})."
+        soon = f" A quorum will vote in {ceil(self.retry_after)} s." if self.retry_after else ""
+        return f"Lock {self.name!r}: {needed} {why} ({self._effort()}).{soon}"
 
 
 class LockLostError(_OneLineError):

@@ -38,7 +38,8 @@ def locked_paths(
 
     Args:
         paths: Beginnings of paths, such as ``"/checkout/"``, or compiled regular expressions that are searched for.
-            They match the path without the script's prefix.
+            They match the path without the script's prefix. A str does not match what ``i18n_patterns`` serves under
+            the prefix of a language; a check reports that.
         key: What to lock, as the name ``request:<key>``; see :func:`~django_redlock.views.locked_view`. A template has
             no argument but ``{request}``.
         ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``.
@@ -60,6 +61,7 @@ def locked_paths(
     def middleware(get_response: Any) -> Any:
         return (guard.around_async if iscoroutinefunction(get_response) else guard.around)(get_response)
 
+    middleware.locks_path = matches  # type: ignore[attr-defined]  # for the check
     return middleware
 
 

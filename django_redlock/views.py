@@ -11,11 +11,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial, wraps
+from functools import partial, update_wrapper, wraps
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
@@ -83,7 +83,8 @@ def locked_view(
     A request that finds the lock taken gets 409 Conflict; a request for which too few nodes answer gets 503 Service
     Unavailable. Both responses have ``Retry-After``. They are an HTML page (``django_redlock/busy.html``), or problem
     details (RFC 9457) for clients that prefer JSON. The decorator works on functions, coroutine functions and view
-    classes; a class of Django REST framework is locked after authentication and permissions.
+    classes, and on one method of a view class, such as an action of a ViewSet, below ``@action``. A class of Django
+    REST framework is locked after authentication and permissions.
 
     Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until the
     response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked requests read where they write.
@@ -158,43 +159,86 @@ class Decorator:
             raise TypeError(MISSING_KEY)
         if not callable(view):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
+        if inspect.isfunction(view) and next(iter(inspect.signature(view).parameters), "") == "self":
+            return LockedMethod(view, self._options)
         if not isinstance(view, type):
             guard = Guard.of_view(view, self._options)
             return guard.around_async(view) if guard.asynchronous else guard.around(view)
         if hasattr(view, "perform_content_negotiation"):  # an APIView of Django REST framework
-            return self._lock_api_view(view)
+            return lock_api_view(view, self._options)
         if not hasattr(view, "dispatch"):
             raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
         return method_decorator(self, name="dispatch")(view)
 
-    def _lock_api_view(self, view: Any) -> Any:
-        """
-        Lock an APIView or a ViewSet, after authentication, permissions and throttles, and around the transaction.
 
-        The framework looks up the handler after ``initial()`` has accepted the request; the lock is taken then.
-        """
-        dispatch, initial = view.dispatch, view.initial
-        guard = Guard(
-            f"{view.__module__}.{view.__qualname__}",
-            inspect.signature(lambda request, *args, **kwargs: None),
-            self._options,
-            below=getattr(dispatch, "_non_atomic_requests", set()),
-        )
+class LockedMethod:
+    """
+    A method of a view class that ``@locked_view`` decorates, until its class is made.
 
-        @wraps(dispatch)
-        def locked_dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            return dispatch(self, request, *args, **kwargs)
+    Django opens the transaction of a request around the whole class, so the lock has to go around that as well.
 
-        @wraps(initial)
-        def locked_initial(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-            initial(self, request, *args, **kwargs)
-            method = request.method.lower()
-            if method in self.http_method_names and hasattr(self, method):
-                setattr(self, method, guard.around_handler(getattr(self, method)))
+    Args:
+        method: The decorated method.
+        options: The checked options of :func:`locked_view`.
+    """
 
-        locked_dispatch._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
-        view.dispatch, view.initial = locked_dispatch, locked_initial
-        return view
+    def __init__(self, method: Callable[..., Any], options: Options) -> None:
+        update_wrapper(cast(Any, self), method)
+        self._own = method, options, {*vars(self), "_own"}
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        method, options, own = self._own
+        # Decorators above this one, such as @action, have left their notes on this object.
+        method.__dict__.update({key: value for key, value in vars(self).items() if key not in own})
+        setattr(owner, name, method)
+        called = f"{owner.__module__}.{owner.__qualname__}.{name}"
+        parameters = list(inspect.signature(method).parameters.values())
+        ViewKey(called, options.key, inspect.Signature(parameters[1:]))  # raises if it can never be resolved
+        if name.upper() in KNOWN_METHODS and options.methods is None:
+            options = replace(options, methods=check_methods([name]))
+        if hasattr(owner, "perform_content_negotiation"):
+            lock_api_view(owner, options, only=name)
+        elif hasattr(owner, "dispatch") and name.upper() in KNOWN_METHODS:
+            method_decorator(Decorator(options), name="dispatch")(owner)
+        else:
+            raise TypeError(f"@locked_view decorates views, and {called}() gets no request. Decorate the class.")
+
+
+def lock_api_view(view: Any, options: Options, *, only: str = "") -> Any:
+    """
+    Lock an APIView or a ViewSet, after authentication, permissions and throttles, and around the transaction.
+
+    The framework looks up the handler after ``initial()`` has accepted the request; the lock is taken then.
+
+    Args:
+        view: The class.
+        options: The checked options of :func:`locked_view`.
+        only: The only action or method that is locked; empty means all.
+    """
+    dispatch, initial = view.dispatch, view.initial
+    guard = Guard(
+        f"{view.__module__}.{view.__qualname__}",
+        inspect.signature(lambda request, *args, **kwargs: None),
+        options,
+        below=getattr(dispatch, "_non_atomic_requests", set()),
+    )
+
+    @wraps(dispatch)
+    def locked_dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return dispatch(self, request, *args, **kwargs)
+
+    @wraps(initial)
+    def locked_initial(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        initial(self, request, *args, **kwargs)
+        method = request.method.lower()
+        if method in self.http_method_names and hasattr(self, method):
+            chosen = not only or only == (getattr(self, "action", None) or method)
+            around = guard.around_handler if chosen else guard.around_transaction
+            setattr(self, method, around(getattr(self, method)))
+
+    locked_dispatch._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
+    view.dispatch, view.initial = locked_dispatch, locked_initial
+    return view
 
 
 def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
@@ -381,6 +425,16 @@ class Guard:
 
         return handle
 
+    def around_transaction(self, handler: Any) -> Any:
+        """Return a handler without a lock that runs in the transactions that Django would open around it."""
+
+        @wraps(handler)
+        def handle(*args: Any, **kwargs: Any) -> Any:
+            with self._transactions():
+                return handler(*args, **kwargs)
+
+        return handle
+
     def applies(self, request: HttpRequest) -> bool:
         """
         Return whether requests with this request's method are locked.
@@ -418,9 +472,9 @@ class Guard:
             if in_transaction(connection):
                 raise RuntimeError(
                     f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
-                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, not "
-                    "a method; or put @transaction.non_atomic_requests on top, as above @api_view; and use "
-                    "functools.wraps() in your own decorators. Otherwise move the transaction into the view."
+                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, or "
+                    "put @locked_view directly on its method, without method_decorator; above @api_view on a function; "
+                    "and use functools.wraps() in your own decorators. Otherwise move the transaction into the view."
                 )
         bound = self._signature.bind_partial(request, *args, **kwargs)
         bound.apply_defaults()
@@ -532,18 +586,35 @@ def problem_of(error: Refused, status: int = HTTPStatus.CONFLICT) -> tuple[dict[
 
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> list[CheckMessage]:
-    """Report the views that were decorated with ``@locked_view`` but without a key, which the decorator cannot see."""
+    """Report the views whose decorator has no key, or is inside the transaction that Django opens around them."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return []
-    return [
-        Error(
-            f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at its first request.",
-            hint=MISSING_KEY,
-            id="redlock.E012",
-        )
-        for pattern in _patterns(get_resolver())
-        if isinstance(pattern.callback, Decorator)
-    ]
+    atomic = any(entry["ATOMIC_REQUESTS"] for entry in connections.settings.values())
+    messages: dict[str, CheckMessage] = {}
+    for pattern in _patterns(get_resolver()):
+        if isinstance(pattern.callback, Decorator):
+            text = (
+                f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at its first request."
+            )
+            messages[text] = Error(text, hint=MISSING_KEY, id="redlock.E012")
+        view: Any = getattr(pattern.callback, "view_class", None) or getattr(pattern.callback, "cls", None)
+        for name in _inside(view) if atomic and view else ():
+            text = (
+                f"@method_decorator puts @locked_view on {view.__module__}.{view.__qualname__}.{name}() inside the "
+                "transaction of ATOMIC_REQUESTS: each request that it would lock fails."
+            )
+            hint = "Put @locked_view directly on the method, below @action, or on the class."
+            messages[text] = Error(text, hint=hint, id="redlock.E013")
+    return list(messages.values())
+
+
+def _inside(view: Any) -> Iterator[str]:
+    """Yield the methods of a view class that only ``method_decorator`` locks, whose notes it copies to the method."""
+    if isinstance(getattr(view.dispatch, "_non_atomic_requests", None), OwnTransactions):
+        return
+    for name in dir(view):
+        if isinstance(getattr(getattr(view, name, None), "_non_atomic_requests", None), OwnTransactions):
+            yield name
 
 
 def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:

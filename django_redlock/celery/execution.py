@@ -23,6 +23,7 @@ from ..engine.lease import (
 from ..engine.manager import LockManager
 from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError
 from ..handler import locks
+from ..nodes.clock import steady
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import STARTS
 from .options import SingletonOptions
@@ -254,9 +255,9 @@ def raise_in(thread: int, error: type[BaseException]) -> None:
     """Raise *error* in the thread with the given number, before its next instruction."""
     # Up to Python 3.11, a new thread has the number of the thread that started it until it runs. It would
     # get the exception, and a start() that waits for it would never return.
-    until = time.monotonic() + (PATIENCE if sys.version_info < (3, 12) else 0)
+    until = steady() + (PATIENCE if sys.version_info < (3, 12) else 0)
     number, raised = ctypes.c_ulong(thread), ctypes.py_object(error)
-    while time.monotonic() < until and _starts_another(thread):
+    while steady() < until and _starts_another(thread):
         time.sleep(0.001)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(number, raised)
 

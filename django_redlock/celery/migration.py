@@ -25,6 +25,14 @@ from .task import SingletonTask
 
 ONCE = ("keys", "graceful", "timeout", "unlock_before_run")
 PER_CALL = ("graceful", "timeout")
+HOOKS = {
+    "celery-once": ["get_key", "once_backend", "once_config", "default_timeout"],
+    "celery-singleton": [
+        *("singleton_backend", "singleton_config", "generate_lock", "aquire_lock", "get_existing_task_id"),
+        *("unlock", "lock_and_run"),
+    ],
+}
+"""What subclasses of the old classes override; nothing here calls it."""
 
 
 class AlreadyQueued(DuplicateTask):
@@ -93,9 +101,17 @@ class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-ar
     """The common base of the two classes; it converts the old options when they are first needed."""
 
     abstract = True
+    package = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for name in HOOKS.get(cls.package, ()):
+            if name in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__} has {name}, which {cls.package} called and nothing calls here. For a key of your "
+                    "own, write @singleton_task(key=...); the slots are on the nodes of REDLOCK; the signal "
+                    "singleton_duplicate tells of duplicates."
+                )
         if "run" not in vars(cls):
             return
         parameters = list(inspect.signature(cls.run).parameters.values())
@@ -103,6 +119,15 @@ class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-ar
             parameters = parameters[1:]
         TaskKey(cls._migrated({}).key, inspect.Signature(parameters))
         cls._warn()
+
+    def apply_async(self, *args: Any, **options: Any) -> SingletonResult[Any]:
+        """
+        Send a call that is not unique.
+
+        A subclass gets here by ``super(QueueOnce, self).apply_async(...)``, which was Celery's own method in both
+        packages.
+        """
+        return super().apply_async(*args, **options | {"singleton": False})
 
     @cached_property
     def singleton_options(self) -> SingletonOptions:  # type: ignore[override]
@@ -129,6 +154,7 @@ class QueueOnce(MigratedTask):
     """
 
     abstract = True
+    package = "celery-once"
     once: Mapping[str, Any] = {}
     singleton_error = AlreadyQueued
 
@@ -140,15 +166,26 @@ class QueueOnce(MigratedTask):
                 raise TypeError(f"once={{...}} of a call may have {known}, not {name!r}{nearest(name, PER_CALL)}")
         if once and options.get("singleton") is not False:
             options["singleton"] = _chosen(once) | (options.get("singleton") or {})
-        return super().apply_async(*args, **options)
+        return SingletonTask.apply_async(self, *args, **options)
 
     @classmethod
     def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
-        """Return the equivalent of ``once`` and the app's ``ONCE``."""
+        """
+        Return the equivalent of ``once`` and the app's ``ONCE``.
+
+        Raises:
+            TypeError: There is none.
+        """
         for name in cls.once:
             if name not in ONCE:
                 raise TypeError(f"once has no option {name!r}{nearest(name, ONCE)}")
         settings = (conf.get("ONCE") or {}).get("settings", {})
+        if settings.get("blocking"):
+            raise TypeError(
+                "ONCE['settings'] has blocking=True, but a call does not wait for its slot here. Remove blocking and "
+                "blocking_timeout; a call whose slot is taken raises AlreadyQueued at once, or joins the other call "
+                "with once={'graceful': True}."
+            )
         keys = cls.once.get("keys")
         return SingletonOptions(
             key=None if keys is None else tuple(keys),  # with an empty list, all calls of the task have the same key
@@ -177,10 +214,15 @@ class Singleton(MigratedTask):
     """
 
     abstract = True
+    package = "celery-singleton"
     unique_on: Sequence[str] | str | None = None
     raise_on_duplicate: bool | None = None
     lock_expiry: float | None = None
     singleton_error = DuplicateTaskError
+
+    def apply_async(self, *args: Any, **options: Any) -> SingletonResult[Any]:
+        """Send the call as :class:`SingletonTask` does."""
+        return SingletonTask.apply_async(self, *args, **options)
 
     @classmethod
     def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
-from ..core.names import Owner, decode, encode_since, secret_of, slug
-from ..core.protocol import SUPERSEDED, Outcome, Term
+from ..core.names import Owner, decode, secret_of, slug
+from ..core.protocol import SUPERSEDED, Outcome
 from ..core.rules import MIN_TTL, Wanted
 from ..engine.lease import Lease
 from ..engine.manager import LockManager, fresh_secret
@@ -186,8 +186,8 @@ class Ticket:
         Raises:
             QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
         """
-        options = {"label": label, "secret": self.secret, "adopt": adopt, "call": call, "state": SlotState.CLAIMED}
-        manager, wanted = self._wanted(self.waiting, min(CLAIM, ttl), **options)
+        about = {"label": label, "secret": self.secret, "adopt": adopt, "call": call, "state": SlotState.CLAIMED}
+        manager, wanted = self._wanted(self.waiting, min(CLAIM, ttl), **about)
         outcome = manager.acquirer.run(wanted)
         # Signals are sent only to those who receive them: their arguments take time.
         if isinstance(outcome, Granted):
@@ -227,14 +227,12 @@ class Ticket:
             manager.acquirer.held(wanted, outcome, renew=False)
 
     def _wanted(
-        self, name: str, ttl: float, *, state: str, call: str = "", ref: str | None = None, **options: Any
+        self, name: str, ttl: float, *, call: str = "", ref: str | None = None, **about: Any
     ) -> tuple[LockManager, Wanted]:
         """Return the manager of the slot's alias, and the description of a lock that is not renewed."""
         manager = locks[self.using]
-        ref = self.task_id if ref is None else ref
-        wanted = manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), kind="task", ref=ref, **options)
-        owner = wanted.owner._replace(state=state, call=call)
-        return manager, wanted._replace(owner=owner, once=owner.is_note)
+        about |= {"kind": "task", "ref": self.task_id if ref is None else ref, "call": call}
+        return manager, manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), **about)
 
     def take_running(
         self, times: LockOptions, label: str, secret: str, inline: bool = False, wait: float = 0.0
@@ -284,10 +282,7 @@ class Claim(NamedTuple):
         A node on which the claim has lapsed, or that did not get it, gets the slot as well, unless it knows of a later
         holder or of a release.
         """
-        slugs, secret, _, fencing_token = self.granted[:4]
-        owner = self.owner._replace(state=SlotState.QUEUED, ttl=ttl)
-        value = encode_since(secret, owner, self.manager.runtime.wall())
-        self.manager.confirmations.add(Term(slugs, secret, value, ttl, fencing_token), self.owner.ttl)
+        self.manager.confirmations.add(self.granted, self.owner, SlotState.QUEUED, ttl)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ functions, so they never suspend, and :func:`run` completes them in one step.
 
 import logging
 import math
-from collections.abc import Coroutine
-from typing import Any, Literal, NoReturn, Self
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Literal, NoReturn, ParamSpec, Self
 
 from ..conf import DEFAULT_ALIAS
 from ..core.hold import release_outcome
@@ -30,15 +31,42 @@ from ..nodes.base import run
 from ..nodes.redis.node import RedisLockError, RedisLockNotOwnedError
 from .holds import SLACK, Ownership, Slot, TaskSlot, ThreadSlot, TimedLease, as_bytes, piece, reference
 
+try:
+    from valkey.exceptions import LockError as ValkeyLockError
+    from valkey.exceptions import LockNotOwnedError as ValkeyLockNotOwnedError
+except ImportError:  # code that does not use valkey-py catches no such errors
+
+    class ValkeyLockError(Exception):  # type: ignore[no-redef]
+        """Stands for the error of valkey-py."""
+
+    class ValkeyLockNotOwnedError(ValkeyLockError):  # type: ignore[no-redef]
+        """Stands for the error of valkey-py."""
+
+
 log = logging.getLogger("django_redlock")
 
 
-Name = str | bytes | memoryview
+P = ParamSpec("P")
+Name = str | bytes | memoryview | int
+
+INTERNALS = {
+    *("register_scripts", "lua_release", "lua_extend", "lua_reacquire"),
+    *("do_acquire", "do_release", "do_extend", "do_reacquire"),
+    *("LUA_RELEASE_SCRIPT", "LUA_EXTEND_SCRIPT", "LUA_REACQUIRE_SCRIPT"),
+}
+"""What programs replace in redis-py's locks."""
+
+FOREIGN = {
+    "key": "write the name as its second argument",
+    "version": "write the version into the name",
+    "client": "the nodes are those of REDLOCK",
+}
+"""Arguments of django-redis' ``cache.lock()``, with what to write."""
 
 
-class LockError(RedlockError, RedisLockError):
+class LockError(RedlockError, RedisLockError, ValkeyLockError):
     """
-    The lock was not acquired, or is not held; also a ``redis.exceptions.LockError``.
+    The lock was not acquired, or is not held; also a ``LockError`` of ``redis.exceptions`` and ``valkey.exceptions``.
 
     Args:
         message: What happened.
@@ -55,8 +83,26 @@ class LockError(RedlockError, RedisLockError):
         return f"Lock {self.lock_name!r}: {self.message}." if self.lock_name else str(self.message)
 
 
-class LockNotOwnedError(LockError, RedisLockNotOwnedError):
-    """The lock was held, but is not any more; also a ``redis.exceptions.LockNotOwnedError``."""
+class LockNotOwnedError(LockError, RedisLockNotOwnedError, ValkeyLockNotOwnedError):
+    """The lock was held, but is not any more; also the ``LockNotOwnedError`` of redis-py and of valkey-py."""
+
+
+def without_misunderstanding(init: Callable[P, None]) -> Callable[P, None]:
+    """Make the arguments of django-redis' ``cache.lock()`` that mean something else raise a TypeError."""
+
+    @wraps(init)
+    def checked(*args: P.args, **options: P.kwargs) -> None:
+        kind = type(args[0]).__name__
+        for name in FOREIGN.keys() & options.keys():
+            raise TypeError(f"{kind}() has no argument {name!r}; {FOREIGN[name]}.")
+        if len(args) > 3 and hasattr(args[1], "make_key"):  # a cache
+            raise TypeError(
+                f"{kind}() of a cache takes only the name without a keyword, because the third argument of "
+                "cache.lock() was the version; write timeout= and the others."
+            )
+        init(*args, **options)
+
+    return checked
 
 
 class BaseLock:
@@ -65,6 +111,18 @@ class BaseLock:
     _flavour: Flavour
     _own_slot: type[Slot]
 
+    def __init_subclass__(cls) -> None:
+        for name in sorted(INTERNALS & vars(cls).keys()):
+            raise TypeError(_replaced(cls.__name__, name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in INTERNALS:
+            raise AttributeError(_replaced(type(self).__name__, name))
+        if name == "name":
+            self._key = as_text(value)  # type: ignore[arg-type]
+        super().__setattr__(name, value)
+
+    @without_misunderstanding
     def __init__(
         self,
         redis: object,
@@ -83,7 +141,7 @@ class BaseLock:
 
         Args:
             redis: Ignored, so None will do: the nodes are those of ``REDLOCK[using]``.
-            name: What to lock; bytes are read as UTF-8.
+            name: What to lock; bytes are read as UTF-8, and a whole number as its digits.
             timeout: How long the lock is held at most, in seconds; None means until the lock is released or its
                 process ends.
             sleep: Ignored: the engine chooses its pauses.
@@ -94,10 +152,9 @@ class BaseLock:
             using: Alias in ``REDLOCK``.
 
         Raises:
-            TypeError: The name is neither a string nor bytes.
+            TypeError: The name is neither a string nor bytes nor a whole number.
             ValueError: The name or the timeout cannot work.
         """
-        self._key = as_text(name)
         self.redis = redis
         self.name = name
         self.timeout = check_timeout(timeout)
@@ -311,7 +368,8 @@ class BaseLock:
     def _held(self, slot: Slot, to_do: str) -> Ownership:
         """Return the hold of this slot, or raise LockError if there is none."""
         if slot.hold is None:
-            raise LockError(f"cannot {to_do} a lock that is not held here", self._key)
+            sharing = ", or is held by another thread or task: write thread_local=False to share this object's hold"
+            raise LockError(f"cannot {to_do} a lock that is not held here{sharing * self.thread_local}", self._key)
         return slot.hold
 
     def _not_owned(self, to_do: str, reason: EndReason | None = None) -> NoReturn:
@@ -498,10 +556,19 @@ def as_text(name: Name) -> str:
     Return a name as text.
 
     Raises:
-        TypeError: The name is neither a string nor bytes.
+        TypeError: The name is neither a string nor bytes nor a whole number.
         ValueError: The name cannot be used for a lock.
     """
+    if isinstance(name, int) and not isinstance(name, bool):
+        return str(name)
     return check_name(bytes(name).decode() if isinstance(name, (bytes, memoryview)) else name)
+
+
+def _replaced(kind: str, name: str) -> str:
+    return (
+        f"{kind} has no {name}: it runs none of redis-py's scripts, so a replacement would have no effect. To set the "
+        "time that is left, write extend(t, replace_ttl=True); instead of the lock of redbeat, run beat by redlock_run."
+    )
 
 
 def check_timeout(timeout: float | None) -> float | None:

@@ -98,6 +98,7 @@ class Acquisition:
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._since = NEVER
         self._attempts = 0
+        self._again = True  # whether one attempt more may follow the last, if that found links that had been cut
         # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too.
         self._enrolled: set[int] = set()
         # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
@@ -119,13 +120,27 @@ class Acquisition:
             verdict, left = self._attempt.verdict, self._time_left()
             self.waiter.gives_back(verdict.granted)
             over = verdict.misconfigured or (left is not None and left <= 0)
+            again = over and self._was_cut(verdict)
+            over = over and not again
             # A waiter that cannot win leaves the queues that it reaches: as the first one there, it would keep out
             # everybody who can.
-            yield from self._withdraw(leaving=over or verdict.cut_off)
+            yield from self._withdraw(leaving=over or verdict.cut_off, timeout=self._timeout if again else 0.0)
             if over:
                 return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts)
             self._attempt.at = yield self._pause(verdict)
             self.waiter.attend()
+
+    def _was_cut(self, verdict: Verdict) -> bool:
+        """
+        Return whether one attempt more follows although the time has passed, because links of the last one were cut.
+
+        An idle link that was cut shows that only when it is used. The nodes may be well, and a caller that tries once
+        would be refused for nothing. A grant that came over the old link is first taken back over the new one;
+        otherwise the next attempt, whose secret is another, would find the lock taken by this one.
+        """
+        cut = not verdict.taken and any(round.cut for round in self._attempt.rounds)
+        again, self._again = self._again and cut, False
+        return again
 
     def _pause(self, verdict: Verdict) -> Pause:
         """
@@ -258,12 +273,12 @@ class Acquisition:
         first = int(self._chance() * limit)
         return [(permit_slug(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 
-    def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
-        """Give back what the attempt was granted, so that it blocks no other caller."""
+    def _withdraw(self, *, leaving: bool, timeout: float = 0.0) -> Generator[Step, Instant, None]:
+        """Give back what the attempt was granted, so that it blocks no other caller; see :meth:`undo`."""
         attempt = self._attempt
         if attempt.given_back and not (leaving and self._enrolled):
             return
-        round = self._withdrawal(leaving=leaving)
+        round = self._withdrawal(leaving=leaving, timeout=timeout)
         if round.requests:
             attempt.at = yield round
         # Set only now: an interruption before this line must find what has not been given back.

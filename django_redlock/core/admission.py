@@ -5,7 +5,9 @@ A node that restarted without its data would vote for a second holder. "Distribu
 to keep such a node down for one ttl ("Performance, crash recovery and fsync"); here the client does it. A restart cuts
 every connection, so each new connection asks for the server's run id and for how long this server has served the locks.
 While that age is below the length of the longest lease, the node gives no vote. The age is not the server's uptime: a
-replica may have run for weeks before it is promoted, and an emptied server keeps running.
+replica may have run for weeks before it is promoted, and an emptied server keeps running. That all nodes are new to the
+locks is no reason to vote at once: they may have taken the addresses of nodes whose locks are still held, and a server
+that was never used proves nothing about those.
 
 A replica, a cluster node, a server that is listed twice and a node that may evict keys give no vote either. Requests
 still go to such nodes: their keys keep other callers out.
@@ -25,6 +27,7 @@ from .protocol import FAR, HIGHEST, POSITIVE, Kind, Reply, believable, no_vote
 from .rules import EXPIRY_ROUNDING, Rules
 
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started
+CLOCK_GUARD = "OPTIONS['clock_guard'], which tests that freeze or move the time set to False"
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
@@ -142,7 +145,7 @@ class Admission:
         now = self._clock()
         if until > (now if when is None else when):
             left = max(0.0, until - now)
-            return f"{what}, votes again in {left:.0f} s (OPTIONS['{option}'])"
+            return f"{what}, votes again in {left:.0f} s ({option})"
         return ""
 
     def exclusion(self, node: int) -> str:
@@ -159,10 +162,10 @@ class Admission:
         allowed = EXPIRY_ROUNDING + CLOCK_RATE * since
         if forward > allowed:
             why = f"its clock ran {forward:.3f} s forward"
-            self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
+            self._quarantined[node] = (now + self._rules.guard, why, CLOCK_GUARD)
         elif back > allowed and node in self.doubts:  # a new client saw the clock only while it was ahead
             why = f"its clock went {back:.3f} s back to the others'"
-            self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
+            self._quarantined[node] = (now + self._rules.guard, why, CLOCK_GUARD)
         self._least[node], self._most[node] = least, most
         if self._compares_clocks:
             self._compare_clocks(now)
@@ -177,7 +180,7 @@ class Admission:
             return
         known = [(low, high) for low, high in zip(least, most, strict=True) if high != INFINITY]
         self.doubts = {
-            node: "its clock is far from the others' (OPTIONS['clock_guard'])"
+            node: f"its clock is far from the others' ({CLOCK_GUARD})"
             for node, (low, high) in enumerate(zip(self._least, self._most, strict=True))
             if 2 * sum(low - MAX_SKEW <= top and bottom - MAX_SKEW <= high for bottom, top in known) <= len(known)
         }
@@ -211,4 +214,4 @@ class Admission:
         until = now + self._rules.guard - up
         if until > self._quarantined.get(node, NEVER)[0]:
             what = "was a replica" if promoted else "restarted" if known != greeting.run_id else NEW
-            self._quarantined[node] = (until, what, "restart_guard")
+            self._quarantined[node] = (until, what, "OPTIONS['restart_guard']")

@@ -17,6 +17,7 @@ from .protocol import (
     POSITIVE,
     Acquire,
     Extend,
+    Failure,
     Kind,
     Release,
     Reply,
@@ -60,7 +61,8 @@ class Round:
     ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
     driver sets ``admission``, whose ``doubts`` are the nodes that may not vote at present. ``on_missed`` is called with
     the nodes that turn out, after the round was closed, to have missed it. ``on_late`` is called with each late reply,
-    except a *hoped* one to a round that is already won.
+    except a *hoped* one to a round that is already won. The driver sets ``rested`` if links had been idle for a while
+    before they were used, so that a firewall may have cut them.
 
     A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes. It is
     ``complete`` if every node gave that reply in time. For nearly every lock these two flags suffice, and the replies
@@ -83,6 +85,7 @@ class Round:
     closed: bool = False
     won: bool = False
     complete: bool = False
+    rested: bool = False
     on_late: Callable[[Reply], None] | None = None
     on_missed: "Callable[[Round, set[int]], None] | None" = None
     admission: "Admission | None" = None
@@ -144,6 +147,14 @@ class Round:
             node: no_vote(reply, doubts[node]) if node in doubts and reply.kind in POSITIVE else reply
             for node, reply in self.replies.items()
         }
+
+    @property
+    def cut(self) -> bool:
+        """Whether links that had worked may have been cut, which says nothing about the nodes behind them."""
+        return any(
+            reply.kind is Kind.UNKNOWN and (self.rested or reply.failure in (Failure.RESET, Failure.CLOSED))
+            for reply in self.replies.values()
+        )
 
     @property
     def lifetime(self) -> float:

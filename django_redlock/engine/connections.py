@@ -22,8 +22,16 @@ from ..nodes.gevent import Here, here, uses_gevent
 from ..nodes.threads import exiting, start
 
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
-CONNECT_TIMEOUT = 0.25  # least seconds to allow: connecting is off the hot path and need not be as quick as a round
+STEPS = 6  # round trips to make a link: one for TCP, two for TLS, then the user, the database and the greeting
+CONNECT_TIMEOUT = 1.5  # seconds to allow for a new link, if the timeout of the round is not longer
+SOONER = 0.9  # share of the time that a round waits for a link after which making it ends, so that the round learns why
+SILENCE = 0.25  # seconds for which a link may be silent after a request whose reply nobody waits for
 PATIENCE = 0.01  # seconds before a reply in flight is looked for
+
+
+def connect_timeout(timeout: float) -> float:
+    """Return the seconds after which making a link for a round with this timeout has failed."""
+    return SOONER * max(timeout, CONNECT_TIMEOUT)
 
 
 InFlight = tuple[Request, Round, float]
@@ -49,7 +57,7 @@ class Connection:
         if not self.in_flight:
             return False
         _, round, sent = self.in_flight[0]
-        return now > sent + (round.timeout or CONNECT_TIMEOUT)
+        return now > sent + (round.timeout or SILENCE)
 
     def send(self, round: Round, packed: dict[int, bytes], now: float) -> None:
         """Send this node's request of a round."""
@@ -343,6 +351,17 @@ class Breakers(list[Breaker]):
         }
         return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()
 
+    def allowance(self, timeout: float, connecting: Iterable[int]) -> float:
+        """
+        Return for how many seconds a round with this timeout waits while links are made to the nodes *connecting*.
+
+        At a distance, a link takes several times as long as a request. If all these nodes failed lately, the allowance
+        is no longer than the timeout: their links are still made, for a later round.
+        """
+        if all(self[node].rest for node in connecting):
+            return timeout
+        return max(timeout, min(STEPS * timeout, CONNECT_TIMEOUT))
+
 
 log = logging.getLogger("django_redlock")
 
@@ -373,7 +392,7 @@ class NodeConnector:
         With *spare*, return the nodes that failed lately and are not tried yet, because the others may be enough.
         """
         resting = self._breakers.resting(round, now) if spare else set()
-        timeout = max(round.timeout, CONNECT_TIMEOUT)
+        timeout = connect_timeout(round.timeout)
         spared = []
         for node in nodes:
             if not round.timeout:

@@ -20,7 +20,7 @@ from ..core.rules import Rules
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock
 from ..nodes.threads import Background, Bell, exiting
-from .connections import CONNECT_TIMEOUT, PerLoop
+from .connections import CONNECT_TIMEOUT, SILENCE, PerLoop
 from .notifications import AsyncNotifications, Notifications
 from .process import process
 from .rounds import Gather
@@ -291,7 +291,7 @@ class Redelivery:
         """Drop all undelivered releases, and end the thread."""
         self._inbox.append(None)
         self._bell.ring()
-        self._thread.join(2 * CONNECT_TIMEOUT)
+        self._thread.join(2 * SILENCE)
 
     def _busy(self) -> bool:
         return bool(self._inbox or self._undelivered)

@@ -377,6 +377,8 @@ class Acquirer:
         kind: HolderKind,
         label: str,
         ref: str,
+        state: str,
+        call: str,
         secret: str,
         adopt: str = "",
         strict: bool = False,
@@ -384,7 +386,7 @@ class Acquirer:
         """
         Describe one attempt at a lock with ``detached=True``, for :meth:`run`.
 
-        The arguments are those of :meth:`~.manager.LockManager.claim`.
+        The arguments are those of :meth:`~.manager.LockManager.claim`, and of :class:`~.names.Owner`.
 
         A caller that takes the lock and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 
@@ -396,8 +398,9 @@ class Acquirer:
             ValueError: The name or the ttl cannot work.
         """
         chosen = lease_length(self._rules, ttl, detached=True)
-        owner = Owner(HOST, process.pid, kind, label, ref, ttl=chosen)
-        return Wanted(check_names(name), chosen, 0, owner, secret, adopt, detached=True, strict=strict)
+        owner = Owner(HOST, process.pid, kind, label, ref, ttl=chosen, state=state, call=call)
+        names, once = check_names(name), owner.is_note
+        return Wanted(names, chosen, 0, owner, secret, adopt, detached=True, strict=strict, once=once)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is the caller's name in the nodes' queues."""

@@ -17,7 +17,9 @@ from ..nodes.base import LinkError, Node
 from ..nodes.clock import SLICES, Clock, Patience
 from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, IdleConnections, NodeConnector
 
-IDLE = 1.0  # seconds after which a server may have closed a link, so that the link is checked before use
+# Seconds after which a link may have been cut, so that it is checked before use, and its silence proves nothing. A cut
+# that leaves no trace is found only by using the link: a probe would cost each lock after a pause one more round trip.
+IDLE = 1.0
 # Seconds for which the first round of a connection set, even if decided, waits for links to the other nodes.
 GRACE = 0.02
 UNATTENDED = 0.3  # seconds by which the watchdog is late, at most, when it reads the replies to unattended rounds
@@ -100,10 +102,12 @@ class Gather:
         self.idle.close()
 
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
-        fresh = not connections.by_node
-        look = round.mending or now - connections.used > IDLE
+        rested = now - connections.used > IDLE
+        look = rested or round.mending
         if look or connections.arrived:
             self._settle(connections, look)
+        fresh = not connections.by_node  # also if all links were found cut
+        round.rested = rested and not fresh
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         spared = self._connector.see_to(connections, round, unasked, now) if unasked else None
@@ -116,7 +120,12 @@ class Gather:
             ended = self._clock()
             slow = patience is not None or ended - began >= part
             if slow:  # only now, because nearly all rounds end before
-                patience = patience or Patience(round.timeout, round.lifetime, self._clock)
+                patience = patience or Patience(
+                    round.timeout,
+                    round.lifetime,
+                    self._clock,
+                    self.breakers.allowance(round.timeout, connections.connecting),
+                )
                 asked = patience.count(asked, ended - began, connecting=self._awaits_links(connections, round))
                 began = ended
             if spared and round.needed and (slow or not expects):
@@ -166,7 +175,6 @@ class Gather:
             connection.send(round, packed, now)
         except LinkError as error:
             self._drop(connections, connection, error)
-            self.breakers[node].failed(now, error.detail)
         else:
             if connection.fd < 0:
                 self._read(connections, connection)
@@ -192,12 +200,11 @@ class Gather:
         return True
 
     def _read(self, connections: ConnectionSet, connection: Connection) -> None:
-        """Read the replies that have come, and note whether the node works."""
+        """Read the replies that have come; if the link broke, the next one shows whether the node works."""
         try:
             connection.read()
         except LinkError as error:
             self._drop(connections, connection, error)
-            self.breakers[connection.node].failed(self._clock(), error.detail)
         else:
             if (breaker := self.breakers[connection.node]).rest:
                 breaker.answered()
@@ -246,7 +253,7 @@ class Gather:
         Otherwise, the first lock of a process would be held by a bare quorum, which the next lost node breaks. And a
         node that came back empty would learn of a lease only with a later extension.
         """
-        until = deadline if round.mending else min(deadline, self._clock() + GRACE)
+        until = deadline if round.mending else self._clock() + min(GRACE, round.timeout)
         while connections.connecting and (left := until - self._clock()) > 0:
             if not connections.arrived:  # the link of an instant node may have arrived already, without a wake-up
                 for connection in connections.ready(left):
@@ -280,11 +287,15 @@ class Gather:
         """
         Note the nodes that did not answer in time; their links stay, so that a release follows in order.
 
-        If this process itself was *late*, that says nothing about the nodes.
+        If this process itself was *late*, that says nothing about the nodes. Neither does the silence of a link that
+        had *rested*, and may have been cut; the node gets a new link.
         """
         now, failure = self._clock(), Failure.LATE if late else Failure.TIMEOUT
         for node in list(round.requests.keys() - round.replies.keys()):
             sent = node in connections.by_node
+            if sent and round.rested:
+                self._drop(connections, connections.by_node[node], LinkError(failure))
+                continue
             if not late:
                 self.breakers[node].failed(now, failure.value)
             round.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))

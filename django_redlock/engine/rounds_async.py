@@ -17,8 +17,8 @@ from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
-from .connections import CONNECT_TIMEOUT, MAX_IDLE, Breakers
-from .rounds import GRACE
+from .connections import MAX_IDLE, SILENCE, Breakers, connect_timeout
+from .rounds import GRACE, IDLE
 
 LOOKS = 10  # turns of the event loop in which it reads what arrived before a timeout
 
@@ -61,14 +61,14 @@ class AsyncGather:
         round.admission = self._admission
         start = self._clock()
         poll = PendingRound(round, start)
-        fresh = not self._lines
         try:
             self._send_all(poll)
+            fresh = not self._lines  # also if all of them were found broken
             if round.timeout and round.requests and not round.closed:
                 await self._wait(poll)
             if (fresh or round.mending) and self._connecting:
-                left = max(0.0, start + round.timeout - self._clock())
-                await asyncio.wait(self._connecting.values(), timeout=left if round.mending else min(GRACE, left))
+                left = max(0.0, start + round.timeout - self._clock()) if round.mending else min(GRACE, round.timeout)
+                await asyncio.wait(self._connecting.values(), timeout=left)
             if round.patience:
                 await self._hear_out(poll)
         finally:
@@ -162,25 +162,35 @@ class AsyncGather:
         """
         Note the nodes that did not answer in time, and settle the round; return False to wait on.
 
-        If this event loop itself was *late*, that says nothing about the nodes.
+        If this event loop itself was *late*, that says nothing about the nodes. Neither does the silence of a link that
+        had *rested*, and may have been cut; the node gets a new link.
         """
         now, missing = self._clock(), poll.missing() - poll.spared
         if now - poll.began < poll.round.lifetime:
-            if late and missing and missing <= self._connecting.keys():
-                return False  # no node has been asked yet
+            if missing and missing <= self._connecting.keys():  # none of them has been asked yet
+                left = poll.began + self._breakers.allowance(poll.round.timeout, missing) - now
+                if left > 0:
+                    self._limits.add(poll, left)
+                if left > 0 or late:
+                    return False
             if poll.looks < LOOKS and any(
                 node in self._lines and self._lines[node].link.readable() for node in missing
             ):
                 poll.looks += 1
                 return False  # the event loop delivers what has arrived
         failure = Failure.LATE if late else Failure.TIMEOUT
+        given_up = []
         for node in missing:
-            if not late:
-                self._breakers[node].failed(now, failure.value)
             sent = node in poll.sent
+            if sent and poll.round.rested and node in self._lines:
+                given_up.append(self._lines.pop(node).link)
+            elif not late:
+                self._breakers[node].failed(now, failure.value)
             poll.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))
         poll.round.close()
         poll.settle()
+        for link in given_up:
+            link.close()
         return True
 
     def _send_all(self, poll: "PendingRound") -> None:
@@ -205,14 +215,16 @@ class AsyncGather:
         line = self._lines.get(node)
         if line is None:
             return None
-        if now - line.silent_since <= line.patience and not line.link.broken:
+        idle = now - line.silent_since
+        if idle <= line.patience and idle <= IDLE and not line.link.broken:
             return line  # the usual case
-        silent = line.in_flight and now - line.silent_since > line.patience
-        stale = not line.in_flight and now - line.silent_since > MAX_IDLE
+        silent = line.in_flight and idle > line.patience
+        stale = not line.in_flight and idle > MAX_IDLE
+        round.rested = round.rested or (not line.in_flight and idle > IDLE)
         # The line has not been silent if replies have come that the event loop had no time to read.
         if not line.link.broken and (round.cleanup or not silent or line.link.readable()) and not stale:
             return line
-        if silent and not line.link.broken and self._limits.late_within(now - line.silent_since):
+        if silent and not line.link.broken and self._limits.late_within(idle):
             line.silent_since = now  # this event loop has been late, so the node gets its time again
             return line
         # Perhaps this process or its whole machine stood still. The attempt to connect again tells.
@@ -236,7 +248,7 @@ class AsyncGather:
 
         if not line.in_flight:
             line.silent_since, line.patience = now, 0.0
-        line.patience = max(line.patience, round.timeout or CONNECT_TIMEOUT)
+        line.patience = max(line.patience, round.timeout or SILENCE)
         line.in_flight += 1
         poll.sent.add(node)
         try:
@@ -257,7 +269,8 @@ class AsyncGather:
             if poll.over or node in poll.round.replies:
                 return
             if node in self._lines:
-                if not (poll.sent or poll.round.closed):  # until now, the time was that of making connections
+                # If nobody has been asked whose reply is missing, the time until now was that of making connections.
+                if not (poll.sent - poll.round.replies.keys() or poll.round.closed):
                     self._limits.add(poll, poll.round.timeout)
                 self._send(node, self._lines[node], poll, self._clock())
             else:
@@ -268,7 +281,7 @@ class AsyncGather:
 
     async def _open(self, node: int, timeout: float) -> LinkError | None:
         """Connect to a node; return the error if that failed, otherwise None."""
-        began, seconds = self._clock(), max(timeout, CONNECT_TIMEOUT)
+        began, seconds = self._clock(), connect_timeout(timeout)
         try:
             try:
                 link = await self._nodes[node].aconnect(seconds)

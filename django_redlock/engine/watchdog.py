@@ -22,7 +22,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weakref import ref
 
-from ..core.names import SECRET_SIZE, Owner, encode, heartbeat, named
+from ..core.attempt import Granted
+from ..core.names import SECRET_SIZE, Owner, encode, encode_since, heartbeat, named
 from ..core.protocol import ANSWERS, POSITIVE, Acquire, Extend, Failure, Kind, Reply, Term, failed
 from ..core.round import Round, count
 from ..nodes.clock import Clock, steady
@@ -719,15 +720,33 @@ class Confirmation(NamedTuple):
     The confirmation of one claim.
 
     Args:
-        term: The lock from now on. A node that did not get the claim gets the lock as well, unless it knows of a later
-            holder or of a release.
+        granted: The claim.
+        owner: Its owner.
+        state: The owner's state from now on.
+        ttl: For how long the lock lasts from now on, in seconds.
+        since: When it was confirmed, in seconds since the epoch.
         due: When to send it, in seconds on the steady clock.
         until: When the claim lapses by itself.
     """
 
-    term: Term
+    granted: Granted
+    owner: Owner
+    state: str
+    ttl: float
+    since: float
     due: float
     until: float
+
+    @property
+    def term(self) -> Term:
+        """
+        The lock from now on.
+
+        A node that did not get the claim gets the lock as well, unless it knows of a later holder or of a release.
+        """
+        slugs, secret, _, fencing_token = self.granted[:4]
+        value = encode_since(secret, self.owner._replace(state=self.state, ttl=self.ttl), self.since)
+        return Term(slugs, secret, value, self.ttl, fencing_token)
 
 
 class Confirmations(Chore):
@@ -735,7 +754,8 @@ class Confirmations(Chore):
     The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
 
     Nobody waits for the replies, and all claims of a moment are confirmed in one round: a process that sends many
-    messages then pays much less than for a round each.
+    messages then pays much less than for a round each. Their records are written then as well, because the same work
+    for one claim after another takes a third of the time.
 
     Args:
         manager: The manager of the alias.
@@ -753,22 +773,25 @@ class Confirmations(Chore):
         """Return when to send the next confirmations, on the steady clock; infinity if there are none."""
         return min([one.due for one in self._open.copy()], default=NEVER)
 
-    def add(self, term: Term, lapses: float) -> None:
+    def add(self, granted: Granted, owner: Owner, state: str, ttl: float) -> None:
         """
-        Confirm a claim soon.
+        Confirm a claim soon, which lapses by itself after its owner's ``ttl``.
 
         Args:
-            term: The lock from now on.
-            lapses: Seconds until the claim lapses.
+            granted: The claim.
+            owner: Its owner.
+            state: The owner's state from now on.
+            ttl: For how long the lock lasts from now on, in seconds.
         """
         self._notice_fork()
-        now = self._manager.runtime.clock()
-        one = Confirmation(term, now + GATHER, now + lapses)
+        runtime = self._manager.runtime
+        now = runtime.clock()
+        one = Confirmation(granted, owner, state, ttl, runtime.wall(), now + GATHER, now + owner.ttl)
         if self._at_once and not self._carry_out([one]):
             return
         self._open.append(one)
         if len(self._open) == 1 or self._unanswered:  # otherwise the watchdog knows when the first one is due
-            self._manager.runtime.watchdog.watch(self)
+            runtime.watchdog.watch(self)
 
     def extend(self, leases: Any = ()) -> int:
         """Send the confirmations that are due; the watchdog calls this."""

@@ -6,10 +6,11 @@ Each finding has a stable name, one cause, and a remedy that can be typed.
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from math import ceil
 from typing import NamedTuple
 
 from ..core.protocol import Failure
-from ..core.rules import Rules
+from ..core.rules import EXPIRY_ROUNDING, Rules
 from ..nodes.redis.inspect import Inspection
 
 
@@ -70,9 +71,11 @@ REMEDIES = {
     **dict.fromkeys(
         (Failure.RESET, Failure.CLOSED),
         "Check that the address and the scheme in NODES are those of the server: it ends connections that do not speak "
-        "its protocol, or speak it without TLS. If they are, check its log.",
+        "its protocol, or speak it without TLS. If they are, check its log. If there is a proxy in between, such as "
+        "HAProxy, check whether the server behind it is up: a proxy accepts connections all the same, and ends them.",
     ),
-    Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS.",
+    Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS. If members or sentinels gave the name, "
+    "correct what they announce: `cluster-announce-hostname`, `cluster-announce-ip`, `sentinel announce-ip`.",
     Failure.NOAUTH: "Put the password into the URL or the node's OPTIONS.",
     Failure.WRONGPASS: "Correct the user and the password in the URL or the node's OPTIONS.",
     Failure.NO_PASSWORD: "Take the password out of the URL, or set one on the server: `requirepass` on Redis, `etcdctl "
@@ -152,13 +155,16 @@ def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
 def _speed(node: Inspection, rules: Rules) -> Iterator[Finding]:
     timeout = rules.timeout(rules.ttl)
     if node.round_trip > timeout / 2:
+        enough = 4 * node.round_trip
+        ttl = (2 * enough + EXPIRY_ROUNDING) / (0.5 - rules.drift_factor)  # room for two rounds in half of it
+        too = "" if ttl <= rules.ttl else f", and OPTIONS['ttl'] to {ceil(ttl)}"
         yield Finding(
             "slow",
             Level.ERROR if node.round_trip > timeout else Level.WARNING,
             node.name,
             f"The shortest of a few round trips took {node.round_trip * 1000:.0f} ms, and a round waits "
             f"{timeout * 1000:.0f} ms: its votes come late, or too late.",
-            f"Use a nearer server, or raise OPTIONS['node_timeout'] to {4 * node.round_trip:.2f} and ttl with it.",
+            f"Use a nearer server, or raise OPTIONS['node_timeout'] to {enough:.2f}{too}.",
         )
 
 

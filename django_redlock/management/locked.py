@@ -5,8 +5,9 @@ Run a management command under a lock: cron starts it on every server, and one o
 import inspect
 import logging
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, overload
+from functools import partial, update_wrapper, wraps
+from types import MethodType
+from typing import Any, TypeVar, cast, overload
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError
@@ -23,7 +24,9 @@ from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..keys import Key, ViewCall, ViewKey
 
+Command = TypeVar("Command", bound=BaseCommand)
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Handle = TypeVar("Handle", bound=Callable[..., str | None])  # a key returns a str, so it is not taken for a handle()
 
 # The exit codes of sysexits.h that describe what happened; cron, systemd and mail servers understand them.
 SKIPPED = 75  # EX_TEMPFAIL: somebody else does the work
@@ -34,7 +37,7 @@ log = logging.getLogger("django_redlock")
 
 
 @overload
-def locked_command(key: type[BaseCommand]) -> type[BaseCommand]: ...
+def locked_command(key: type[Command]) -> type[Command]: ...
 
 
 @overload
@@ -47,6 +50,10 @@ def locked_command(
     skip_exit_code: int = SKIPPED,
     using: str = DEFAULT_ALIAS,
 ) -> Callable[[Decorated], Decorated]: ...
+
+
+@overload
+def locked_command(key: Handle) -> Handle: ...
 
 
 @explained
@@ -62,8 +69,9 @@ def locked_command(
     """
     Let one run of a management command work at a time, however many servers start it.
 
-    Decorate the class or its ``handle()``; ``@locked_command`` without arguments locks the command's name. In
-    ``handle()``, ``self.lease`` is the lease: call ``self.lease.ensure()`` between two long pieces of work.
+    Decorate the class or its ``handle()``; ``@locked_command`` without arguments locks the command's name. A subclass
+    has the same lock, even if it overrides ``handle()``. In ``handle()``, ``self.lease`` is the lease: call
+    ``self.lease.ensure()`` between two long pieces of work.
 
     Args:
         key: What to lock, as the name ``command:<key>``: a template with the command's options, such as
@@ -94,27 +102,72 @@ def locked_command(
         return locked_command()(key)
 
     def decorate(target: Any) -> Any:
-        handle = target.handle if isinstance(target, type) and issubclass(target, BaseCommand) else target
+        handle: Any = target.handle if isinstance(target, type) and issubclass(target, BaseCommand) else target
+        if getattr(handle, "inherited", False):
+            handle = handle.__wrapped__  # this subclass has a lock of its own
         if not inspect.isfunction(handle):
             raise TypeError(f"@locked_command decorates a BaseCommand or its handle(), not {target!r}.")
         options = {"ttl": ttl, "wait": wait, "max_hold": max_hold}
-        locked = _locked(handle, target.__module__, key, options, skip_exit_code, using)
+        lock = partial(_locked, target.__module__, key, options, skip_exit_code, using)
         if handle is target:
-            return locked
-        target.handle = locked
+            return LockedHandle(lock(handle), lock)
+        target.handle = lock(handle)
+        lock_subclasses(target, lock)
         return target
 
     return decorate
 
 
-def _locked(handle: Any, module: str, key: Key | None, options: dict[str, Any], skip_exit_code: int, using: str) -> Any:
-    name = module.rpartition(".")[2]
-    resolve = (lambda given: name) if key is None else CommandKey(module, key).resolve_for
+class LockedHandle:
+    """
+    A decorated ``handle()``, until its class is made.
+
+    Args:
+        locked: The function under its lock.
+        lock: Returns the ``handle()`` of a subclass under the same lock.
+    """
+
+    def __init__(self, locked: Any, lock: Callable[[Any], Any]) -> None:
+        update_wrapper(cast(Any, self), locked)
+        self._locked, self._lock = locked, lock
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        setattr(owner, name, self._locked)
+        lock_subclasses(owner, self._lock)
+
+    def __get__(self, command: Any, owner: Any = None) -> Any:
+        return self if command is None else MethodType(self._locked, command)
+
+
+def lock_subclasses(command: Any, lock: Callable[[Any], Any]) -> None:
+    """Let a subclass that overrides ``handle()`` run under the lock of *command*, unless it has one of its own."""
+    own = vars(command).get("__init_subclass__")
+
+    def locked_subclass(cls: Any, /, **options: Any) -> None:
+        if own is None:
+            super(command, cls).__init_subclass__(**options)
+        else:
+            own.__get__(None, cls)(**options)
+        handle = vars(cls).get("handle")
+        if inspect.isfunction(handle) and not hasattr(handle, "inherited"):
+            cls.handle = lock(handle)
+            cls.handle.inherited = True
+
+    command.__init_subclass__ = classmethod(locked_subclass)
+
+
+def _locked(module: str, key: Key | None, options: dict[str, Any], skip_exit_code: int, using: str, handle: Any) -> Any:
+    """Return a ``handle()`` under its lock; one that a subclass calls while it has the lock runs as it is."""
+    label = module.rpartition(".")[2]
+    resolve = (lambda given: label) if key is None else CommandKey(module, key).resolve_for
 
     @wraps(handle)
     def locked(self: BaseCommand, *args: Any, **given: Any) -> Any:
-        lock = locks[using].claim(f"command:{_or_fail(resolve, given)}", kind="command", label=name, **options)
-        lease = acquire(lock, skip_exit_code)
+        name = f"command:{_or_fail(resolve, given)}"
+        outer = getattr(self, "lease", None)
+        if isinstance(outer, Lease) and outer.name == name and outer.valid():
+            return handle(self, *args, **given)
+        lease = acquire(locks[using].claim(name, kind="command", label=label, **options), skip_exit_code)
         if lease is None:
             return None
         self.lease = lease  # type: ignore[attr-defined]
@@ -126,6 +179,7 @@ def _locked(handle: Any, module: str, key: Key | None, options: dict[str, Any], 
         give_up(lease)
         return result
 
+    locked.inherited = False  # type: ignore[attr-defined]
     return locked
 
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -34,21 +34,29 @@ from ..inventory import (
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
 NO_QUORUM = 3  # exit code
+INTERRUPTED = 130  # exit code, as shells report the end by Ctrl-C
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
 SPARE = ("TOKEN", "SINCE")  # the first columns to be left out if there is no room
 DROPPED = ("REMAINING", "VOTES", "WAITING")  # columns that are left out if they do not fit beside cut names
+NARROW = ("HELD FOR", "STATE", "HOLDER")  # columns that are left out if they do not fit beside the shortest names
 CUT = ("HOLDER", "LOCK")  # columns whose cells are cut in the middle
 READABLE, LEAST = 16, 12  # columns that a cut name keeps while there are others to leave out, and after that
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class OperatorCommand(BaseCommand):
-    """A command that shows text written by others, on a terminal or through a pipe."""
+    """
+    A command that shows text written by others, on a terminal or through a pipe.
+
+    Attributes:
+        done: What has been changed by now, and what not, in words for somebody who presses Ctrl-C.
+    """
 
     requires_system_checks = ()
+    done = ""
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; escape what the output cannot encode, and end quietly when the reader of a pipe is gone."""
@@ -63,6 +71,10 @@ class OperatorCommand(BaseCommand):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python writes to it once more at exit
             return None
+        except KeyboardInterrupt:
+            self.stderr.write("")  # the terminal has shown ^C
+            text = f"Interrupted: {self.done}." if self.done else "Interrupted."
+            raise CommandError(text, returncode=INTERRUPTED) from None
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise
@@ -88,6 +100,7 @@ class OperatorCommand(BaseCommand):
         Raises:
             CommandError: The answer was no.
         """
+        self.done = f"nothing was {verb.removesuffix('e')}ed"
         dry_run, interactive = options["dry_run"], options["interactive"]
         stdin: Any = options.get("stdin", sys.stdin)
         if dry_run or (interactive and not stdin.isatty()):
@@ -95,8 +108,13 @@ class OperatorCommand(BaseCommand):
             self.stdout.write(f"Dry run: {planned}.{hint}")
             return False
         if interactive and not agreed(f"{what}?"):
-            raise CommandError(f"Nothing was {verb.removesuffix('e')}ed.")
+            raise CommandError(f"N{self.done[1:]}.")
         return True
+
+    def readable(self, text: str) -> str:
+        """Return a text as this terminal or file shows it; signs that its encoding lacks are escaped."""
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"
+        return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def width(self, wide: bool) -> int | None:
         """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""
@@ -166,7 +184,13 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
         command.stderr.write(text, command.style.WARNING)
 
 
-def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = None) -> str:
+def table(
+    locks: Iterable[HeldLock],
+    *,
+    known: bool = True,
+    width: int | None = None,
+    readable: Callable[[str], str] = str,
+) -> str:
     """
     Return locks as lines of plain text; if there are none, say so only if that is *known*.
 
@@ -174,12 +198,17 @@ def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = 
         locks: The locks to show.
         known: Whether enough nodes answered.
         width: How many characters a line may have; None means any number.
+        readable: Escapes the signs that the output cannot show, which changes the length of a name.
     """
     now = time.time()
-    rows = [cells(lock, now) for lock in locks]
+    rows = [tuple(map(readable, cells(lock, now))) for lock in locks]
     if not rows:
         return "No locks." if known else "Unknown: too few nodes answer."
-    return columns(fitted([COLUMNS, *rows], width) if width else [COLUMNS, *rows])
+    if not width:
+        return columns([COLUMNS, *rows])
+    text = columns(fitted([COLUMNS, *rows], width))
+    text = text if readable("…") == "…" else text.replace("…", "~")  # where a name is cut
+    return "\n".join(clipped(line, width) for line in text.split("\n"))
 
 
 def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
@@ -195,6 +224,9 @@ def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     for title in DROPPED:
         if _width(_shortened(lines, 0, READABLE)) > width:
             lines = _without(lines, title)
+    for title in NARROW:
+        if _width(_shortened(lines, 0, LEAST)) > width:
+            lines = _without(lines, title)
     return _shortened(lines, width, LEAST)
 
 
@@ -205,7 +237,7 @@ def _without(lines: list[tuple[str, ...]], title: str) -> list[tuple[str, ...]]:
 
 def _shortened(lines: list[tuple[str, ...]], width: int, least: int) -> list[tuple[str, ...]]:
     """Return the lines with holders and names cut as far as *width* demands; the longest first, to *least* at most."""
-    columns = [lines[0].index(title) for title in CUT]
+    columns = [lines[0].index(title) for title in CUT if title in lines[0]]
     room = {column: max(columns_of(line[column]) for line in lines) for column in columns}
     excess = _width(lines) - width
     while excess > 0 and max(room.values()) > least:

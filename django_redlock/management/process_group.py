@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
+from ..nodes.clock import steady
+
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
 
@@ -82,7 +84,7 @@ class Child:
         with self._mutex:
             if self._deadline is not None:
                 return
-            self._deadline = time.monotonic() + self._grace
+            self._deadline = steady() + self._grace
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)  # a stopped process would react only to SIGKILL
         timer = threading.Timer(self._grace, self.signal, [signal.SIGKILL])
@@ -120,7 +122,7 @@ class Child:
     def _clear(self) -> None:
         """Wait until the rest of a group that received the signal has ended; kill it after the grace period."""
         while self._deadline is not None and _kill_group(self.pid, 0):
-            if time.monotonic() >= self._deadline:
+            if steady() >= self._deadline:
                 _kill_group(self.pid, signal.SIGKILL)
                 return
             time.sleep(LOOK)

@@ -57,12 +57,14 @@ class NodeSpec:
         name: The node's name in messages and pages; if empty, it is derived from the address.
         options: Arguments for the connection that a URL cannot carry.
         sentinels: URLs of the sentinels to ask where the master is; the host of ``url`` is then the service's name.
+        alias: The alias in ``REDLOCK``, for the names of connections.
     """
 
     url: str = field(repr=False)
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sentinels: tuple[str, ...] = field(default=(), repr=False)
+    alias: str = ""
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

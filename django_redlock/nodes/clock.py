@@ -8,8 +8,13 @@ from functools import partial
 Clock = Callable[[], float]
 
 # Seconds on a clock that never steps and that, where the system has such a clock, counts suspension. It is read a dozen
-# times for a lock, so no Python function wraps it.
-steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+# times for a lock, so no Python function wraps it. Libraries that freeze or move time in tests replace time.monotonic()
+# in every module, or change what the system's functions say about the time of day; they leave this clock alone.
+steady: Clock = (
+    partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    if hasattr(time, "clock_gettime")
+    else partial(time.monotonic)
+)
 
 SLICES = 8  # waits that a timeout is divided into, so that it shows when this process was late
 LATE = 0.02  # seconds by which the end of a wait may be late in any case
@@ -46,20 +51,23 @@ class Patience:
     A timeout measures the node. So it is not charged for a wait that ended late, nor for one at whose end threads of
     this machine wait for a processor, because one of them may be the node's. Such waits have a bound of their own. If a
     wait ends a little late, the part that was not asked for is not charged: a thread may need ten turns of a busy
-    interpreter to open a connection, and each turn would cost a little. Making connections has an allowance of its own,
-    as long as the timeout.
+    interpreter to open a connection, and each turn would cost a little. Making connections has an allowance of its own.
 
     Args:
         seconds: The timeout.
         lifetime: Seconds after which no answer is of use.
         clock: The clock that measures the waits.
+        connecting: The allowance for making connections, in seconds; None is as much as the timeout.
     """
 
     __slots__ = ("_clock", "_connecting", "_left", "_lifetime", "_owed", "_part")
 
-    def __init__(self, seconds: float, lifetime: float = FOREVER, clock: Clock = steady) -> None:
+    def __init__(
+        self, seconds: float, lifetime: float = FOREVER, clock: Clock = steady, connecting: float | None = None
+    ) -> None:
         self._clock = clock
-        self._left = self._connecting = seconds
+        self._left = seconds
+        self._connecting = seconds if connecting is None else connecting
         self._owed = max(seconds, OWED)
         self._part = seconds / SLICES
         self._lifetime = lifetime

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from .clock import steady
+
 
 def uses_gevent() -> bool:
     """Return whether gevent has replaced the threads of this process with greenlets."""
@@ -80,8 +82,8 @@ class RealThread:
 
     def join(self, timeout: float) -> None:
         """Wait until the thread ends, for at most *timeout* seconds."""
-        until = time.monotonic() + timeout
-        while self._alive and time.monotonic() < until:
+        until = steady() + timeout
+        while self._alive and steady() < until:
             time.sleep(0.01)
 
     def _run(self) -> None:
@@ -109,9 +111,9 @@ def join_threads(seconds: float) -> None:
     Python 3.13 and earlier unwind the stack of each thread that still runs then. If the thread is in its event loop,
     greenlet has frames on that stack, and those would crash the process.
     """
-    until = time.monotonic() + seconds
+    until = steady() + seconds
     for each in list(_threads):
-        each.join(until - time.monotonic())
+        each.join(until - steady())
 
 
 def real_lock() -> Any:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from .clock import steady
 from .gevent import real_ident, real_lock, thread, uses_gevent
 
 log = logging.getLogger("django_redlock")
@@ -184,12 +185,12 @@ class Background:
 
     def join(self, seconds: float) -> None:
         """Wait for at most *seconds* until the thread, which has been asked to end, has ended."""
-        present, until = self._present, time.monotonic() + seconds
+        present, until = self._present, steady() + seconds
         if not self.running or self.here or exiting():
             return
         if not uses_gevent():
             present.acquire(True, seconds)  # nothing else wants this lock, so it need not be released
-        while uses_gevent() and self.running and time.monotonic() < until:
+        while uses_gevent() and self.running and steady() < until:
             time.sleep(0.01)  # the other greenlets go on
 
     def _new_thread(self) -> threading.Thread:

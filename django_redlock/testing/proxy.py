@@ -120,6 +120,15 @@ class FaultProxy:
         """Break all connections at both ends, with RST; bytes in flight are lost."""
         self._run(self._reset())
 
+    def cut(self) -> None:
+        """
+        Let nothing through on the connections that are open, as a firewall that has forgotten them; new ones work.
+
+        Neither end learns of it. Bytes that are sent from now on are lost.
+        """
+        for line in self._lines("both"):
+            line.cuts += 1
+
     def heal(self) -> None:
         """End all faults; bytes that were held back arrive now."""
         for line in self._lines("both"):
@@ -195,6 +204,7 @@ class _Line:
         self.delay = 0.0
         self.drop: Literal["", "silence", "reset"] = ""
         self.dropped = 0
+        self.cuts = 0
         self._passing = asyncio.Event()
         self._passing.set()
 
@@ -213,11 +223,11 @@ class _Line:
             both.create_task(self._deliver(underway, writer))
 
     async def _collect(self, reader: asyncio.StreamReader, underway: asyncio.Queue[tuple[float, bytes]]) -> None:
-        silent = False
+        silent, cuts = False, self.cuts
         clock = asyncio.get_running_loop().time
         with suppress(OSError):  # a connection that its owner broke has ended
             while data := await reader.read(CHUNK):
-                silent = silent or self._drops()
+                silent = silent or cuts != self.cuts or self._drops()
                 if not silent:
                     underway.put_nowait((clock() + self.delay, data))
         underway.put_nowait((clock() + self.delay, b""))

@@ -21,7 +21,6 @@ import inspect
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -50,6 +49,7 @@ from ..engine.notifications import Waiters
 from ..engine.watchdog import Agenda, ProcessHeartbeat, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
+from ..nodes.clock import steady
 from ..nodes.memory import MemoryLink, MemoryNode
 
 EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
@@ -539,9 +539,9 @@ class VirtualLoop:
         if not self._threads:
             passed = self._simulated.idle(None if timeout is None else timeout + TURN)
             return [] if passed else self._select(None)
-        began = time.monotonic()
+        began = steady()
         ready = self._select(timeout)
-        self._simulated.idle(time.monotonic() - began if ready or timeout is None else timeout)
+        self._simulated.idle(steady() - began if ready or timeout is None else timeout)
         return ready
 
     def at_work(self, start: Callable[..., Any]) -> Callable[..., Any]:

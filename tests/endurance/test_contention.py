@@ -18,7 +18,7 @@ from tests.conftest import needs
 OPTIONS = {"ttl": 30.0, "restart_guard": False}
 
 
-QUEUED = 0.5  # seconds after which a contender is surely in the queue, however busy the machine is
+QUEUED = 0.1  # seconds after which a contender is surely in the queue, however busy the machine is
 
 
 class Turn(NamedTuple):

@@ -22,7 +22,7 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redlock.testing import Server, Servers, start_servers
+from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from django_redlock.testing.proxy import RESET_ON_CLOSE
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
@@ -147,6 +147,7 @@ def test_unreachable_for_other_reasons(three, tmp_path):
     words = [re.search(r"\((.*)\)", finding.text)[1] for finding in said.values()]
     expected = ["WRONGPASS", "NOAUTH", "has no password", "unknown host", "no such database", "no such file"]
     assert words[:6] == expected
+    assert words[6] in ("timeout, perhaps because it does not speak TLS", "TLS failed")
     assert len({finding.remedy for finding in said.values()}) == 7
     assert "sesame" not in str(said.values())
 
@@ -161,6 +162,17 @@ def unreachable(node: Any, three: list[str], reason: str) -> None:
 def tls_node(server: Server, **options: str) -> dict[str, Any]:
     """Return a node that is reached over TLS."""
     return {"URL": f"rediss://localhost:{server.port}/0", "OPTIONS": options}
+
+
+def test_server_behind_a_proxy_is_down(three):
+    """A proxy such as HAProxy accepts connections all the same, and ends them; the remedy says so."""
+    with Server() as server:
+        server.kill()
+        with FaultProxy(server.url) as proxy:
+            finding = only(found([proxy.url, *three[1:]]), "unreachable")
+
+    assert re.search(r"\((closed|reset)\)", finding.text)
+    assert "check whether the server behind it is up" in finding.remedy
 
 
 def test_certificates(tls, three):
@@ -657,18 +669,18 @@ def test_command_when_all_is_well(durable):
 
 def test_command_with_findings(three):
     """
-    Warnings make the command exit with 1 and errors with 2, unless they are below the requested level.
+    Errors make the command exit with 2; warnings alone do not make it fail, and exit with 1 if that is asked for.
     """
     warning = {"default": {"NODES": three, "OPTIONS": OPEN}}
     error = {"default": {"NODES": [*three, three[0].replace("127.0.0.1", "localhost")], "OPTIONS": OPEN}}
-    levels: list[list[str]] = [[], ["--fail-level=error"], ["--fail-level=never"]]
+    levels: list[list[str]] = [[], ["--fail-level=warning"], ["--fail-level=error"], ["--fail-level=never"]]
     with override_settings(REDLOCK=warning):
         codes = [run("redlock_doctor", *args)[2] for args in levels]
     with override_settings(REDLOCK=error):
         codes += [run("redlock_doctor", *args)[2] for args in levels]
         out = run("redlock_doctor")[0]
 
-    assert codes == [1, 0, 0, 2, 2, 0]
+    assert codes == [0, 1, 0, 0, 2, 2, 2, 0]
     assert re.search(r"^ERROR duplicate  localhost:\d+: It is the same server as", out, re.MULTILINE)
     assert "Remedy: List independent servers in NODES." in out
 
@@ -678,7 +690,7 @@ def test_command_as_json(nodes, three):
     The JSON has a version, the worst level, each node and each finding, and no password.
     """
     with override_settings(REDLOCK={"default": {"NODES": [three[0].replace("//", "//:sesame@"), *three[1:]]}}):
-        out, _, code = run("redlock_doctor", "--format=json", "--using=default")
+        out, _, code = run("redlock_doctor", "--format=json", "--using=default", "--fail-level=warning")
 
     data = json.loads(out)
     (alias,) = data["aliases"]

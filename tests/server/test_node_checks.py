@@ -129,11 +129,12 @@ def test_slow(nodes, monkeypatch, delay, level):
             time=lambda: time.time() - clock.now / 2, perf_counter=lambda: clock.now, monotonic=time.monotonic
         ),
     )
-    said_of = found(nodes.urls[:3], {**OPEN, "node_timeout": 0.5, "ttl": 20.0})
+    said_of = found(nodes.urls[:3], {**OPEN, "node_timeout": 0.5, "ttl": 10.0})
 
     assert only(said_of, "slow").level == level
     assert only(said_of, "slow").node.endswith(str(nodes[0].port))
     assert f"OPTIONS['node_timeout'] to {4 * delay:.2f}" in only(said_of, "slow").remedy
+    assert ("OPTIONS['ttl'] to 12" in only(said_of, "slow").remedy) is (delay == 0.7)
 
 
 def test_every_finding_has_a_test_and_is_documented():

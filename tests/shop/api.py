@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import connections, transaction
 from django.http import StreamingHttpResponse
 from django.urls import include, path
 from rest_framework.authentication import BaseAuthentication
@@ -79,6 +79,44 @@ class Orders(ViewSet):
         return Response({"paid": pk})
 
 
+class Baskets(ViewSet):
+    """Two actions with a lock each; the others have none, and "{pk}" is no argument of some."""
+
+    authentication_classes = (ByToken,)
+
+    def list(self, request: Any) -> Response:
+        return Response({"inside": connections["warehouse"].in_atomic_block})
+
+    def create(self, request: Any) -> Response:
+        During.action()
+        return Response({"inside": connections["warehouse"].in_atomic_block})
+
+    @action(detail=True, methods=["post"])
+    @locked_view("order:{pk}")
+    def pay(self, request: Any, pk: str) -> Response:
+        save_as_paid(int(pk))
+        return Response({"paid": pk})
+
+    @locked_view("{request.user.pk}:{pk}", on_busy=423)
+    @action(detail=True, methods=["post", "put"])
+    def send(self, request: Any, pk: str) -> Response:
+        save_as_paid(int(pk))
+        if request.method == "PUT":
+            raise ValidationError("no")
+        return Response({"sent": pk})
+
+
+class PayByMethod(APIView):
+    def delete(self, request: Any, pk: int) -> Response:
+        During.action()
+        return Response()
+
+    @locked_view("order:{pk}")
+    def post(self, request: Any, pk: int) -> Response:
+        save_as_paid(pk)
+        return Response({"paid": True})
+
+
 @transaction.non_atomic_requests("warehouse")
 @api_view(["POST"])
 @authentication_classes([ByToken])
@@ -105,10 +143,12 @@ def pay_inside(request: Any) -> Response:
 
 router = SimpleRouter()
 router.register("orders", Orders, basename="order")
+router.register("baskets", Baskets, basename="basket")
 
 urlpatterns = [
     path("", include(router.urls)),
     path("pay/<int:pk>/", Pay.as_view()),
+    path("pay-by-method/<int:pk>/", PayByMethod.as_view()),
     path("mine/", Mine.as_view()),
     path("posted/", Posted.as_view()),
     path("pay-below/<int:pk>/", pay_below),

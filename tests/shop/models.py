@@ -83,6 +83,12 @@ class Purchase(models.Model):
     total = models.IntegerField(default=0)
 
 
+class Digest(models.Model):
+    """A digest; its key is bytes."""
+
+    sum = models.BinaryField(primary_key=True, max_length=20)
+
+
 class Weight(models.Model):
     """A weight; its key is a number that can be written in several ways."""
 

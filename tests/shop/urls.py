@@ -10,6 +10,7 @@ urlpatterns = [
     path("pay-under-two-locks/<int:pk>/", views.pay_under_two_locks),
     path("pay-class/<int:pk>/", views.Pay.as_view()),
     path("pay-whole-class/<int:pk>/", views.PayWholeClass.as_view()),
+    path("pay-its-method/<int:pk>/", views.PayByItsMethod.as_view()),
     path("pay-by-method/<int:pk>/", views.PayByMethod.as_view()),
     path("apay/<int:pk>/", views.apay),
     path("apay-class/<int:pk>/", views.APay.as_view()),

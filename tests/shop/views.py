@@ -88,6 +88,15 @@ class PayByMethod(View):
         return save_as_paid(pk)
 
 
+class PayByItsMethod(View):
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse("form")
+
+    @locked_view("order:{pk}")
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return save_as_paid(pk)
+
+
 @locked_view("order:{pk}")
 async def apay(request: HttpRequest, pk: int) -> HttpResponse:
     During.action()

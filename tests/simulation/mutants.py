@@ -3,9 +3,10 @@
 from collections.abc import Generator
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 from django_redlock.core.acquisition import Acquisition
-from django_redlock.core.admission import Admission
+from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.attempt import GRANTS, Attempt, Verdict
 from django_redlock.core.hold import Hold
 from django_redlock.core.names import permit_slug, secret_of
@@ -22,7 +23,7 @@ from django_redlock.nodes.records.clock import EraClock, Moment
 from . import database, mutation
 from .driver import Process
 from .mutation import Kill, Mutant, Wrong
-from .profiles import PROFILES
+from .profiles import PROFILES, TTL
 from .scenarios import SCENARIOS
 from .schedule import Schedule
 
@@ -96,6 +97,19 @@ def one_more(right: Any) -> Any:
         return found if len(found) == 1 else [*found, (permit_slug(self._queue, len(found) + 1),)]
 
     return permits
+
+
+def trusts_new_sets(right: Any) -> Any:
+    new: WeakKeyDictionary[Admission, set[int]] = WeakKeyDictionary()
+
+    def greet(self: Admission, node: int, greeting: Greeting) -> None:
+        right(self, node, greeting)
+        if greeting.age is not None and greeting.age < TTL:
+            new.setdefault(self, set()).add(node)
+        if len(new.get(self, ())) == len(self._names):
+            self._quarantined.clear()
+
+    return greet
 
 
 def asks_nobody(right: Any) -> Any:
@@ -305,6 +319,12 @@ MUTANTS = (
         ("failover", "moving endpoint"),
         (NodeState, "serve"),
         returns(1e6),
+    ),
+    Mutant(
+        "nodes vote at once if none of them has ever served the locks",
+        ("moved set",),
+        (Admission, "greet"),
+        trusts_new_sets,
     ),
     Mutant(
         "objections to a node are ignored",

@@ -180,6 +180,39 @@ def moving_endpoint(seed: int) -> Violations:
     return oracles.violations
 
 
+def moved_set(seed: int) -> Violations:
+    """
+    Three other servers take the addresses of all nodes while a lock is held: long running, empty, new to these locks.
+
+    Nothing distinguishes them from a new installation, for a client that has just started.
+    """
+    schedule = Schedule(THREE, seed)
+    machines, oracles = schedule.machines, schedule.oracles
+    holder, cold = _bystander(schedule), _bystander(schedule)
+
+    def story() -> Routine:
+        for machine in machines:
+            served, machine.store.records.served = machine.store.records.served, None
+            machine.copy()
+            machine.store.records.served = served
+        yield from visit(holder)
+        lease = yield from holder.acquire(("a",), 0.0)
+        for machine in machines:
+            machine.fail_over()
+            machine._promoted = ""
+        cold.spawn(attempt())
+        yield Sleep(0.1)
+        if not lease.believed():
+            oracles.violated("stuck", "the holder lost the lock")
+
+    def attempt() -> Routine:
+        yield from cold.acquire(("a",), 0.0)
+
+    holder.spawn(story())
+    schedule.world.run(3.0)
+    return oracles.violations
+
+
 def leader_dies_with_the_holder(seed: int) -> Violations:
     """
     A holder dies, and the leader of the only store changes at some moment before or after it.
@@ -384,6 +417,7 @@ SCENARIOS: dict[str, Callable[[int], Violations]] = {
     "late raises": late_raises,
     "stepping node": stepping_node,
     "moving endpoint": moving_endpoint,
+    "moved set": moved_set,
     "connections reset": reset_connections,
     "no lock": no_lock,
     "cancelled": cancelled,

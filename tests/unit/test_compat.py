@@ -22,6 +22,7 @@ from django.core.cache import caches
 from redis import exceptions
 from redis.asyncio.lock import Lock as RedisAsyncLock
 from redis.lock import Lock as RedisLock
+from valkey import exceptions as valkey_exceptions
 
 from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
@@ -142,10 +143,12 @@ def test_arguments_are_those_of_redis_py(ours, theirs, method):
 
 @pytest.mark.parametrize("error", [LockError("is not held", NAME), LockNotOwnedError("was lost", NAME)])
 def test_errors_are_caught_by_code_for_redis_py_and_for_redlock(error):
-    """The errors are redis-py's and ours, name the lock, and survive the way from another process."""
+    """The errors are redis-py's, valkey-py's and ours, name the lock, and survive the way from another process."""
     again = pickle.loads(pickle.dumps(error))
 
     assert isinstance(error, (exceptions.LockError, ValueError))
+    assert isinstance(error, valkey_exceptions.LockError)
+    assert isinstance(error, valkey_exceptions.LockNotOwnedError) == (type(error) is LockNotOwnedError)
     assert isinstance(error, RedlockError)
     assert isinstance(error, exceptions.LockNotOwnedError) == (type(error) is LockNotOwnedError)
     assert (type(again), str(again), again.lock_name) == (type(error), str(error), NAME)
@@ -189,6 +192,50 @@ async def test_a_name_in_bytes_names_the_same_lock(make, name):
     assert await done(make(name).acquire(blocking=False))
 
     assert not await done(make(NAME).acquire(blocking=False))
+
+
+async def test_a_whole_number_is_a_name(make):
+    """redis-py and django-redis take it as its digits."""
+    assert await done(make(7).acquire(blocking=False))
+
+    assert not await done(make("7").acquire(blocking=False))
+
+
+async def test_name_may_be_changed_between_two_holds(make):
+    """As in redis-py, the name counts when the lock is acquired."""
+    lock = make()
+    lock.name = "other"
+
+    assert await done(lock.acquire())
+
+    assert inventory.find_lock("other")
+    assert not inventory.find_lock(NAME)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((None,), {"key": NAME}, "has no argument 'key'; write the name as its second argument"),
+        ((None, NAME), {"version": 2}, "has no argument 'version'; write the version into the name"),
+        ((None, NAME), {"client": None}, "has no argument 'client'; the nodes are those of REDLOCK"),
+        ((caches, NAME, None, 60), {}, "the third argument of cache.lock\\(\\) was the version; write timeout="),
+    ],
+)
+@pytest.mark.parametrize("flavour", FLAVOURS.values())
+def test_arguments_of_a_cache_that_mean_something_else_are_refused(flavour, arguments, options, message):
+    """A call of django-redis' ``cache.lock()`` is not moved over with another meaning."""
+    arguments = [caches["default"] if each is caches else each for each in arguments]
+    with pytest.raises(TypeError, match=message):
+        flavour(*arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["lua_extend", "lua_release", "do_acquire"])
+def test_replacing_a_part_of_redis_py_is_refused(make, name):
+    """redbeat replaces the script of extend(): it would have no effect, and the error says what has."""
+    with pytest.raises(AttributeError, match=rf"has no {name}: .* extend\(t, replace_ttl=True\).* redlock_run"):
+        setattr(make(), name, print)
+    with pytest.raises(TypeError, match=f"Patched has no {name}: "):
+        type("Patched", (type(make()),), {name: print})
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0004, -1, math.nan, math.inf, True, "5"])
@@ -540,6 +587,20 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
     assert lock.lease.reason == "expired"
 
 
+async def test_extension_beyond_the_longest_lease_is_kept_in_pieces(make, sim):
+    """The same for a lock whose timeout grew."""
+    lock = make(timeout=TTL)
+    await done(lock.acquire())
+    assert await done(lock.extend(TTL)) is True
+    assert left_on_nodes() <= TTL
+
+    await wait(sim, lock, 1.9 * TTL)
+    assert await done(lock.owned())
+    await wait(sim, lock, 0.1 * TTL)
+
+    assert lock.lease.lost.is_set()
+
+
 async def test_nothing_is_held_longer_than_max_hold(make, options):
     """The error names the option."""
     options(max_hold=100)
@@ -590,6 +651,22 @@ def test_other_threads_hold_nothing():
     assert lock.owned()
 
 
+def test_later_hold_of_another_thread_is_not_released_by_the_first():
+    """A thread whose lock ended does not release that of another thread, which shares the lock object."""
+    lock = Lock(None, NAME, timeout=60)
+    lock.acquire()
+    force_release()
+
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.acquire).result(PATIENCE)
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+        assert lock.locked()
+        other.submit(lock.release).result(PATIENCE)
+    assert not lock.locked()
+
+
 async def test_later_hold_of_another_task_is_not_released_by_the_first():
     """The same for two tasks that share the lock object, which in redis-py share its token too."""
     lock = AsyncLock(None, NAME, timeout=60)
@@ -624,15 +701,17 @@ def test_other_threads_share_the_lock_with_that_option():
 
 
 async def test_other_tasks_hold_nothing():
-    """Two tasks that share a lock cannot release each other's hold; in redis-py they can."""
+    """Two tasks that share a lock cannot release each other's hold; in redis-py they can. The error says what to do."""
     lock = AsyncLock(None, NAME, timeout=5)
     await lock.acquire()
 
     async def meddle():
         assert lock.local.token is None
         assert await lock.owned() is False
-        with pytest.raises(LockError):
+        with pytest.raises(LockError, match="held by another thread or task: write thread_local=False to share"):
             await lock.release()
+        with pytest.raises(LockError, match="write thread_local=False to share"):
+            await lock.extend(5)
 
     await asyncio.create_task(meddle())
     assert await lock.owned()

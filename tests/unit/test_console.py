@@ -4,7 +4,7 @@ import errno
 import json
 import re
 import sys
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from traceback import walk_tb
 from unicodedata import combining, east_asian_width
 
@@ -218,6 +218,157 @@ def test_lists_fit_the_terminal(five, monkeypatch, part, command, width):
     assert {columns_of(row[: row.index("degraded")]) for row in rows} == {title.index("STATE")}
     assert f"{part}7" in wide.getvalue()
     assert "TOKEN" in wide.getvalue()
+
+
+@pytest.mark.parametrize("width", [10, 20, 30, 42])
+@pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
+def test_narrow_terminal_breaks_no_line_of_the_list(five, monkeypatch, command, width):
+    """
+    The name is left to the last; who holds it, its state and for how long give way before.
+    """
+    put("orders:very-long-name:7")
+    put("short", B)
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Screen()
+
+    call_command(*command.split(), stdout=out, no_color=True)
+
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    title, *rows = lines[-3:]
+    assert title.split() == {10: ["LOCK"], 20: ["LOCK"], 30: ["LOCK", "HOLDER"], 42: ["LOCK", "STATE", "HOLDER"]}[width]
+    assert {row[:3] for row in rows} == {"ord", "sho"}
+
+
+class Ascii(TextIOWrapper):
+    """A terminal without Unicode, as with ``LC_ALL=C``."""
+
+    def __init__(self) -> None:
+        super().__init__(BytesIO(), encoding="ascii", errors="strict", write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+@pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
+def test_terminal_without_unicode_has_straight_columns(five, monkeypatch, command, width):
+    """
+    Signs that it cannot show are escaped before the columns are made, and a cut is marked by a sign that it has.
+    """
+    put("b\u00fccher:\u8f93\u5165\u76ee\u5f55:7")
+    put("short", B)
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Ascii()
+
+    call_command(*command.split(), stdout=out, no_color=True)
+
+    lines = out.buffer.getvalue().decode("ascii").splitlines()
+    title, *rows = lines[-3:]
+    assert max(map(len, lines)) <= width
+    assert len({row.index("task") for row in rows} | {title.index("HOLDER")}) == 1
+    assert any(row.startswith("b\\xfc") and "~" in row for row in rows)
+
+
+# Ctrl-C
+
+
+class Interrupting(StringIO):
+    """An output during which somebody presses Ctrl-C: when it shows a text."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+
+    def write(self, text: str) -> int:
+        super().write(text)
+        if self.at in text:
+            raise KeyboardInterrupt
+        return len(text)
+
+
+class Keyboard(StringIO):
+    """A standard input that is a terminal, at which somebody presses Ctrl-C."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("command", ["redlock_release orders:7", "redlock_clear"])
+def test_interrupted_prompt_says_that_nothing_was_done(five, monkeypatch, command):
+    """
+    Ctrl-C at the question is one sentence, not a traceback.
+    """
+    put("orders:7", text="foreign", left=None) if command == "redlock_clear" else put("orders:7")
+
+    def interrupt(question):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+
+    with pytest.raises(CommandError, match=r"^Interrupted: nothing was (released|deleted)\.$") as ended:
+        call_command(*command.split(), stdin=Keyboard(), stdout=StringIO(), stderr=StringIO())
+
+    assert ended.value.returncode == 130
+    assert find_lock("orders:7")
+
+
+def test_interrupted_wait_says_that_the_request_stands(five):
+    """
+    Ctrl-C while redlock_release waits for holders that it has asked to stop: they may still heed the request.
+    """
+    with lock("a"), lock("b"):
+        with pytest.raises(CommandError) as ended:
+            call_command(
+                *["redlock_release", "a", "b", "--polite=60", "--no-input"],
+                stdout=Interrupting("b: its holder was asked"),
+                stderr=StringIO(),
+            )
+
+    assert str(ended.value) == (
+        "Interrupted: nothing was released by force; 2 holders were asked to stop, and the request stands."
+    )
+    assert ended.value.returncode == 130
+
+
+def test_interrupted_release_says_how_many_were_released(five):
+    """
+    Ctrl-C between two locks.
+    """
+    put("a")
+    put("b", B)
+
+    with pytest.raises(CommandError, match=r"^Interrupted: 1 of 2 locks handled for certain, "):
+        call_command("redlock_release", "a", "b", "--no-input", stdout=Interrupting(": released"), stderr=StringIO())
+
+    assert [bool(find_lock(name)) for name in "ab"].count(True) == 1
+
+
+def test_interrupted_list_has_no_traceback(five):
+    """
+    The same for commands that change nothing.
+    """
+    put("a")
+
+    with pytest.raises(CommandError, match=r"^Interrupted\.$"):
+        call_command("redlock_list", stdout=Interrupting("a"), stderr=StringIO())
+
+
+def test_top_leaves_the_lines_above_it_alone(five):
+    """
+    It uses the terminal's other screen, and goes back to the first one at its end.
+    """
+
+    class Leaving(Interrupting, Screen):
+        """A terminal."""
+
+    put("orders:7")
+    out = Leaving("orders:7")
+
+    call_command("redlock_top", stdout=out, no_color=True)
+
+    assert out.getvalue().startswith("\x1b[?1049h")
+    assert out.getvalue().endswith("\x1b[?1049l")
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(60, {"REMAINING", "VOTES"}), (80, set()), (120, set()), (200, set())])

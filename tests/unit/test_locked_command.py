@@ -48,6 +48,58 @@ def test_handle_is_decorated_without_parentheses():
     assert is_free("command:test_locked_command")
 
 
+class Decorated(Import):
+    """Locked by the decorator of its ``handle()``."""
+
+    @locked_command("base")
+    def handle(self, **options):
+        return super().handle(**options)
+
+
+@locked_command("base")
+class WholeClass(Import):
+    """Locked by the decorator of the class."""
+
+
+@pytest.mark.parametrize("base", [Decorated, WholeClass])
+def test_subclass_that_overrides_handle_is_locked(base):
+    """Its lock is that of its base, once for both methods, and free afterwards."""
+    holders = []
+
+    class Command(base):
+        action = staticmethod(lambda self: holders.append((holder_of("command:base"), self.lease)))
+
+        def handle(self, **options):
+            self.action(self)
+            return super().handle(**options)
+
+    call_command(Command())
+
+    assert len(holders) == 2
+    assert holders[0][1] is holders[1][1]
+    assert is_free("command:base")
+    with lock("command:base"), pytest.raises(CommandError, match="Skipped"):
+        call_command(Command())
+
+
+@pytest.mark.parametrize("base", [Decorated, WholeClass])
+@pytest.mark.parametrize("whole", [True, False])
+def test_subclass_may_have_another_lock(base, whole):
+    """A decorator of its own counts instead; the lock of the base is taken where its ``handle()`` is called."""
+    free = []
+
+    class Command(base):
+        def handle(self, **options):
+            free.append([is_free(f"command:{name}") for name in ("own", "base")])
+
+        if not whole:
+            handle = locked_command("own")(handle)
+
+    call_command((locked_command("own")(Command) if whole else Command)())
+
+    assert free == [[False, True]]
+
+
 def holder_of(name):
     with pytest.raises(LockTakenError) as taken:
         lock(name, wait=0).acquire()

@@ -6,10 +6,15 @@ catch.
 import re
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import User
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import connections, transaction
+from django.http import HttpResponse
 from django.test import Client, RequestFactory
+from django.urls import include, path, re_path
 
 from django_redlock import lock, locks
 from django_redlock.middleware import locked_paths
@@ -47,6 +52,48 @@ def test_one_request_at_a_time_on_all_paths_together(client):
     assert client.post("/touch/9/").status_code == 200
     assert answers == [409, 409, 404, 200]
     assert is_free(NAME)
+
+
+def page(request, **arguments):
+    return HttpResponse()
+
+
+INNER = [path("touch/", page), path("pay/<int:pk>/", page), re_path(r"^astream/(?P<pk>\d+)/$", page)]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "translated"),
+    [
+        (i18n_patterns(path("touch/", page)), "/touch/"),
+        (i18n_patterns(path("pay/<int:pk>/", page), prefix_default_language=False), "/pay/"),
+        (i18n_patterns(path("apay/", include(INNER))), "/apay/touch/"),
+        (i18n_patterns(path("", include(INNER))), "/touch/"),
+        (i18n_patterns(path("", page), path("other/", page)), ""),
+        (INNER, ""),
+    ],
+)
+def test_path_that_is_served_for_each_language_is_a_warning(settings, patterns, translated):
+    """``/de/touch/`` would not be locked, although ``/touch/`` is listed; a pattern that covers both is none."""
+    settings.ROOT_URLCONF, settings.LANGUAGES = tuple(patterns), [("en-us", "English"), ("de", "Deutsch")]
+    settings.LANGUAGE_CODE = "en-us"
+
+    found = [each for each in run_checks(tags=["urls"]) if each.id == "redlock.W013"]
+
+    language = "de" if translated == "/pay/" else "en-us"
+    said = f"tests.shop.middleware.one_per_user locks '{translated}', but not '/{language}{translated}'"
+    assert [said in each.msg for each in found] == ([True] if translated else [])
+    assert all("re.compile(r'^/([a-z-]+/)?" in each.hint for each in found)
+
+
+def test_pattern_for_all_languages_is_no_warning(settings):
+    """What the hint says to write locks the path in each language."""
+    settings.ROOT_URLCONF, settings.LANGUAGES = tuple(i18n_patterns(path("touch/", page))), [("de", "Deutsch")]
+    settings.MIDDLEWARE = [f"{__name__}.in_each_language", "no.such.middleware"]
+
+    assert [each for each in run_checks(tags=["urls"]) if each.id == "redlock.W013"] == []
+
+
+in_each_language = locked_paths([re.compile(r"^/([a-z-]+/)?touch/")])
 
 
 @pytest.mark.django_db
@@ -92,6 +139,17 @@ def test_stream_keeps_the_lock(client):
     assert is_free(NAME)
 
 
+@pytest.mark.django_db
+async def test_asynchronous_stream_keeps_the_lock(async_client, async_connections):
+    """The same under ASGI."""
+    answer = await async_client.post("/astream/7/")
+    assert not is_free(NAME)
+
+    assert b"".join([part async for part in answer.streaming_content]) == b"onetwo"
+    await sync_to_async(answer.close)()
+    assert is_free(NAME)
+
+
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lock_is_released_after_the_commit_of_the_request(client, monkeypatch):
     """Under ATOMIC_REQUESTS the lock goes around the transaction."""
@@ -119,6 +177,18 @@ def test_lost_lock_is_logged(client, leases, caplog):
     assert client.post("/touch/7/").status_code == 200
 
     assert "the lock of view locked_paths ended before the view did" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_transaction_around_the_middleware_is_refused():
+    """A transaction that was opened further out would commit after the release."""
+    middleware = locked_paths(["/"])(lambda request: HttpResponse())
+
+    with (
+        pytest.raises(RuntimeError, match="locked_paths is inside a transaction"),
+        transaction.atomic(using="warehouse"),
+    ):
+        middleware(RequestFactory().post("/"))
 
 
 @pytest.mark.parametrize(

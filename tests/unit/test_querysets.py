@@ -13,6 +13,7 @@ from enum import StrEnum
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
+from django.core.handlers.base import BaseHandler
 from django.db import connection, connections, models, transaction
 from django.db.backends.signals import connection_created
 from django.test import TestCase
@@ -25,6 +26,7 @@ from django_redlock.testing import Simulation
 from tests.shop.helpers import PATIENCE, in_thread, lose, start
 from tests.shop.models import (
     Customer,
+    Digest,
     GiftOrder,
     Invoice,
     Order,
@@ -427,6 +429,41 @@ def test_too_many_rows_are_refused(leases):
     assert len(leases) == 1
 
 
+@pytest.fixture
+def requests(monkeypatch):
+    """The requests that one of the nodes got."""
+    node = locks["default"].nodes[0]
+    execute, got = node.execute, []
+    monkeypatch.setattr(node, "execute", lambda request: got.append(request) or execute(request))
+    return got
+
+
+@pytest.mark.django_db
+def test_a_hundred_rows_are_locked_in_one_round(requests):
+    """Each node gets one request for all rows and one for their release, whatever their number."""
+    Order.objects.bulk_create(Order() for _ in range(100))
+
+    with lock_for_update(Order.objects.all()):
+        assert len(requests) == 1
+
+    assert len(requests) == 2
+
+
+@pytest.mark.django_db
+def test_locked_rows_are_skipped_in_few_rounds(requests):
+    """Rows of others cost a survey of all of them and a second attempt, not a request per row."""
+    orders = Order.objects.bulk_create(Order() for _ in range(100))
+    taken = [lock(order_name(order)).acquire() for order in orders[::10]]
+    requests.clear()
+
+    with lock_for_update(Order.objects.all(), skip_locked=True) as locked:
+        assert len(locked) == 90
+
+    for lease in taken:
+        lease.release()
+    assert len(requests) - len(taken) <= 6
+
+
 @pytest.mark.django_db
 def test_block_cannot_be_entered_twice():
     """One object of lock_for_update() serves one block at a time, and another one afterwards."""
@@ -468,9 +505,22 @@ class Color(StrEnum):
             "model:shop.voucher:00000000-0000-0000-0000-000000000007",
         ),
         (lambda: Weight.objects.create(kilograms=Decimal("1.50")), "model:shop.weight:1.5"),
+        (lambda: Digest.objects.create(sum=b"\x00k"), "model:shop.digest:006b"),
         (lambda: Stock.objects.create(place=Place.HERE, article="a,b%"), "model:shop.stock:here,a%2Cb%25"),
     ],
-    ids=["plain", "proxy", "child", "grandchild", "one-to-one", "text", "enum", "uuid", "decimal", "composite"],
+    ids=[
+        "plain",
+        "proxy",
+        "child",
+        "grandchild",
+        "one-to-one",
+        "text",
+        "enum",
+        "uuid",
+        "decimal",
+        "bytes",
+        "composite",
+    ],
 )
 def test_name_is_the_same_however_the_row_is_reached(leases, make, name):
     """A new instance, a queryset and an instance with its key as text give the same name."""
@@ -480,7 +530,11 @@ def test_name_is_the_same_however_the_row_is_reached(leases, make, name):
         pass
     with lock_for_update(type(made).objects.all()):
         pass
-    if not isinstance(made.pk, tuple):
+    if isinstance(made.pk, bytes):
+        made.pk = memoryview(made.pk)  # as some databases return it
+        with lock_for_update(made):
+            pass
+    elif not isinstance(made.pk, tuple):
         made.pk = str.__str__(made.pk) if isinstance(made.pk, str) else str(made.pk)
         with lock_for_update(made):
             pass
@@ -631,6 +685,26 @@ class InsideTestCase(TestCase):
 
         with transaction.atomic(), pytest.raises(RuntimeError, match="inside a transaction"):
             lock_for_update(order).__enter__()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_request_that_is_a_transaction_is_refused(atomic_requests, leases):
+    """Under ATOMIC_REQUESTS a view has to leave the transaction to the block; the error says how."""
+    order = Order.objects.using("warehouse").create(total=1)
+
+    def view():
+        with lock_for_update(order):
+            order.total = 2
+            order.save()
+
+    with pytest.raises(
+        RuntimeError, match=r"ATOMIC_REQUESTS, use @locked_view instead, or @transaction\.non_atomic_requests"
+    ):
+        BaseHandler().make_view_atomic(view)()
+    assert leases == []
+    BaseHandler().make_view_atomic(transaction.non_atomic_requests("warehouse")(view))()
+
+    assert total_seen_by_others(order) == 2
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
@@ -849,6 +923,18 @@ async def test_async_blocks_at_once_have_a_transaction_each(async_connections):
         [2, 1, 4],
         ["NoneType", "ZeroDivisionError", "NoneType"],
     )
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_async_block_skips_locked_rows(async_connections):
+    """``skip_locked`` and an empty queryset work as in blocking code."""
+    orders = [await Order.objects.using("warehouse").acreate() for _ in range(2)]
+    everything = Order.objects.using("warehouse").order_by("pk")
+
+    async with lock(order_name(orders[0])), lock_for_update(everything, skip_locked=True) as locked:
+        assert locked == [orders[1]]
+    async with lock_for_update(everything.none()) as locked:
+        assert locked == []
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])

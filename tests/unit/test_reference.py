@@ -93,6 +93,16 @@ def test_arguments_of_functions(heading: str):
     assert names(section("options", heading)) == list(inspect.signature(FUNCTIONS[heading]).parameters)
 
 
+def test_middleware_has_the_arguments_of_the_view():
+    """
+    The text says that locked_paths() has one more argument than locked_view().
+    """
+    paths = inspect.signature(resolve_name("django_redlock.middleware:locked_paths"))
+
+    assert list(paths.parameters) == ["paths", *inspect.signature(django_redlock.locked_view).parameters]
+    assert paths.parameters["key"].default == "user_or_ip"
+
+
 def test_options_of_singleton_tasks():
     """
     Every option is listed with its default and all of its values.
@@ -272,6 +282,16 @@ def test_everything_public_is_in_the_reference():
     assert missing == []
     assert [path for path in PATHS if path not in page("api")] == []
     assert len(shown) == len({name for name, _ in documented()})
+
+
+def test_listed_members_exist():
+    """
+    A member that the page of the API lists is there.
+    """
+    listed = [(name, member) for name, members in documented() for member in re.findall(r"\w+", members or "")]
+
+    assert len(listed) > 30
+    assert [each for each in listed if inspect.getattr_static(resolve_name(each[0]), each[1], ...) is ...] == []
 
 
 def test_external_names_exist():

@@ -3,13 +3,20 @@
 """
 
 import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
 pytest.importorskip("rest_framework", reason="needs Django REST framework: pip install djangorestframework")
 
+from rest_framework.decorators import action
 from rest_framework.test import APIClient
+from rest_framework.viewsets import ViewSet
 
-from django_redlock import LockTakenError, StaleTokenError, lock, locks
+from django_redlock import LockTakenError, StaleTokenError, lock, locked_view, locks
 from django_redlock.contrib.rest_framework import exception_handler
 from tests.shop.helpers import during, paid_as_others_see
 from tests.shop.models import Order
@@ -128,7 +135,13 @@ def test_function_below_the_framework_knows_the_user(api, names):
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("path", ["/pay/7/", "/orders/7/pay/", "/pay-above/7/", "/pay-below/7/"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/pay/7/", "/orders/7/pay/", "/pay-above/7/", "/pay-below/7/"),
+        *("/baskets/7/pay/", "/baskets/7/send/", "/pay-by-method/7/"),
+    ],
+)
 def test_lock_is_released_after_the_commit_of_the_request(api, order, atomic_requests, seen_at_release, path):
     """Under ATOMIC_REQUESTS another connection sees the change when the lock is free, and not before."""
     inside = []
@@ -140,15 +153,70 @@ def test_lock_is_released_after_the_commit_of_the_request(api, order, atomic_req
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("path", ["/pay/7/", "/pay-above/7/"])
+@pytest.mark.parametrize("path", ["/pay/7/", "/pay-above/7/", "/baskets/7/send/"])
 def test_error_of_the_view_rolls_back_before_the_release(api, order, atomic_requests, seen_at_release, path):
     """An error that the framework answers rolls the request back, and then the lock is free."""
     inside = []
     during(lambda: inside.append(connections["warehouse"].in_atomic_block))
 
-    assert api.put(path).status_code == 400
+    assert api.put(path, headers={"x-token": "42"}).status_code == 400
 
     assert (inside, seen_at_release, paid_as_others_see()) == ([True], [False], False)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_other_actions_have_no_lock_and_keep_their_transaction(api, order, atomic_requests, leases):
+    """A lock on one action changes nothing for the others, although its key has no value there."""
+    with lock(["view:order:7", "view:42:7"], wait=0):
+        assert api.get("/baskets/").json() == {"inside": True}
+        assert api.post("/baskets/").json() == {"inside": True}
+        assert api.delete("/pay-by-method/7/").status_code == 200
+        assert api.post("/pay-by-method/7/").status_code == 409
+        assert api.post("/baskets/7/pay/").status_code == 409
+        assert api.post("/baskets/7/send/", headers={"x-token": "42"}).status_code == 423
+
+    assert len(leases) == 1
+
+
+def test_lock_of_an_action_that_cannot_work_is_found_when_the_class_is_made():
+    """A key that the action can never resolve, and a method that gets no request, are errors at import."""
+    with pytest.raises((ImproperlyConfigured, RuntimeError)) as wrong:
+
+        class Orders(ViewSet):
+            @action(detail=True, methods=["post"])
+            @locked_view("order:{kp}")
+            def pay(self, request, pk): ...
+
+    assert "Orders.pay, key 'order:{kp}': '{kp}' names no argument of the view" in messages(wrong.value)
+    with pytest.raises((TypeError, RuntimeError)) as wrong:
+
+        class Helpers(View):
+            @locked_view("user")
+            def helper(self, order): ...
+
+    assert "Helpers.helper() gets no request. Decorate the class." in messages(wrong.value)
+
+
+def messages(error):
+    """Return what an error says, and what Python 3.11 makes its cause."""
+    return f"{error} {error.__cause__}"
+
+
+@pytest.mark.parametrize("base", [ViewSet, View])
+def test_lock_inside_the_transaction_of_the_request_is_found_by_a_check(settings, atomic_requests, base):
+    """``method_decorator`` on a method cannot work under ATOMIC_REQUESTS, and the check says what can."""
+
+    class Orders(base):
+        @method_decorator(locked_view("order:{pk}"))
+        def post(self, request, pk): ...
+
+    actions = [{"post": "post"}] if base is ViewSet else []
+    settings.ROOT_URLCONF = (path("a/", Orders.as_view(*actions)),)
+
+    (error,) = [each for each in run_checks() if each.id == "redlock.E013"]
+
+    assert "Orders.post() inside the transaction of ATOMIC_REQUESTS" in error.msg
+    assert "directly on the method, below @action" in error.hint
 
 
 # Errors

@@ -60,6 +60,9 @@ URLS: list[tuple[str, str]] = [
     (f"redis://:12#{SECRET}@lock-1", "percent-encoded"),
     (f"redis://:12?{SECRET}@lock-1", "percent-encoded"),
     (f"redis://{SECRET}#", "percent-encoded"),
+    (f"redis://:{SECRET}/pa@lock-1", "percent-encoded"),
+    (f"rediss://{SECRET}:1/2@lock-1:6379/0", "percent-encoded"),
+    (f"unix://:{SECRET}/run/valkey.sock", "percent-encoded"),
     (f"unix://:pa/{SECRET}@/run/valkey.sock", "percent-encoded"),
     ("redis://lock-1:abc", "cannot be read; write, for example, redis://"),
     ("redis://lock-1:0", "its port cannot be 0"),
@@ -73,25 +76,35 @@ URLS: list[tuple[str, str]] = [
     ("memory://", "needs a name, such as memory://a"),
     (f"memory://:{SECRET}@a", "needs a name, such as memory://a"),
     (f"database://u:{SECRET}@db/shop", "names an alias of DATABASES"),
+    (f"database://u:{SECRET}/x@db", "names an alias of DATABASES"),
     ("database://nowhere", "DATABASES has no alias 'nowhere', it has 'default'"),
     ("database:default", "write database://default"),
     ("database://default/", "only the name of an alias"),
     ("database://default?timeout=1", "only the name of an alias"),
+    ("database://default#1", "only the name of an alias"),
     (f"redis+cluster://:{SECRET}@a,b/2", "a cluster has the database 0 only"),
     (f"redis+cluster://:{SECRET}@a,b:1/x", "database number"),
     (f"redis+cluster://:{SECRET}@a,b:x", "its address, port or database"),
     (f"redis+cluster://u:{SECRET}/@a,b", "percent-encoded"),
     (f"redis://:{SECRET}@a,b", r"redis\+cluster://host-1,host-2"),
     (f"redis+cluster://:{SECRET}@a,,b", "without a host: write, for example"),
+    (f"redis+cluster://:{SECRET}@", "without a host: write, for example"),
+    (f"redis+cluster://:{SECRET}@a,:1", "without a host: write, for example"),
     ("redis+cluster://a:0,b:7000", "its port cannot be 0"),
     ("redis+cluster://a?ssl_ca_certs=/x", "write rediss instead of redis"),
     ("rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com", "OCI Cache does not run scripts"),
+    (f"rediss://:{SECRET}@shop-a1.serverless.use1.cache.amazonaws.com", "ElastiCache Serverless hides several servers"),
+    ("rediss+cluster://a,shop-a1.serverless.use1.cache.amazonaws.com", "ElastiCache Serverless hides"),
     (f"etcd://:{SECRET}@a,b/2", "etcd has neither a path nor database"),
     (f"etcd://u:{SECRET}#@a,b", "percent-encoded"),
+    (f"etcd://u:{SECRET}/@a,b", "percent-encoded"),
+    (f"etcd://u:pa@{SECRET}@a,b", "percent-encoded"),
     (f"etcd://u:{SECRET}]@a", "cannot be read; .* percent-encode"),
     (f"etcd://u:{SECRET}@a,b:x", "its hosts or ports cannot be read, "),
     ("etcd://", "its hosts or ports cannot be read; write"),
     ("etcd://a;b", "its hosts or ports cannot be read; write"),
+    ("etcd://a b", "its hosts or ports cannot be read; write"),
+    ("etcd://a,b:0", "its hosts or ports cannot be read; write"),
     (f"etcd://:{SECRET}@a", "a user name and a password, or neither"),
     ("etcd://a?ssl_ca_certs=/x", "write etcds:// instead of etcd://"),
     ("etcds://a?ssl_keyfile=/x", "add ssl_certfile"),
@@ -99,6 +112,7 @@ URLS: list[tuple[str, str]] = [
     ("etcd://a,redis://b", "names several nodes: make each a separate item"),
     (f"zookeeper://:{SECRET}@a/2", "ZooKeeper has no database numbers"),
     (f"zookeeper://u:{SECRET}@a/x//y", "its path is not valid in ZooKeeper"),
+    ("zookeeper://a/zookeeper", "its path is not valid in ZooKeeper"),
     (f"zookeeper://u:{SECRET}/@a", "percent-encoded"),
     ("zookeeper://a/x?chroot=/y", "no option 'chroot'; it has username"),
     ("zookeeper://a?ssl_ca_certs=/x", "write zookeepers:// instead of"),
@@ -116,6 +130,7 @@ NODES: list[tuple[Any, str, str]] = [
     ({"redis://a"}, "redlock.E003", r"\['NODES'\] must list the URLs"),
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ([{"URL": None}], "redlock.E003", r"\[0\] must be a URL .*, not NoneType"),
+    ([{"NAME": "a"}], "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
     ([{"URL": "redis://a", "OPTIONS": 5}], "redlock.E003", r"\[0\]\['OPTIONS'\] must be a dict"),
@@ -131,6 +146,8 @@ NODES: list[tuple[Any, str, str]] = [
     ([{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}], "redlock.E004", "'n'"),
     (["cache:sesions"], "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
     ([f"cache:redis://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
+    ([f"cache://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
+    (f"redis://:{SECRET}@a,b", "redlock.E003", r"redis\+cluster://host-1,host-2"),
     (["cache:default"], "redlock.E005", "whose backend is not Redis"),
     (["cache:sharded"], "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
     (["cache:nowhere"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
@@ -147,11 +164,13 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"OPTIONS": {"node_timeout": 20}}, "redlock.E006", "too short for a node_timeout"),
     ({"OPTIONS": {"quorum": 1}}, "redlock.E006", "quorum must be a whole number from 2"),
     ({"OPTIONS": {"durable": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
+    ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
     ({"OPTIONS": {"tll": 3}}, "redlock.E007", "unknown key 'tll'; did you mean 'ttl'?"),
     ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "did you mean 'ttl'?"),
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": ["lock-9"]}}, "redlock.E007", "names no node: 'lock-9'"),
     ({"OPTIONS": {"allow_evicting": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
+    ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
     ({"NODS": THREE}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
     ({"nodes": THREE}, "redlock.E007", "did you mean 'NODES'?"),
@@ -322,6 +341,14 @@ def test_settings_are_read_late_and_anew_after_a_change():
     assert [manager.alias for manager in locks.all()] == ["default"]
 
 
+def test_setting_is_not_changed():
+    """A settings dict is copied, never changed."""
+    setting = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
+    with override_settings(REDLOCK=setting), lock("a"):
+        pass
+    assert setting == {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
+
+
 def test_alias_has_its_own_prefix_and_options():
     """Two aliases over the same nodes do not share locks when their prefixes differ."""
     nodes = "memory://a,memory://b,memory://c"
@@ -444,6 +471,23 @@ def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
 
 
 @pytest.mark.server
+def test_failing_receiver_logs_one_traceback(caplog: pytest.LogCaptureFixture):
+    """Django already logs the failure of a receiver; the lock is not affected."""
+
+    def fail(**kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    lock_acquired.connect(fail)
+    try:
+        with configured(NODES=["memory://signals"]), lock("a") as lease:
+            assert lease.valid()
+    finally:
+        lock_acquired.disconnect(fail)
+
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    assert "fail" in caplog.text
+
+
 def test_node_that_is_down_at_start_is_named_in_the_error(caplog: pytest.LogCaptureFixture):
     """All nodes down is *no quorum*, with each node and its failure; no credentials, in the log neither."""
     caplog.set_level(logging.DEBUG)
@@ -514,11 +558,23 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     assert "pip install kazoo[sasl]" in error.msg
 
 
+def test_node_that_sentinels_look_after_is_never_durable():
+    """Appendfsync always does not help when another server takes over."""
+    with configured(NODES=[SENTINELS, *THREE[1:]], OPTIONS={"durable": ["mymaster"]}):
+        (found,) = check_settings()
+    assert found.id == "redlock.E010"
+    assert "it is never durable" in found.msg
+
+
 @pytest.mark.parametrize(
     ("entry", "code", "message"),
     [
         ({"SERVICE_NAME": ""}, "E003", r"needs SENTINELS, a list of .* write, for example, {'SENTINELS': "),
         ({"SENTINELS": []}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": "s1:26379"}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": ["s1:26379"]}, "E003", "needs SENTINELS"),
+        ({"NAME": 5}, "E003", r"\['NAME'\] must be a str, not int"),
+        ({"OPTIONS": [("db", 1)]}, "E003", r"\[0\]\['OPTIONS'\] must be a dict"),
         ({"SENTINELS": [("s1", "26379")]}, "E003", "needs SENTINELS"),
         ({"SENTINELS": [f"redis://:{SECRET}[@s1:26379"]}, "E003", "cannot be read; .* percent-encode"),
         ({"SERVICE": "mymaster"}, "E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
@@ -550,6 +606,30 @@ def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, 
         (found,) = check_settings()
     assert found.id == f"redlock.{code}"
     assert SECRET not in found.msg
+
+
+@pytest.mark.parametrize("node", ["redis://all-in-one:6379", "cache:sessions"])
+def test_one_server_for_everything_is_one_warning(node: str):
+    """Cache, broker and locks on one server: one warning says it all, instead of one for each use."""
+    caches = {
+        "default": {"BACKEND": DJANGO_REDIS, "LOCATION": "redis://all-in-one/1"},
+        "sessions": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://all-in-one/2"},
+    }
+    broker = f"redis://:{SECRET}@all-in-one/3"
+    with configured(NODES=node), override_settings(CACHES=caches, CELERY_BROKER_URL=broker):
+        (found,) = check_settings()
+    assert found.id == "redlock.W012"
+    assert "the cache 'default' and the cache 'sessions' and Celery's broker (CELERY_BROKER_URL): no lock" in found.msg
+    assert SECRET not in found.msg
+
+
+def test_each_use_of_a_node_is_one_warning():
+    """Several caches on one of three servers are named together, and so are both settings of the broker."""
+    cache = {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-1/1"}
+    broker = "redis://lock-1/3"
+    uses = override_settings(CACHES={"default": cache, "b": cache}, CELERY_BROKER_URL=broker, BROKER_URL=broker)
+    with configured(), uses:
+        assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W006"]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import json
 import threading
 import uuid
 from datetime import date
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
@@ -156,11 +158,17 @@ def test_lock_error_of_the_view_is_not_taken_for_its_own():
     assert is_free("view:order")
 
 
+def test_attributes_of_the_view_are_kept():
+    """The name of the view and the attributes of other decorators stay."""
+    assert pay.__name__ == "pay"
+    assert pay.csrf_exempt
+
+
 # Classes and coroutines
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("path", ["/pay-class/7/", "/pay-whole-class/7/"])
+@pytest.mark.parametrize("path", ["/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/"])
 def test_class_is_locked_through_dispatch(client, order, path):
     """The decorator on the class, and ``method_decorator(..., name="dispatch")``, lock its POST and not its GET."""
     with lock(NAME):
@@ -223,7 +231,9 @@ def test_class_that_is_no_view_is_refused():
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-under-two-locks/7/"])
+@pytest.mark.parametrize(
+    "path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/", "/pay-under-two-locks/7/"]
+)
 def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release, path):
     """Under ATOMIC_REQUESTS another connection sees the change when the lock is free, and not before."""
     inside = []
@@ -264,6 +274,7 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
         during(lambda: simulation.pause(28.8))
         with pytest.raises(LockLostError) as lost:
             client.post("/pay/7/")
+        assert is_free(NAME)
 
     assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
 
@@ -343,6 +354,30 @@ def test_streaming_response_holds_the_lock_until_it_is_closed(client):
     assert is_free(NAME)
 
 
+@pytest.mark.django_db
+def test_abandoned_stream_releases_when_it_is_closed(client):
+    """A client that goes away in the middle frees the lock, because the server closes the response."""
+    answer = client.post("/stream/7/")
+    next(iter(answer.streaming_content))
+
+    answer.close()
+
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+async def test_async_stream_holds_the_lock_until_it_is_closed(async_client, async_connections):
+    """The same for an async view, whose response is closed in a thread."""
+    answer = await async_client.post("/astream/7/")
+    assert not is_free(NAME)
+
+    content = b"".join([part async for part in answer.streaming_content])
+    await sync_to_async(answer.close)()
+
+    assert content == b"onetwo"
+    assert is_free(NAME)
+
+
 # Responses
 
 
@@ -373,6 +408,15 @@ def test_program_gets_problem_details(client, accept):
     assert (problem["status"], problem["title"]) == (409, "Already in progress")
     assert set(problem) == {"status", "title", "detail"}
     assert "order:7" not in problem["detail"]
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "image/png"])
+def test_page_is_for_all_who_do_not_ask_for_json(client, accept):
+    """A client without a preference, such as htmx, gets HTML."""
+    with lock(NAME):
+        answer = client.post("/touch/7/", headers={"accept": accept})
+
+    assert answer["Content-Type"] == "text/html; charset=utf-8"
 
 
 def test_json_of_the_page_on_views(client):
@@ -437,6 +481,19 @@ def test_answer_that_is_none_is_refused_at_once(on_busy, error):
     """Another status, a str or a coroutine function is an error when the view is decorated."""
     with pytest.raises(error, match="on_busy must be"):
         locked_view("order", on_busy=on_busy)
+
+
+def test_page_may_be_the_projects_own(settings, tmp_path):
+    """A template of the project takes precedence over ours, and gets title, detail and status."""
+    folder = tmp_path / "django_redlock"
+    folder.mkdir()
+    (folder / "busy.html").write_text("{{ title }}|{{ status }}|{{ request.path }}|{{ detail }}")
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+
+    page = response_to(requests.post("/pay/"), LockTakenError("order"))
+
+    assert page.content.startswith(b"Already in progress|409|/pay/|")
+    assert b"Try again in 1 second." in page.content
 
 
 def test_lock_is_named_when_debugging(client, settings):
@@ -561,8 +618,8 @@ def test_long_value_is_cut_to_a_digest():
     [("{a}:{b}", "a:%"), ("{a}-{b}", "a-%"), ("{a}x_y{b}", "x_y"), ("{a}%:{b}", "5%:"), ("{a}.{b}:", "2.:E")],
 )
 def test_different_values_never_give_the_same_name(key, signs):
-    """All pairs of texts of up to two characters, chosen to confuse, have different names."""
-    texts = ["".join(text) for length in (1, 2) for text in product(signs, repeat=length)]
+    """All pairs of texts of up to three characters, chosen to confuse, have different names."""
+    texts = ["".join(text) for length in (1, 2, 3) for text in product(signs, repeat=length)]
 
     names = {name_of(key, a=a, b=b) for a in texts for b in texts}
 
@@ -675,6 +732,19 @@ def test_missing_value_is_an_error_and_never_a_shared_lock(leases, key, error, m
     assert message in str(missing.value)
     assert "@locked_view on tests.unit.test_views.show, key " in str(missing.value)
     assert leases == []
+
+
+def test_request_without_users_names_the_missing_middleware():
+    """Without AuthenticationMiddleware the error names it."""
+    with pytest.raises(ImproperlyConfigured, match="add AuthenticationMiddleware"):
+        locked_view("user")(show)(requests.post("/"), pk=7)
+
+
+def test_partial_view_has_a_name():
+    """A view without a dotted name of its own can be locked, too."""
+    view = locked_view("order:{pk}")(partial(show, order_id=1))
+
+    assert view(requests.post("/"), pk=7).status_code == 200
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])

@@ -16,6 +16,7 @@ from django.db import DatabaseError, close_old_connections, connections
 from django.utils import timezone
 
 from ...inventory import printable
+from ...nodes.clock import steady
 from ...nodes.threads import Background
 from ..telemetry import listen, template, unlisten
 
@@ -69,8 +70,8 @@ class Recorder:
             return 0
         try:
             Hold.objects.bulk_create([Hold(**row) for row in rows], batch_size=500)
-            if time.monotonic() - self._pruned > HOUR:
-                self._pruned = time.monotonic()
+            if steady() - self._pruned > HOUR:
+                self._pruned = steady()
                 Hold.objects.filter(ended__lt=timezone.now() - KEEP).delete()
         except DatabaseError as error:
             log.warning("the history of %d locks was not written: %s", len(rows), type(error).__name__)

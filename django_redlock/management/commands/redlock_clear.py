@@ -64,9 +64,10 @@ class Command(OperatorCommand):
 
     def _delete(self, keys: list[StaleKey]) -> None:
         outcomes: dict[ActionResult, list[StaleKey]] = defaultdict(list)
-        for key in keys:
+        for number, key in enumerate(keys, start=1):
             outcome, name = remove_stale(key), printable(key.lock.name)
             outcomes[outcome].append(key)
+            self.done = f"{number} of {len(keys)} handled for certain, redlock_clear shows the others"
             if outcome is ActionResult.CHANGED:
                 self.stdout.write(f"{name}: left alone, because it changed meanwhile.")
             if outcome is ActionResult.FAILED:

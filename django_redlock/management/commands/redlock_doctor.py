@@ -22,7 +22,7 @@ class Command(OperatorCommand):
 
     help = (
         "Examine every node: whether it can be reached, may vote, keeps its data and time, grants all rights, and "
-        "takes a lock. Exits with 0 if all is well, 1 for warnings, 2 for errors."
+        "takes a lock. Exits with 0 unless there are errors, and with 2 if there are."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -33,9 +33,9 @@ class Command(OperatorCommand):
         parser.add_argument("--format", default="text", choices=("text", "json"), help="Default: text.")
         parser.add_argument(
             "--fail-level",
-            default="warning",
+            default="error",
             choices=(str(Level.WARNING), str(Level.ERROR), NEVER),
-            help="The lowest level that makes the command fail. Default: warning.",
+            help="The lowest level that makes the command fail: with 1 for warnings, 2 for errors. Default: error.",
         )
         parser.add_argument(
             "--advise",

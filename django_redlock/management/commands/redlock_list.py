@@ -78,7 +78,7 @@ class Command(OperatorCommand):
         if format == "json":
             self.stdout.write(document(snapshot, locks))
         else:
-            text = table(locks, known=snapshot.has_quorum, width=self.width(wide))
+            text = table(locks, known=snapshot.has_quorum, width=self.width(wide), readable=self.readable)
             self.stdout.write(sheet(locks) if format == "csv" else text)
             if unlisted and format == "table":
                 self.stdout.write(f"Notes of singleton tasks, which hold no lock: {unlisted}. List them with --notes.")

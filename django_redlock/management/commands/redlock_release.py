@@ -7,6 +7,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import MAX_RELEASE, ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
+from ...nodes.clock import steady
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -90,8 +91,10 @@ class Command(OperatorCommand):
             asked, left = self._ask(seen, polite) if polite else (set[str](), set[str]())
             revoked = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
             outcomes = set()
-            for lock in seen:
+            stands = "".join(self.done.partition("; ")[1:])
+            for number, lock in enumerate(seen, start=1):
                 outcome = RELEASED if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
+                self.done = f"{number} of {count} handled for certain, redlock_list shows the others{stands}"
                 if (outcome is GONE and revoked) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
                     outcome = RELEASED  # the holder released it
                 style = self.style.SUCCESS if outcome is RELEASED else self.style.ERROR
@@ -123,11 +126,13 @@ class Command(OperatorCommand):
             outcome = ask_to_stop(lock, lock.fingerprint)
             if outcome is ActionResult.ASKED:
                 asked.add(lock.slug)
+                count = "1 holder was" if len(asked) == 1 else f"{len(asked)} holders were"
+                self.done = f"nothing was released by force; {count} asked to stop, and the request stands"
             self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or OUTCOME_TEXTS[outcome]}")
         waiting = {lock.slug: lock for lock in locks if lock.slug in asked}
-        until = time.monotonic() + grace
-        while waiting and time.monotonic() < until:
-            time.sleep(min(EVERY, max(0.0, until - time.monotonic())))
+        until = steady() + grace
+        while waiting and steady() < until:
+            time.sleep(min(EVERY, max(0.0, until - steady())))
             snapshot = find_locks(list(waiting), locks[0].alias)
             held = {lock.slug: lock for lock in snapshot.locks}
             for slug, lock in list(waiting.items()):

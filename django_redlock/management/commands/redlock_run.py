@@ -13,7 +13,7 @@ from ...engine.lease import Lease
 from ...engine.lock import Lock
 from ...handler import locks
 from .. import locked
-from ..output import duration_in, seconds
+from ..output import INTERRUPTED, duration_in, seconds
 from ..process_group import Child, Signals
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells report them
@@ -55,7 +55,12 @@ class Command(BaseCommand):
         """Take the lock, run the program, and exit with its code."""
         if os.name != "posix":
             raise CommandError("redlock_run needs process groups and signals, which this system does not have.")
-        lease = locked.acquire(_lock(using, name, program, options), skip_exit_code)
+        try:
+            lease = locked.acquire(_lock(using, name, program, options), skip_exit_code)
+        except KeyboardInterrupt:
+            self.stderr.write("")  # the terminal has shown ^C
+            text = f"Interrupted while it waited for the lock {name!r}: {Path(program[0]).name!r} did not run."
+            raise CommandError(text, returncode=INTERRUPTED) from None
         if lease is None:
             return
         try:

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from textwrap import wrap
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...inventory import Snapshot, State
 from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds, table
 
 CLEAR = "\x1b[H\x1b[2J"
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"  # the terminal's other screen, which has no lines to scroll back to
 LINES = 40  # locks on a screen
 
 
@@ -32,11 +34,13 @@ class Command(OperatorCommand):
     @no_translations
     def handle(self, *, using: str, interval: float, once: bool, wide: bool, **options: Any) -> None:
         """Show the locks and the nodes again after each interval, until Ctrl-C."""
+        anew = self._on_screen() and not once
         try:
+            self.stdout.write(ENTER if anew else "", ending="")
             while True:
                 snapshot = listing(using)
-                anew = self._on_screen() and not once
-                text = screen(snapshot, shutil.get_terminal_size() if anew else self._endless(wide), wide=wide)
+                size = shutil.get_terminal_size() if anew else self._endless(wide)
+                text = screen(snapshot, size, wide=wide, readable=self.readable)
                 self.stdout.write(CLEAR + text if anew else text)
                 self.stdout.flush()  # the reader of a pipe sees it at once
                 if once and not snapshot.has_quorum:
@@ -46,6 +50,8 @@ class Command(OperatorCommand):
                 time.sleep(interval)
         except KeyboardInterrupt:
             return
+        finally:
+            self.stdout.write(LEAVE if anew else "", ending="")
 
     def _endless(self, wide: bool) -> os.terminal_size | None:
         """Return the width of the terminal with no limit to the lines, which may scroll; None without a terminal."""
@@ -56,7 +62,13 @@ class Command(OperatorCommand):
         return hasattr(self.stdout, "isatty") and bool(self.stdout.isatty()) and sys.platform != "win32"
 
 
-def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bool = False) -> str:
+def screen(
+    snapshot: Snapshot,
+    size: os.terminal_size | None = None,
+    *,
+    wide: bool = False,
+    readable: Callable[[str], str] = str,
+) -> str:
     """
     Return one screen: the nodes in words, the number of locks in each state, and the locks in the worst states.
 
@@ -64,6 +76,7 @@ def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bo
         snapshot: A listing.
         size: The size of the screen; locks that do not fit are left out. None cuts no lines.
         wide: Whether the table keeps all columns and cuts no names.
+        readable: Escapes the signs that the terminal cannot show.
     """
     counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}
     summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or (
@@ -77,9 +90,8 @@ def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bo
     lines = [*(part for line in lines for part in (wrap(line, size.columns) if size else [line])), ""]
     room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # 3: titles, last line, cursor
     worst = sorted(snapshot.locks, key=lambda lock: (-lock.state.severity, lock.since or 0.0))
-    lines += table(worst[:room], known=snapshot.has_quorum, width=size.columns if size and not wide else None).split(
-        "\n"
-    )
+    width = size.columns if size and not wide else None
+    lines += table(worst[:room], known=snapshot.has_quorum, width=width, readable=readable).split("\n")
     hidden = len(snapshot.locks) - room
     lines += [f"... and {hidden}{more} that are no worse"] if hidden > 0 else []
     return "\n".join(clipped(line, size.columns) for line in lines) if size else "\n".join(lines)

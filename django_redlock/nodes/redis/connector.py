@@ -9,6 +9,7 @@ a silent node costs a client 59 seconds.
 import inspect
 import re
 import ssl
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +20,9 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
-from ..base import ENCODED, NodeSpec
+from ...core.protocol import Failure
+from ..base import ENCODED, LinkError, NodeSpec
+from .errors import link_error
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
@@ -32,9 +35,34 @@ if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
 else:
     FIXED |= {"lib_name": None, "lib_version": None}
 
+
+class ResolvedConnection(aioconnection.Connection):
+    """
+    A connection for an event loop to ``address``, which is one of the addresses of its host.
+
+    asyncio would look the name up in a thread of the loop, and ``asyncio.run()`` waits for these at its end.
+    """
+
+    address = ""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return self._to_address(super()._connection_arguments())
+
+    def _to_address(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        tls = {"server_hostname": self.host} if "ssl" in arguments else {}
+        return {**arguments, **tls, "host": self.address or self.host}
+
+
+class ResolvedSSLConnection(aioconnection.SSLConnection, ResolvedConnection):
+    """The same with TLS; the certificate is compared with the host."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return self._to_address(super()._connection_arguments())
+
+
 ASYNC = {
-    Connection: aioconnection.Connection,
-    SSLConnection: aioconnection.SSLConnection,
+    Connection: ResolvedConnection,
+    SSLConnection: ResolvedSSLConnection,
     UnixDomainSocketConnection: aioconnection.UnixDomainSocketConnection,
 }
 
@@ -161,6 +189,14 @@ class Endpoint:
         host = self.host
         local = host in ("localhost", "::1") or host.startswith("127.")
         return self._class is not UnixDomainSocketConnection and not local
+
+    def explain(self, error: BaseException, connection: Any) -> LinkError:
+        """Return what to report about a connection that could not be made; some servers ignore TLS without a word."""
+        known = link_error(error)
+        opened = getattr(connection, "_sock", None) or getattr(connection, "_reader", None)
+        if known.failure is Failure.TIMEOUT and self.encrypted and not opened:
+            return LinkError(Failure.TIMEOUT, f"{known.detail}, perhaps because it does not speak TLS")
+        return known
 
     def follow(self, host: str, port: int) -> None:
         """Make all later connections to another server, with the same options."""

@@ -15,6 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
+from ...exceptions import printable
 from ..base import LinkError, NodeSpec
 from .connector import Endpoint, check_url, refuse_service
 from .errors import DEMOTED, link_error, parse_error
@@ -30,6 +31,12 @@ class Master:
     host: str
     port: int
     age: float | None = None
+
+    def explain(self, error: LinkError, guide: str) -> LinkError:
+        """Return *error* with the address that a server of the kind *guide* gave, if nothing answers there."""
+        if error.failure not in (Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE):
+            return error
+        return LinkError(error.failure, f"{error.detail}: {printable(self.host[:255])}:{self.port}, says a {guide}")
 
 
 class DiscoveredNode(RedisNode):
@@ -59,11 +66,12 @@ class DiscoveredNode(RedisNode):
         """Open a link to the present master, as the first guide knows it that answers."""
         failure = LinkError(Failure.UNREACHABLE)
         for guide in self.guides:
+            master = None
             try:
                 master = await self.ask(dialer, guide)
                 return self._follow(await self.greet(dialer, host=master.host, port=master.port), master)
             except LinkError as error:
-                failure = error
+                failure = master.explain(error, self.guide) if master else error
         if failure.failure is Failure.REPLICA:  # a failover, which passes; elsewhere, the settings would be wrong
             raise LinkError(Failure.FAILING_OVER)
         raise failure
@@ -178,7 +186,7 @@ class ClusterNode(DiscoveredNode):
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         check_url(spec.url)
-        members = [NodeSpec(url, spec.name, spec.options) for url in member_urls(spec.url)]
+        members = [replace(spec, url=url) for url in member_urls(spec.url)]
         connectors = [Endpoint(member) for member in members]
         for connector in connectors:
             refuse_service(connector.host, clustered=True)

@@ -18,6 +18,7 @@ from redis.connection import AbstractConnection
 
 from ...core.protocol import Failure
 from ..base import LinkError, Node, run
+from ..clock import steady
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
 from .link import BlockingDialer, exchange
@@ -152,7 +153,7 @@ def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tup
         try:
             return _open(node, timeout, host=master.host, port=master.port), tuple(deaf)
         except (LinkError, *BROKEN) as error:
-            failure = error
+            failure = master.explain(link_error(error), node.guide)
     raise failure
 
 
@@ -160,9 +161,10 @@ def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
     connection = node.connector.new(timeout, **where)
     try:
         connection.connect()
-    except BROKEN:
+    except BROKEN as error:
+        known = node.connector.explain(error, connection)
         connection.disconnect()
-        raise
+        raise known from None
     return connection
 
 
@@ -187,9 +189,9 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
     """Return the shortest round trip, and how far the server's clock was ahead during it, in seconds."""
     samples = []
     for _ in range(SAMPLES):
-        wall, began = time.time(), time.perf_counter()
+        wall, began = time.time(), steady()
         reply = _command(connection, "TIME")
-        took = time.perf_counter() - began
+        took = steady() - began
         there = int(reply[0]) + int(reply[1]) / 1e6 if isinstance(reply, list) else wall + took / 2
         samples.append((took, there - (wall + took / 2)))
     return min(samples)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
 
 from redis.asyncio import connection as aioconnection
@@ -22,7 +23,8 @@ from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..clock import SLICES, Patience, steady
-from .connector import Endpoint
+from ..threads import start
+from .connector import Endpoint, ResolvedConnection
 from .errors import BROKEN, DEMOTED, link_error
 from .wire import COMMON, PARTIAL, Assembly, Encoder, Replies, common_reply, unchanged
 
@@ -479,9 +481,10 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
             found, replies = await self.begin(connection, data, parsers)
             return connection, found, replies
         except BaseException as error:
+            known = connector.explain(error, connection) if isinstance(error, (LinkError, *BROKEN)) else None
             self.close(connection)
-            if isinstance(error, (LinkError, *BROKEN)):
-                raise link_error(error) from None
+            if known:
+                raise known from None
             raise
 
     @abstractmethod
@@ -563,7 +566,10 @@ class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, Async
     ) -> tuple[list[Any], Replies]:
         """Connect, and send the first commands."""
         async with asyncio.timeout(self.timeout):
-            await connection.connect()
+            if isinstance(connection, ResolvedConnection):
+                await connect(connection)
+            else:
+                await connection.connect()
             replies, reader, writer = Exchange(connection, parsers), connection._reader, connection._writer
             if reader is None or writer is None:
                 raise LinkError(Failure.CLOSED)
@@ -581,6 +587,50 @@ class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, Async
         if writer is not None:
             with suppress(RuntimeError):  # the loop is closed already, and its transports with it
                 writer.transport.abort()
+
+
+async def connect(connection: ResolvedConnection) -> None:
+    """Connect to the first address of its host that can be reached."""
+    *others, last = await addresses(connection.host, connection.port)
+    for connection.address in others:
+        with suppress(*BROKEN):
+            await connection.connect()
+            return
+    connection.address = last
+    await connection.connect()
+
+
+async def addresses(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, looked up in a thread of its own."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def deliver(addresses: list[str], error: OSError | None) -> None:
+        if not found.done():
+            found.set_exception(error) if error else found.set_result(addresses)
+
+    def look_up() -> None:
+        known, failure = [], None
+        try:
+            known = [str(at[0]) for *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except OSError as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(deliver, known, failure)
+
+    if is_address(host):
+        return [host]
+    start(look_up, "django_redlock look-up")
+    return await found
+
+
+def is_address(host: str) -> bool:
+    """Return whether *host* is no name, so that nothing needs to be looked up."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Exchange(Replies):

@@ -4,6 +4,8 @@ A Redis or Valkey master as a node (internal).
 A node makes links: it connects, sends the first commands, and reads what the server reports about itself.
 """
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ from .link import (
     SomeNotificationLink,
     check_subscription,
 )
-from .wire import Encoder, whole
+from .wire import Encoder, resp, whole
 
 
 class RedisNode:
@@ -54,6 +56,7 @@ class RedisNode:
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.connector = Endpoint(spec)
         self.encoder = Encoder(prefix)
+        self._alias = re.sub("[^!-~]", "?", spec.alias)  # the name of a connection has no other characters
         self.address = self.connector.address
         self.name = spec.name or self.address
 
@@ -75,6 +78,16 @@ class RedisNode:
         """Whether the node's connections leave this machine."""
         return self.connector.remote
 
+    @property
+    def _naming(self) -> bytes:
+        """
+        The command that names a connection in ``CLIENT LIST``, whatever the server replies.
+
+        Unlike ``CLIENT SETNAME``, it needs no right. A ``client_name`` in the URL or the options wins.
+        """
+        name = ":".join(filter(None, ("django_redlock", self._alias, str(os.getpid()))))
+        return resp(["HELLO", "2", *([] if "client_name" in self.connector.options else ["SETNAME", name])])
+
     def connect(self, timeout: float) -> RedisLink:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         return run(self.open_link(BlockingDialer(timeout)))
@@ -94,8 +107,8 @@ class RedisNode:
         return await self._subscribe(AsyncDialer(timeout), process)
 
     async def _subscribe(self, dialer: Dialer[Any, Any, SomeNotificationLink], process: str) -> SomeNotificationLink:
-        subscription = self.encoder.subscription(process)
-        connection, _, messages = await dialer.open(self.connector, subscription, check_subscription)
+        data = self._naming + self.encoder.subscription(process)
+        connection, _, messages = await dialer.open(self.connector, data, ignored, check_subscription)
         return dialer.notification_link(connection, messages)
 
     async def open_link(self, dialer: Dialer[Any, SomeLink, Any]) -> SomeLink:
@@ -109,8 +122,8 @@ class RedisNode:
         Raises:
             LinkError: The server cannot be reached, or is not one that can keep locks.
         """
-        connection, (greeting, age), _ = await dialer.open(
-            self.connector, self.encoder.greeting, self.read_info, self.read_age, **where
+        connection, (greeting, age, _), _ = await dialer.open(
+            self.connector, self.encoder.greeting + self._naming, self.read_info, self.read_age, ignored, **where
         )
         try:
             if greeting.run_id and age.run_id not in ("", greeting.run_id):
@@ -185,6 +198,10 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
     node = RedisNode(spec, prefix)
     refuse_service(node.connector.host, clustered=False)
     return node
+
+
+def ignored(raw: Any) -> None:
+    """Take any reply: nothing depends on it."""
 
 
 def line_of(info: bytes, name: str, default: str) -> str:

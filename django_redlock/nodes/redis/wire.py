@@ -450,7 +450,7 @@ def parse_reply(raw: Any) -> Reply:
         if now > HIGHEST:
             raise ValueError("no number")
         if kind in EXTENSIONS:
-            return Reply(kind, number, now, terms=tuple(map(parse_term, detail.split())))
+            return Reply(kind, number, now, terms=parse_terms(detail.split()))
         return Reply(kind, number, now, seconds_left(left), detail, -1 if position == "-1" else whole(position))
     except MALFORMED:
         return failed(Failure.MALFORMED, Kind.UNKNOWN)
@@ -466,9 +466,13 @@ def checked(request: Request, reply: Reply) -> Reply:
     return reply if sound else failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
-def parse_term(result: str) -> tuple[Kind, int]:
-    """Return the result for one lease of an extension, and the lease's fencing token."""
-    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[result[0]], fencing_token(result[1:])
+TERMS = {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}
+
+
+def parse_terms(results: list[str]) -> tuple[tuple[Kind, int], ...]:
+    """Return the result for each lease of an extension, and the lease's fencing token."""
+    kinds, tokens = [TERMS[result[0]] for result in results], fencing_tokens([result[1:] for result in results])
+    return tuple(zip(kinds, tokens, strict=True))
 
 
 def parse_survey(parts: list[str]) -> Reply:

@@ -173,7 +173,7 @@ class Terminal:
         """Run each command once, the first time."""
         if not self._ran:
             self._run("check")
-            self._run("redlock_doctor", "--fail-level", "error")
+            self._run("redlock_doctor")
             self._run("redlock_list", "--wide", of_import=True)
             self._run("redlock_inspect", of_import=True)
         over.wait(1.0)

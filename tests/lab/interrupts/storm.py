@@ -3,25 +3,35 @@
 import random
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 
 from django_redlock import LockTakenError, lock
 
-from .sweep import LATE, Interrupted
+from .sweep import LATE, PATIENCE, Interrupted
 
 NAMES = 5
 
 
 def storm(hits: int, longest: float = 0.002) -> Counter[str]:
     """
-    Interrupt blocks *hits* times, and return how often each kind of thing happened.
+    Interrupt blocks *hits* times beside another thread that takes locks; return how often each kind of thing happened.
 
     Raises:
-        AssertionError: A call failed otherwise than by waiting in vain.
+        AssertionError: A call failed otherwise than by waiting in vain, or the other thread came to a stop.
     """
     found: Counter[str] = Counter()
     armed = False
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            with lock("elsewhere", wait=LATE):
+                found["blocks elsewhere"] += 1
+
+    beside = threading.Thread(target=work, daemon=True)
+    beside.start()
 
     def strike(number: int, frame: object) -> None:
         if armed:  # otherwise the signal came too late
@@ -56,4 +66,11 @@ def storm(hits: int, longest: float = 0.002) -> Counter[str]:
     for number in range(NAMES):
         with lock(f"n{number}", wait=LATE) as lease:
             assert lease.valid()
+    until, soon = time.monotonic() + PATIENCE, found["blocks elsewhere"] + 3
+    while found["blocks elsewhere"] < soon:
+        assert beside.is_alive()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    over.set()
+    beside.join(PATIENCE)
     return found

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -24,6 +24,7 @@ from django_redlock import Lease, compat, lock
 PACKAGE = str(Path(django_redlock.__file__).parent)
 TTL = 1.0
 SLOW = TTL / 4  # seconds after which a lock that an interruption left was not released, and waits for its lease to end
+PATIENCE = 20.0  # seconds after which something has failed
 LATE = 3 * TTL  # seconds after which a lock that an interruption left must be free, on a busy machine
 
 OPTIONS = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 0.2}
@@ -282,6 +283,19 @@ def _from(first: int, every: int, most: int) -> Iterator[int]:
     return iter(range(first, first + every * most, every))
 
 
-def witness() -> Lease:
-    """Take a lock whose renewal no interruption may end."""
-    return lock("witness", wait=LATE).acquire()
+@contextmanager
+def witness() -> Iterator[Lease]:
+    """
+    Hold a lock whose renewal no interruption may end.
+
+    Raises:
+        AssertionError: The lease was not renewed once more at the end.
+    """
+    lease = lock("witness", wait=LATE).acquire()
+    yield lease
+    extensions, until = lease.extensions, time.monotonic() + PATIENCE
+    while lease.extensions == extensions:
+        assert lease.valid(), lease.reason
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert lease.release() == "released"

@@ -19,10 +19,11 @@ from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.module_loading import import_string
 
-from django_redlock import fenced, lock_for_update, locked_view
+from django_redlock import fenced, lock, lock_for_update, locked_view
 from django_redlock.checks import check_routers
 from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
+from tests.shop.helpers import in_thread
 from tests.shop.models import Customer, GiftOrder, Order, Parcel, Purchase, Region
 
 PIN = "django_redlock.routers.FencedRouter"
@@ -282,6 +283,54 @@ def test_queries_of_an_asynchronous_block_are_pinned(pinned):
 
 
 @ONE_KIND
+async def test_cancelled_block_leaves_no_pin(pinned):
+    """The task of a cancelled block reads from the replica again."""
+    lease = await sync_to_async(lease_of)("order:7")
+    inside, found = asyncio.Event(), []
+
+    async def work() -> None:
+        try:
+            async with fenced(lease, using=pinned):
+                inside.set()
+                await asyncio.Event().wait()
+        finally:
+            found.append((await Region.objects.aget()).name)
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert found == ["replica"]
+
+
+@ONE_KIND
+def test_other_threads_are_not_pinned(pinned):
+    """A thread that works beside the block keeps reading from the replica."""
+    with fenced(lease_of("order:7"), using=pinned):
+        found = [in_thread(source), source()]
+
+    assert found == ["replica", "primary"]
+
+
+@ONE_KIND
+def test_plain_lock_chooses_no_database(pinned):
+    """A lock alone does not change where anything is read; its page in the documentation says so."""
+    with lock("order:7"):
+        assert source() == "replica"
+
+
+@ONE_KIND
+def test_route_reads_is_a_switch(primary):
+    """Another value is an error, in the words of both functions."""
+    with pytest.raises(TypeError, match="route_reads must be True or False"):
+        fenced(lease_of("a"), route_reads="primary")
+    with pytest.raises(TypeError, match="route_reads must be True or False"):
+        lock_for_update(Order.objects.all(), route_reads=None)
+
+
+@ONE_KIND
 def test_block_that_fails_leaves_no_pin(pinned):
     """Neither an error in the body nor a refused claim leaves anything pinned."""
     lease, later = lease_of("order:7", fencing_token=33), lease_of("order:7", fencing_token=34)
@@ -405,9 +454,9 @@ def test_router_that_chooses_now_and_then_is_reported(primary, settings):
     assert [each.id for each in check_routers()] == ["redlock.W032"]
 
 
-def test_check_survives_routers_that_cannot_be_used(monkeypatch):
+@pytest.mark.parametrize("routers", [["no.such.Router"], None, "django_redlock.routers.FencedRouter"])
+def test_check_survives_routers_that_cannot_be_used(monkeypatch, routers):
     """Django reports such a setting itself."""
-    routers = ["no.such.Router"]
     monkeypatch.setattr(router, "_routers", routers)
     monkeypatch.delitem(router.__dict__, "routers", raising=False)
     monkeypatch.setattr("django.conf.settings.DATABASE_ROUTERS", routers)

@@ -6,6 +6,7 @@ import ctypes
 import operator
 import os
 import pty
+import re
 import signal
 import sys
 import time
@@ -172,6 +173,26 @@ def test_run_may_wait_for_its_turn(runs, manager, nodes):
     lease.release()
 
     assert outcome(process) == ("my turn", "", 0)
+
+
+def test_interrupted_wait_is_one_sentence(runs, manager, nodes):
+    """
+    Ctrl-C while it waits ends it without a traceback; the program did not run, and nobody is left in the queue.
+    """
+    lease = manager.lock("nightly").acquire()
+    process = runs.run("nightly", f"{WORK}say('my turn')", options=("--wait", "forever"))
+    with nodes[0].client() as client:
+        while not client.exists("live:{nightly}:q"):
+            time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+
+    out, errors, code = outcome(process)
+    assert (out, code) == ("", 130)
+    assert re.fullmatch(
+        r"CommandError: Interrupted while it waited for the lock 'nightly': '\S+' did not run\.", errors.strip()
+    )
+    assert lease.release() == "released"
+    assert is_free(manager, "nightly")
 
 
 @pytest.mark.endurance

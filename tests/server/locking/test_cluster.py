@@ -27,8 +27,11 @@ from tests.managers import (
     holders,
     patient_manager,
     real_manager,
+    rules,
     run_greenlets,
 )
+
+from .test_served import babbling
 
 KEY = "{t}:served"  # one of the keys of the tests' managers
 BRIEF = {"ttl": 3.0, "max_ttl": 4.0, "node_timeout": 0.7}
@@ -229,6 +232,21 @@ async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavo
     assert await flavour.release(await held(flavour, manager)) == "released"
     await flavour.close(manager)
     manager.close()
+
+
+NOWHERE = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$15\r\nnowhere.invalid\r\n:6379\r\n"
+
+
+async def test_address_that_a_member_announces_is_named(flavour: Flavour):
+    """A cluster may announce names that nobody can resolve; the error and the doctor show them, not the seed's name."""
+    with babbling(NOWHERE) as url:
+        node = open_node(NodeSpec(url.replace("redis:", "redis+cluster:")), "t:")
+        manager = LockManager([node], rules(1))
+        with pytest.raises(QuorumUnavailableError, match=r"unknown host: nowhere\.invalid:6379, says a member"):
+            await held(flavour, manager, wait=0)
+        assert inspect(node, 5.0).detail == "unknown host: nowhere.invalid:6379, says a member"
+        await flavour.close(manager)
+        manager.close()
 
 
 def test_doctor_examines_the_shard_that_decides(three: Cluster):

@@ -1,5 +1,6 @@
 """A database as a node: the decisions of its server, and the rows that are cleaned up."""
 
+import io
 import json
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_redlock import inventory, lock, locks
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import Acquire, Kind, Release, Request, Survey
 from django_redlock.nodes.database.table import TABLE, LockTable
-from tests.managers import Tables
+from tests.managers import Tables, connect
 
 from .test_differential import BASE, comparable, requests
 from .test_waiting import in_queue
@@ -106,6 +110,26 @@ def test_survey_lists_page_by_page_what_is_held(table: LockTable):
     assert first.total == second.total == 5
     assert (bool(first.cursor), second.cursor) == (True, "")
     assert 59 < (first.rows[0].left or 0) <= 60
+
+
+def test_operators_see_and_end_what_a_database_holds(tables: Tables):
+    """The inventory and the commands treat it like any node."""
+    output = io.StringIO()
+    entry = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"restart_guard": False, "node_timeout": 1.4}}
+    with override_settings(REDLOCK={"default": entry}):
+        connect(locks["default"])
+        lease = lock("order:7", label="invoice run").acquire()
+        (held,) = inventory.held_locks().locks
+        call_command("redlock_list", stdout=output)
+        call_command("redlock_clear", "--noinput", stdout=output)
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+    assert "order:7" in output.getvalue()
+    assert "Nothing is stale." in output.getvalue()
 
 
 # Compare and set

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 from unittest.mock import patch
@@ -83,6 +83,38 @@ async def test_first_lock_of_a_process_reaches_distant_nodes(nodes: Servers, fla
         manager = real_manager([proxy.url for proxy in proxies], node_timeout=1.0)
         lease = await flavour.acquire(manager.lock("a", wait=0))
         assert await flavour.release(lease) == "released"
+        await flavour.close(manager)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("cut", "rests"), [(FaultProxy.reset, True), (FaultProxy.reset, False), (FaultProxy.cut, True)]
+)
+async def test_idle_connections_that_were_cut(
+    nodes: Servers,
+    flavour: Flavour,
+    size: int,
+    cut: Callable[[FaultProxy], None],
+    rests: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """
+    A firewall, a load balancer or a server's ``timeout`` ends idle connections, with a word or without one. That says
+    nothing about the nodes, so it costs no caller its lock, even one that tries once; and no node is reported down.
+    """
+    for module in (rounds, rounds_async):
+        monkeypatch.setattr(module, "IDLE", 0.0 if rests else 60.0)
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(FaultProxy(url)) for url in nodes.urls[:size]]
+        manager = real_manager([proxy.url for proxy in proxies], node_timeout=1.0 if cut is FaultProxy.cut else 10.0)
+        await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+        for _ in range(3):
+            for proxy in proxies:
+                cut(proxy)
+            lease = await flavour.acquire(manager.lock("a", wait=0))
+            assert await flavour.release(lease) == "released"
+        assert "node down" not in caplog.text
         await flavour.close(manager)
 
 
@@ -645,17 +677,31 @@ async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Server
     manager.close()
 
 
+def refuse(timeout: float) -> NoReturn:
+    raise LinkError(Failure.REFUSED)
+
+
+async def arefuse(timeout: float) -> NoReturn:
+    raise LinkError(Failure.REFUSED)
+
+
 async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):
     """
-    The node executed the request and the connection was reset; the key does not stay until its lease ends.
+    The node executed the request and the connection was reset; the key does not stay until its lease ends. It does not
+    stand in the way of the attempt that follows on a new connection, either.
     """
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url, nodes[1].url], ttl=60.0)
         await flavour.release(await flavour.acquire(manager.lock("warm up")))
         proxy.drop_next_reply(reset=True)
+        await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+        await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
+        proxy.drop_next_reply(reset=True)
 
-        with pytest.raises(QuorumUnavailableError):
-            await flavour.acquire(manager.lock("a", wait=0))
+        with patch.object(manager.nodes[0], "connect", refuse), patch.object(manager.nodes[0], "aconnect", arefuse):
+            with pytest.raises(QuorumUnavailableError):
+                await flavour.acquire(manager.lock("a", wait=0))
+            assert has_key(nodes[0], "t:{a}:h")
 
         for node in nodes[:2]:
             await eventually(lambda node=node: not has_key(node, "t:{a}:h"))

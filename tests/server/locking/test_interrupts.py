@@ -75,11 +75,8 @@ def test_lock_works_after_an_interruption(three: None, action: Callable[[], Any]
 
     After nearly every interruption of a block, the lock is free at once.
     """
-    kept = witness()
-
-    check(action, sweep.sweep(action, first=3, every=29), points=12)
-    assert kept.valid()
-    kept.release()
+    with witness():
+        check(action, sweep.sweep(action, first=3, every=29), points=12)
 
 
 @pytest.mark.endurance
@@ -88,11 +85,8 @@ def test_lock_works_after_an_interruption_at_each_event(three: None, action: Cal
     """
     The same for every event.
     """
-    kept = witness()
-
-    check(action, sweep.sweep(action), points=12 * 29)
-    assert kept.valid()
-    kept.release()
+    with witness():
+        check(action, sweep.sweep(action), points=12 * 29)
 
 
 def test_lock_over_servers_works_after_an_interruption(nodes: Any):
@@ -120,16 +114,13 @@ def test_signals_at_random_moments_make_no_later_block_fail(three: None, hits: i
     """
     The next block waits like any other caller: it is not told that its thread holds the lock already.
     """
-    kept = witness()
+    with witness():
+        found = storm(hits)
 
-    found = storm(hits)
-
-    assert found["interrupted"] == hits
-    assert found.keys() <= {"blocks", "interrupted", "waited in vain"}
+    assert found.keys() <= {"blocks", "interrupted", "waited in vain", "blocks elsewhere"}
     assert found["waited in vain"] <= hits // 10
     assert found["blocks"] - found["interrupted"] - found["waited in vain"] >= hits // 4
-    assert kept.valid()
-    kept.release()
+    assert found["blocks elsewhere"] >= hits // 40
 
 
 def test_interrupted_report_of_a_loss_goes_on(three: None):

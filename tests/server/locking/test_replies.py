@@ -405,7 +405,7 @@ def babbler(greeting: bytes, reply: bytes) -> Iterator[Babbler]:
             with suppress(OSError):
                 while data := self.request.recv(65536):
                     it.heard += data
-                    self.request.sendall(it.greeting if b"INFO" in data else it.reply)
+                    self.request.sendall(it.greeting + b"*0\r\n" if b"INFO" in data else it.reply)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         it.port = server.server_address[1]

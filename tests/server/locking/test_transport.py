@@ -1,17 +1,23 @@
 """How a node is reached: TLS, credentials, sockets, addresses, databases; and the errors if it is not."""
 
+import asyncio
+import os
+import socket
 import ssl
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.testing import Server, Servers, start_servers
 from tests.certificates import Certificates, tls_server
-from tests.managers import Flavour, rules
+from tests.endurance.test_acl import RIGHTS
+from tests.managers import Blocking, Flavour, rules
 
 pytestmark = pytest.mark.xdist_group("transport")  # certificates and a server with TLS are made once
 
@@ -129,12 +135,46 @@ async def test_tls_on_one_side_only(secure: Server, certificates: Certificates, 
     plain = f"rediss://127.0.0.1:{nodes[0].port}/0"
     # Redis waits for the end of a line that does not come.
     authority = {"ssl_ca_certs": certificates["ca.crt"]}
-    assert await complaint(flavour, plain, **authority, node_timeout=0.3, at_once=False) in ("TLS failed", "timeout")
+    said = await complaint(flavour, plain, **authority, node_timeout=0.3, at_once=False)
+    assert said.removesuffix(", perhaps because it does not speak TLS") in ("TLS failed", "timeout")
+    node = open_node(NodeSpec(plain, options=authority), "t:")
+    with pytest.raises(LinkError, match=r"timeout, perhaps because it does not speak TLS|TLS failed"):
+        node.connect(0.3) if isinstance(flavour, Blocking) else await node.aconnect(0.3)
     said = await complaint(flavour, f"redis://127.0.0.1:{secure.port}/0", at_once=False)
     assert said in ("closed", "reset", "malformed reply")
 
 
 # Credentials, addresses, databases
+
+
+async def test_connections_have_names_on_the_server(nodes: Servers, flavour: Flavour):
+    """
+    ``CLIENT LIST`` names the package, the alias and the process, for requests and for notifications. That needs none
+    of the rights of ``CLIENT``, and a name of the project's own wins.
+    """
+    with nodes[0].client() as client:
+        rights = [right for right in RIGHTS if right.startswith("+")]
+        client.execute_command("ACL", "SETUSER", "app", "reset", "on", ">there", "~*", "&*", *rights)
+        client.acl_log_reset()
+        url = nodes.urls[0].replace("//", "//app:there@")
+        entries = {"shop floor": {"NODES": [url]}, "own": {"NODES": [f"{nodes.urls[0]}?client_name=web-1"]}}
+        with override_settings(REDLOCK=entries):
+            for alias in entries:
+                lease = await flavour.acquire(locks[alias].lock("a", wait=0))
+                with pytest.raises(LockTakenError):
+                    await flavour.acquire(locks[alias].lock("a", wait=0.2))
+                await flavour.release(lease)
+            names = [(about["user"], about["name"]) for about in client.client_list() if about["name"]]
+            refused = client.acl_log()
+            for alias in entries:
+                await flavour.close(locks[alias])
+            locks.reset()
+        client.execute_command("ACL", "DELUSER", "app")
+
+    expected = [("app", f"django_redlock:shop?floor:{os.getpid()}"), ("default", "web-1")]
+    assert set(names) == set(expected)
+    assert min(map(names.count, expected)) >= 2
+    assert refused == []
 
 
 async def test_user_and_password(flavour: Flavour):
@@ -198,6 +238,30 @@ async def test_database_number(flavour: Flavour):
 async def test_node_that_is_not_there(flavour: Flavour, url: str, said: str):
     """Refused connections and unknown hosts have different errors."""
     assert await complaint(flavour, url, at_once=False) == said
+
+
+def test_event_loop_ends_while_a_look_up_hangs(monkeypatch: pytest.MonkeyPatch):
+    """The resolver may take half a minute to give up; ``asyncio.run()`` waits for the loop's own threads at its end."""
+    look_up, over, ended = socket.getaddrinfo, threading.Event(), []
+
+    def hang(host: Any, *about: Any, **more: Any) -> Any:
+        if host != "lock-1.invalid":
+            return look_up(host, *about, **more)
+        over.wait(10)
+        ended.append(host)
+        raise socket.gaierror("no answer")
+
+    async def try_once() -> None:
+        manager = manager_of("redis://lock-1.invalid:6379", node_timeout=0.1)
+        with pytest.raises(QuorumUnavailableError):
+            await manager.lock("a", wait=0).aacquire()
+        await manager.aclose()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    asyncio.run(try_once())
+
+    assert ended == []
+    over.set()
 
 
 def test_names_and_errors_of_nodes_show_no_password():

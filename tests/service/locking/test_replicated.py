@@ -21,7 +21,7 @@ from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_redlock import LockTakenError, QuorumUnavailableError, locks
+from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.admin.pages import NodeRow, panels
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
@@ -260,6 +260,19 @@ def test_connected_process_notices_that_the_store_was_emptied(table: Any, store:
         table.execute([acquire(secret="b" * 32)])
 
     assert lost.value.failure is Failure.RESTARTED
+
+
+def test_operators_see_and_end_what_it_holds(store: Store):
+    """The inventory treats it like any node."""
+    entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
+    with override_settings(REDLOCK={"default": entry}):
+        lease = lock("order:7", label="invoice run", ttl=60).acquire()
+        (held,) = inventory.held_locks().locks
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
 
 
 def test_doctor_examines_members(store: Store):

@@ -2,8 +2,8 @@
 
 import json
 import math
-from contextlib import suppress
-from datetime import UTC, datetime
+from contextlib import nullcontext, suppress
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery.exceptions import TaskRevokedError
@@ -15,7 +15,7 @@ from django_redlock.celery.slots import HEADER
 from django_redlock.signals import lock_taken
 from django_redlock.testing import Simulation
 
-from .slots import NAME, names
+from .slots import NAME, names, put_back, set_down
 
 # Late and double deliveries
 
@@ -100,6 +100,25 @@ def test_id_that_was_used_before(make, worker):
         assert worker.run() == "SUCCESS"
 
     assert runs == [7, 7]
+
+
+@pytest.mark.parametrize(
+    "options", [{"on_overlap": "wait", "scope": "while_executing"}, {"on_unavailable": {"run": "retry"}}]
+)
+def test_message_is_put_back_any_number_of_times(make, worker, memory_nodes, options):
+    """The pause has an upper limit, which thousands of tries do not exceed."""
+    task = make(**options)
+    task.delay(7)
+    message = worker.take()
+    put_back(message.headers, tries=5000)
+    set_down(memory_nodes, "scope" not in options)
+    before = datetime.now(UTC)
+
+    with locks["default"].lock(NAME, ttl=30, wait=0) if "scope" in options else nullcontext():
+        assert worker.run(message) in ("IGNORED", "RETRY")
+
+    (headers,) = worker.headers
+    assert datetime.fromisoformat(headers["eta"]) - before < timedelta(seconds=70)
 
 
 def test_put_back_message_hides_what_its_caller_hides(make, worker):

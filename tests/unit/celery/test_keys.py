@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.utils.translation import gettext_lazy
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kombu.utils import json as celery_json
 
 from django_redlock.celery import singleton_task
@@ -249,6 +252,58 @@ def test_no_arguments(name):
     def nothing(): ...
 
     assert name(function=nothing) == "task:shop.sync"
+
+
+def one(a: Any) -> None: ...
+def defaults(a: Any, b: Any = 2, c: Any = None) -> None: ...
+def only_keywords(a: Any, *, b: Any = 2) -> None: ...
+def only_positions(a: Any, /, b: Any = 2) -> None: ...
+def anything(a: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
+def as_python_binds(call: inspect.BoundArguments) -> str:
+    """Return the key of all arguments that Python has bound to the parameters."""
+    return ",".join(
+        f"{name}={json.dumps(value, separators=(',', ':'), sort_keys=True)}" for name, value in call.arguments.items()
+    )
+
+
+@pytest.mark.parametrize("body", [one, defaults, only_keywords, only_positions, anything])
+def test_calls_are_bound_as_python_binds_them(app, body):
+    """Whatever a call gives, twice or not at all, it has the values, or the error, of the signature's own binding."""
+    ours = singleton_task(name="shop.sync")(body)
+    pythons = singleton_task(name="shop.pythons", key=as_python_binds)(body)
+
+    def outcome(task, args, kwargs):
+        try:
+            return task.singleton.key(*args, **kwargs).removeprefix(f"task:{task.name}:")
+        except TypeError as error:
+            return str(error)
+
+    @given(
+        st.lists(st.integers(0, 9), max_size=4),
+        st.dictionaries(st.sampled_from("abcd"), st.integers(10, 19), max_size=4),
+    )
+    def agree(args, kwargs):
+        assert outcome(ours, args, kwargs) == outcome(pythons, args, kwargs)
+
+    agree()
+
+
+def test_plain_values_need_no_way_through_json(make):
+    """What has a short way into the key looks there as it does after the long one, which a list always takes."""
+    key = make().singleton.key
+
+    @given(st.text(st.characters()) | st.integers() | st.floats() | st.none() | st.booleans() | st.integers(-2, 2))
+    @example("\ud83d\ude00")
+    @example('\x7f\x00"\\/\u2028')
+    @example(1 << 63)
+    @example(-(1 << 63))
+    def same(value):
+        name, _, text = key(value).partition("=")
+        assert key([value]) == f"{name}=[{text}]"
+
+    same()
 
 
 def test_a_number_that_python_does_not_write_is_refused_by_name(name):

@@ -63,6 +63,47 @@ def test_settings_of_celery_once(app):
     assert app.tasks[task.name].singleton_options.queue_ttl == 90
 
 
+def test_blocking_of_celery_once_is_refused(app):
+    """A call does not wait for its slot: the error says what happens instead."""
+    app.conf.ONCE = {"settings": {"blocking": True, "blocking_timeout": 5}}
+    task = app.task(name="shop.settings", base=QueueOnce)(nothing)
+
+    with pytest.raises(TypeError, match=r"does not wait for its slot here\. Remove blocking and blocking_timeout"):
+        task.delay(7)
+
+
+@pytest.mark.parametrize("base", [QueueOnce, Singleton])
+def test_subclass_sends_calls_that_are_not_unique(app, worker, base):
+    """``super(QueueOnce, self).apply_async()`` was Celery's own method, and sends without a slot."""
+
+    class Sometimes(base):
+        abstract = True
+
+        def apply_async(self, args=None, kwargs=None, **options):
+            if options.pop("unique", True):
+                return super().apply_async(args, kwargs, **options)
+            return super(base, self).apply_async(args, kwargs, **options)
+
+    task = app.task(name="shop.sometimes", base=Sometimes)(nothing)
+    first = task.delay(7)
+    others = [task.apply_async((7,), unique=False) for _ in range(2)]
+
+    assert len({first.id, *(other.id for other in others)}) == 3
+    assert task.singleton.holder(7).id == first.id
+    assert worker.run_all() == ["SUCCESS"] * 3
+    assert not task.singleton.is_locked(7)
+
+
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [(QueueOnce, "get_key"), (QueueOnce, "once_backend"), (Singleton, "generate_lock"), (Singleton, "lock_and_run")],
+)
+def test_hook_that_nothing_calls_is_refused(base, hook):
+    """A subclass that overrides it is an error when the class is made, with what to write instead."""
+    with pytest.raises(TypeError, match=rf"Tenant has {hook}, .* nothing calls here. .*@singleton_task\(key=...\)"):
+        type("Tenant", (base,), {"abstract": True, hook: nothing})
+
+
 def test_unlock_before_run_warns(app, worker):
     """
     ``unlock_before_run`` is the scope "until_executing", and a warning says what it lets happen.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from celery import signals
-from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
@@ -532,7 +532,10 @@ class Limit(BaseException):
     """A limit or a kill that arrives as gevent's do."""
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), SystemExit(-15), SoftTimeLimitExceeded(), Limit(), ValueError()])
+ENDS = [SystemExit(3), SystemExit(-15), SoftTimeLimitExceeded(), Limit(), ValueError(), Ignore(), Reject()]
+
+
+@pytest.mark.parametrize("error", ENDS)
 @pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
 @pytest.mark.parametrize("where", ["prerun", "init", "before_start"])
 def test_ended_before_the_body_begins(app, worker, monkeypatch, where, strategy, error):
@@ -555,7 +558,7 @@ def test_ended_before_the_body_begins(app, worker, monkeypatch, where, strategy,
     if where == "prerun":
         signals.task_prerun.connect(fail)
     try:
-        with suppress(SystemExit, Limit):
+        with suppress(SystemExit, Limit, Reject):
             worker.run()
     finally:
         signals.task_prerun.disconnect(fail)

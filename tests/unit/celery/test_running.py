@@ -83,6 +83,7 @@ def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
     assert free == [True]
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("error", "state"),
     [
@@ -94,13 +95,13 @@ def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_way_out_frees_the_slot(make, worker, error, state):
-    """However the body ends, its slot is free."""
+def test_every_way_out_frees_the_slot(make, worker, error, state, late):
+    """However the body ends, its slot is free, also with late acknowledgement: Celery does not run it again."""
 
     def body(self, shop_id):
         raise error
 
-    make(body).delay(7)
+    make(body, acks_late=late).delay(7)
 
     if state:
         assert worker.run() == state
@@ -389,6 +390,34 @@ def test_replaced_by_itself(make, worker):
     assert task.delay(7).id == result.id
     assert worker.run() == "SUCCESS"
     assert result.get(timeout=1) == "second"
+    assert not taken()
+
+
+def test_replaced_by_another(make, worker, other):
+    """A task that is replaced by another one leaves its slot free."""
+    task = make(lambda self, shop_id: self.replace(other.si()))
+    task.delay(7)
+
+    worker.run()
+
+    assert not taken()
+
+
+def test_headers_within_headers(make, worker):
+    """The slot survives a retry also when the caller uses headers within headers."""
+
+    def body(self, shop_id):
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        return self.request.headers["colour"]
+
+    task = make(body)
+    result = task.apply_async((7,), headers={"headers": {"colour": "red"}})
+    worker.run()
+
+    assert task.delay(7).id == result.id
+    worker.run()
+    assert result.get(timeout=1) == "red"
     assert not taken()
 
 

@@ -708,6 +708,26 @@ def test_lock_costs_the_same_however_many_are_held(memory: Manager):
     assert all(lease.valid() for lease in kept)
 
 
+def test_lock_copies_nothing_of_those_that_are_held(memory: Manager):
+    """What a context remembers of its leases is shared with what it remembered before, so a thousand cost no more."""
+    manager, kept = unwatched(memory(1, ttl=60.0)), []
+
+    def take() -> int:
+        """Take one more lock; return how much memory that needed at most."""
+        tracemalloc.start()
+        try:
+            kept.append(manager.lock(f"a{len(kept)}", renew=False).acquire())
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    few = min(take() for _ in range(20))
+    kept += [manager.lock(f"b{number}", renew=False).acquire() for number in range(2000)]
+    many = min(take() for _ in range(20))
+
+    assert many < few + 8 * 1000  # a copy would have a pointer to each of them
+
+
 def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):
     """It looks at the leases of its thread, and leaves their losses to those who tend or use them."""
     manager, told = unwatched(memory(ttl=60.0)), []

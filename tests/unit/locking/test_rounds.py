@@ -294,6 +294,27 @@ def test_connections_are_made_in_a_time_of_their_own():
     assert not patience.late
 
 
+def test_connections_take_several_round_trips():
+    """They get as many timeouts, up to a second and a half; nodes that failed lately get one."""
+    breakers = Breakers(3)
+
+    assert breakers.allowance(0.2, {0, 1}) == pytest.approx(1.2)
+    assert breakers.allowance(0.5, {0, 1}) == 1.5
+    assert breakers.allowance(7.0, {0, 1}) == 7.0
+
+    breakers[0].failed(now=100.0)
+    assert breakers.allowance(0.2, {0, 1}) == pytest.approx(1.2)
+    assert breakers.allowance(0.2, {0}) == 0.2
+
+    patience = Patience(0.25, connecting=1.5)
+    waited = 0.0
+    while waited < 1.4:
+        assert patience.count(0.02, 0.02, connecting=True)
+        waited += 0.02
+    assert patience.count(0.2, 0.2)
+    assert not patience.count(0.2, 0.2)
+
+
 def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):
     """A round that heals waits for connections that may come, not for one that was refused at once."""
     nodes = [MemoryNode(name) for name in NAMES]
@@ -357,6 +378,21 @@ async def test_link_that_comes_with_the_deciding_vote():
 
     assert {reply.kind for reply in (round.replies | round.late).values()} == {Kind.ACCEPTED}
     assert sorted(round.replies | round.late) == [0, 1, 2]
+    await gather.aclose()
+
+
+async def test_asyncio_round_waits_for_connections_apart_from_its_time():
+    """The time of the round begins when the first node can be asked; until then, connections have theirs."""
+    nodes = [Halting(name) for name in NAMES]
+    gather = AsyncGather(nodes, admission(), Breakers(3), steady)
+    round, loop = round_of(0.4, needed=3), asyncio.get_running_loop()
+
+    for node in nodes:
+        loop.call_later(1.4, node.connects.set)
+        loop.call_later(1.7, node.answers.set)
+    await gather.ask(round)
+
+    assert {reply.kind for reply in round.replies.values()} == {Kind.ACCEPTED}
     await gather.aclose()
 
 

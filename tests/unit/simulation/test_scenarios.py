@@ -15,6 +15,7 @@ from tests.simulation.scenarios import (
     late_raises,
     leader_dies_with_the_holder,
     lost_replies,
+    moved_set,
     moving_endpoint,
     no_lock,
     reset_connections,
@@ -69,6 +70,12 @@ def test_clock_of_a_node_steps(seed: int):
 def test_endpoint_moves_to_a_replica_that_lost_the_lock(seed: int):
     """The replica gives no vote to a process that did not know its master."""
     assert moving_endpoint(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_nodes_are_replaced_by_servers_that_were_never_used(seed: int):
+    """They look like those of a new installation, so these give no vote for a while, either."""
+    assert moved_set(seed) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,57 @@
+"""A fresh process whose nodes are far away."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from django_redlock.testing import FaultProxy, Servers
+
+from .conftest import Live, outcome
+
+FIRST = """
+import asyncio
+from django_redlock import lock
+
+async def in_a_loop():
+    async with lock("b", wait=0):
+        print("asyncio")
+
+with lock("a", wait=0):
+    print("blocking")
+asyncio.run(in_a_loop())
+"""
+WAYS = [0.01, 0.05, 0.125, 0.2]  # seconds to a node and back
+
+
+@pytest.fixture
+def distant(live: Live, nodes: Servers, size: int, way: float) -> Iterator[Live]:
+    """Processes with the default options, and nodes with a user and a database that are *way* seconds away."""
+    with ExitStack() as stack:
+        urls = []
+        for server in nodes[:size]:
+            client = stack.enter_context(server.client())
+            client.acl_setuser("far", enabled=True, passwords=["+there"], keys="*", channels="*", commands=["+@all"])
+            stack.callback(client.acl_deluser, "far")
+            proxy = stack.enter_context(FaultProxy(server.url))
+            proxy.delay(way / 2)
+            urls.append(f"redis://far:there@127.0.0.1:{proxy.port}/3")
+        live.env |= {"LIVE_NODES": ",".join(urls), "LIVE_DEFAULTS": "yes"}
+        yield live
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_fresh_process_takes_a_lock_at_once(distant: Live):
+    """
+    With TCP, TLS, a password, a database and the greeting, a connection takes up to six round trips. The first attempt
+    of a process waits for them, although ``node_timeout`` is hardly longer than one.
+    """
+    assert outcome(distant.python("-c", FIRST)) == ("blocking\nasyncio", "", 0)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("way", [0.2])
+def test_command_from_cron_takes_its_lock_at_once(distant: Live):
+    """``redlock_run`` is such a process each time."""
+    assert outcome(distant.manage("redlock_run", "nightly", "--", "echo", "done"))[::2] == ("done", 0)
