@@ -307,7 +307,15 @@ def test_plain_values_need_no_way_through_json(make):
     """What has a short way into the key looks there as it does after the long one, which a list always takes."""
     key = make().singleton.key
 
-    @given(st.text(st.characters()) | st.integers() | st.floats() | st.none() | st.booleans() | st.integers(-2, 2))
+    # Half of a surrogate pair is in the key as a digest, which also covers what is beside it.
+    @given(
+        st.text(st.characters(exclude_categories=("Cs",)))
+        | st.integers()
+        | st.floats()
+        | st.none()
+        | st.booleans()
+        | st.integers(-2, 2)
+    )
     @example("\ud83d\ude00")
     @example('\x7f\x00"\\/\u2028')
     @example(1 << 63)
