@@ -553,6 +553,11 @@ class LeaseHold(Hold):
             return self.report_at
         return self.next_event(self.renewed)
 
+    def release_came_too_late(self, outcome: Outcome) -> None:
+        """Correct the reason ``released``; the caller logs or raises the loss, so nothing is left to report."""
+        self.report_at = NEVER  # first: the watchdog may look at any moment
+        super().release_came_too_late(outcome)
+
     # Used by fences
 
     def slots(self) -> list[tuple[str, str]]:

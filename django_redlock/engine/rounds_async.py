@@ -405,7 +405,10 @@ class TimeLimits(Generic[T]):
 
     def late_within(self, seconds: float) -> bool:
         """Return whether the event loop has been late within the last *seconds* seconds, as far as is known."""
-        now = asyncio.get_running_loop().time()
+        loop = asyncio._get_running_loop()
+        if loop is None:  # the loop is gone, and the coroutine that asks is only being closed
+            return False
+        now = loop.time()
         return now - self._late_at < seconds or now > self._wake_at + LATE
 
     def rest(self) -> None:

@@ -2,6 +2,7 @@
 # ruff: noqa: DJ008
 
 import uuid
+from typing import Any
 
 from django.db import models
 
@@ -83,10 +84,17 @@ class Purchase(models.Model):
     total = models.IntegerField(default=0)
 
 
+class Bytes(models.BinaryField):
+    """A field that MariaDB takes for a key as well."""
+
+    def db_type(self, connection: Any) -> str | None:
+        return f"varbinary({self.max_length})" if connection.vendor == "mysql" else super().db_type(connection)
+
+
 class Digest(models.Model):
     """A digest; its key is bytes."""
 
-    sum = models.BinaryField(primary_key=True, max_length=20)
+    sum = Bytes(primary_key=True, max_length=20)
 
 
 class Weight(models.Model):

@@ -8,7 +8,7 @@ from celery.worker.state import revoked
 from django_redlock import QuorumUnavailableError, locks
 from django_redlock.celery.pending import PendingMessage, TrailingCall
 from django_redlock.celery.slots import Record, Seen, peek
-from django_redlock.core.names import Owner, encode
+from django_redlock.core.names import Owner, encode, slug
 from django_redlock.core.protocol import Failure, Release
 from django_redlock.engine.manager import fresh_secret
 from django_redlock.nodes.base import LinkError
@@ -457,4 +457,6 @@ def test_error_about_a_record_that_stays_split(split, worker, memory_nodes, monk
         call._settled(peek("default", NEXT))
 
     still = f"queued as task {pending}"
-    assert caught.value.nodes == {"a": "refused", "b": still, "c": still}
+    # What a node missed is redelivered to it in the background, perhaps before it refused releases.
+    freed = slug(NEXT) not in memory_nodes[2].store.records.holders
+    assert caught.value.nodes == {"a": "refused", "b": still, "c": "free" if freed else still}

@@ -535,9 +535,10 @@ def errors_in(caplog):
 @pytest.mark.parametrize("options", [{}, {"hold_for": 60}, {"on_lost": "raise"}, {"ignore_result": True}])
 def test_run_that_ends_after_its_slot_was_freed_by_force(make, worker, told, caplog, options):
     """A run whose slot another run got is reported at its end, if no renewal has shown the loss before."""
-    others = []
+    others, leases = [], []
 
     def body(self, shop_id):
+        leases.append(self.singleton.lease)
         assert task.singleton.release(shop_id, since=None, force=True) == "released"
         ticket = task.singleton_ticket("second", (shop_id,), {})
         others.append(ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", ""))
@@ -545,6 +546,8 @@ def test_run_that_ends_after_its_slot_was_freed_by_force(make, worker, told, cap
     task = make(body, **options)
     first = task.delay(7)
     worker.run()
+    others[0].release()  # otherwise it would be lost, and reported, during a later test
+    assert leases[0].hold.due() == float("inf")  # the watchdog does not report it once more
 
     lost = f"{NAME} was lost by task {first.id} (superseded)"
     lost += "" if "ignore_result" in options else "; now it is running as task second"
