@@ -30,9 +30,14 @@ exclude_patterns = ["_build", "reference/benchmark-tables.md"]
 nitpicky = True  # a reference that leads nowhere is a warning, and the build turns warnings into errors
 # Sphinx looks these up in the module of the decorator that checks the arguments, not in that of the decorated function.
 nitpick_ignore = [
-    ("py:class", name) for name in ("BaseCommand", "BaseManager", "Decorated", "Key", "QuerySet", "RowLock", "Wait")
+    ("py:class", name)
+    for name in (
+        *("BaseCommand", "BaseManager", "Command", "CommandKeys", "Decorated", "Handle", "Key", "QuerySet", "RowLock"),
+        *("SkippingLock", "Wait"),
+    )
 ]
-nitpick_ignore_regex = [("py:class", r"debug_toolbar\..*|prometheus_client\..*")]  # neither project lists these
+# None of these projects lists its names.
+nitpick_ignore_regex = [("py:class", r"debug_toolbar\..*|prometheus_client\..*|valkey\..*")]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not part of a command
