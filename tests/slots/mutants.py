@@ -144,7 +144,7 @@ def runs_as_well(right: Any) -> Any:
     """Send a call that finds a pending one without a slot, so that both run."""
 
     def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
-        sent = call.noted(seen.holder).publish(replace(call.ticket, secret="", number=0))
+        sent = call.noted(seen.holder, "is sent").publish(replace(call.ticket, secret="", number=0))
         return sent.about(seen.holder, accepted=True)
 
     return take_over
