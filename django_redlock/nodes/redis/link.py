@@ -621,7 +621,11 @@ class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, Async
     async def credentials(self, connection: aioconnection.AbstractConnection) -> tuple[str, ...]:
         """Return what the connection's credential provider gives; nothing if it has none."""
         provider = connection.credential_provider
-        return await provider.get_credentials_async() if provider else ()
+        if provider is None:
+            return ()
+        if not hasattr(provider, "get_credentials_async"):  # redis-py 5.2
+            return provider.get_credentials()
+        return await provider.get_credentials_async()
 
     async def begin(self, connection: aioconnection.AbstractConnection, data: bytes, replies: "Exchange") -> None:
         """Connect, send the first commands, and read the replies."""
