@@ -276,7 +276,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 def _without_trailing_zeros(value: Decimal) -> Decimal:
-    """Return an equal number that is written in one way only."""
+    """Return the number in the form that all equal numbers share."""
     if not value.is_finite():
         return value
     return Context(max(1, len(value.as_tuple().digits)), Emin=MIN_EMIN, Emax=MAX_EMAX).normalize(value) or Decimal(0)
@@ -294,7 +294,7 @@ def _saved(instance: Model) -> Any:
 def _shortened(key: str) -> str:
     if len(key) <= SHOWN and key.isascii():
         return key
-    # Half of a surrogate pair is valid in JSON, but not in UTF-8, and is replaced by what another text may spell.
+    # Half of a surrogate pair is valid in JSON, but not in UTF-8. Another text may spell its replacement.
     text = key.encode("utf-8", "backslashreplace").decode()
     if len(text) <= SHOWN and CUT not in text and text == key:
         return text

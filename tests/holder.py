@@ -18,6 +18,16 @@ from typing import Any
 CHECKOUT = Path(__file__).parents[1]
 
 
+@contextmanager
+def held_until_killed(command: Sequence[str]) -> Iterator[None]:
+    """Run a program, which says ``held`` once it has a lock, and kill it at the end."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield
+        process.kill()
+
+
 class Holder:
     """The process, as a test sees it."""
 

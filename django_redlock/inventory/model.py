@@ -342,7 +342,7 @@ class Snapshot:
         rules: The rules of the alias.
         total: How many names the nodes' indexes have; locks whose holders died a while ago may be among them.
         absurd: The nodes with an absurd fencing token, by the slug of the lock, which may be held or free.
-        notes: What singleton tasks have noted on the nodes, in the form of locks; nobody holds or waits for these.
+        notes: The notes of singleton tasks on the nodes, in the form of locks; nobody holds or waits for these.
     """
 
     alias: str

@@ -81,7 +81,7 @@ class NodeSpec:
     alias: str = ""
 
 
-MOST_PARTS = 65_536  # commas, lists and objects; a record of 20,000 holders who share a lock has fewer
+MOST_JSON_PARTS = 65_536  # commas, lists and objects; a record of 20,000 holders who share a lock has fewer
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
@@ -96,7 +96,7 @@ def parse_json(text: str | bytes) -> Any:
         RecursionError: Its lists are nested too deeply.
     """
     whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    if _parts(whole) > MOST_PARTS and _parts(_STRING.sub("", whole)) > MOST_PARTS:
+    if _parts(whole) > MOST_JSON_PARTS and _parts(_STRING.sub("", whole)) > MOST_JSON_PARTS:
         raise ValueError("lists without end")
     return json.loads(whole, strict=False)
 

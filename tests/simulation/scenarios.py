@@ -167,17 +167,23 @@ def moving_endpoint(seed: int) -> Violations:
             connections.by_node[2].wire.deaf = True
         lease = yield from holder.acquire(("a",), 0.0)
         machines[0].fail_over()
-        cold.spawn(attempt())
-        yield Sleep(0.1)
-        if not lease.believed():
-            oracles.violated("stuck", "the holder lost the lock")
-
-    def attempt() -> Routine:
-        yield from cold.acquire(("a",), 0.0)
+        yield from _newcomer_tries(schedule, lease, cold)
 
     holder.spawn(story())
     schedule.world.run(3.0)
     return oracles.violations
+
+
+def _newcomer_tries(schedule: Schedule, lease: Lease, cold: Client) -> Routine:
+    """Let a client that has just started try to take the lock, which the holder must still believe to have."""
+
+    def attempt() -> Routine:
+        yield from cold.acquire(("a",), 0.0)
+
+    cold.spawn(attempt())
+    yield Sleep(0.1)
+    if not lease.believed():
+        schedule.oracles.violated("stuck", "the holder lost the lock")
 
 
 def moved_set(seed: int) -> Violations:
@@ -200,13 +206,7 @@ def moved_set(seed: int) -> Violations:
         for machine in machines:
             machine.fail_over()
             machine._promoted = ""
-        cold.spawn(attempt())
-        yield Sleep(0.1)
-        if not lease.believed():
-            oracles.violated("stuck", "the holder lost the lock")
-
-    def attempt() -> Routine:
-        yield from cold.acquire(("a",), 0.0)
+        yield from _newcomer_tries(schedule, lease, cold)
 
     holder.spawn(story())
     schedule.world.run(3.0)

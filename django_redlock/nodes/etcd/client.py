@@ -23,7 +23,7 @@ from ..records.table import AnswerError
 
 LARGEST = 2 * 2**20  # bytes of a reply; a hundred records with long references take fewer
 LONGEST_HEAD = 65_536  # bytes of a reply before its body
-LAST_READS = 4  # reads of what has arrived when the time is over, of 8 kB or more each
+LAST_READS = 4  # reads of what has arrived by the end of the time, of 8 kB or more each
 UNASKED = 131_072  # bytes of notifications within a second: a few hundred
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
 # After ten seconds, the system probes a silent member, and gives it up after twenty more.

@@ -245,7 +245,7 @@ class Replies:
         self._most = most
         self._data = b""
         self._at = 0  # where the unread bytes of the data begin
-        # What came after the data, while a string lacks more than that. Pieces of a few bytes would take many times
+        # The bytes after the data, while a string lacks more than those. Pieces of a few bytes would take many times
         # their size if each were kept.
         self._later = bytearray()
         self._lacking = 0

@@ -124,7 +124,7 @@ class BoundedTransaction(Transaction):  # type: ignore[misc]
 @dataclass(frozen=True, slots=True)
 class Listing:
     """
-    A request for the first names in a folder, of which there may be a hundred thousand.
+    A request for the first names in a folder, which may have a hundred thousand names.
 
     Args:
         path: The path of the folder.

@@ -9,7 +9,7 @@ import django
 def main() -> None:
     """Run the sweep and the storm."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.interrupts", description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="interrupt at every so many events (default: 1)")
+    parser.add_argument("--every", type=int, default=1, help="interrupt at each event with a multiple of this number")
     parser.add_argument("--hits", type=int, default=2000, help="how many signals interrupt at random (default: 2000)")
     parser.add_argument("--nodes", nargs="+", default=["memory://a", "memory://b", "memory://c"], metavar="URL")
     options = parser.parse_args()

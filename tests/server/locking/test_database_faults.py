@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +26,7 @@ from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.records.table import UntouchedError
+from tests.holder import held_until_killed
 from tests.managers import (
     EACH_TABLE_ONCE,
     SLOW_DATABASES,
@@ -90,13 +89,8 @@ def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
     """No row stays behind as a lock for ever."""
     entries = json.dumps({"default": {}, tables.aliases[0]: tables.entry()})
     with closing(real_manager(tables.urls[:1])) as manager:
-        command = [sys.executable, "-c", HOLD, entries, tables.urls[0]]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            with pytest.raises(LockTakenError):
-                manager.lock("a", wait=0).acquire()
-            process.send_signal(signal.SIGKILL)
+        with held_until_killed([sys.executable, "-c", HOLD, entries, tables.urls[0]]), pytest.raises(LockTakenError):
+            manager.lock("a", wait=0).acquire()
         assert manager.lock("a", wait=30).acquire().release() == "released"
 
 

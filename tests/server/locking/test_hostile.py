@@ -41,7 +41,7 @@ def memory(field: str) -> int:
 
 
 class Cost:
-    """What a request takes of this process; its memory also in the background, for a while."""
+    """The processor time and the memory that a request takes; the memory also in the background, for a while."""
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the most from now on

@@ -159,7 +159,7 @@ def in_time(work: Callable[[], object], seconds: float = 20.0) -> object:
 
 
 class Handler:
-    """Takes a lock, as a signal handler may, and remembers what came of it, and how long it took at most."""
+    """Takes a lock, as a signal handler may, and remembers the outcome and the longest time that it took."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()

@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import select
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -43,6 +41,7 @@ from django_redlock.nodes.records.record import Names, load
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import reserve_port
 from tests.etcd import Member
+from tests.holder import held_until_killed
 from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets, wait_until
 from tests.server.locking.test_database import SECRET, acquire, requests
 from tests.zookeeper import Zoo
@@ -362,15 +361,9 @@ sys.stdin.read()
 
 def test_lock_of_a_killed_process_ends_with_its_lease(store: Store):
     """No record stays behind as a lock for ever."""
-    command = [sys.executable, "-c", HOLD, store.url]
     with closing(patient_manager([store.url])) as manager:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            with pytest.raises(LockTakenError):
-                manager.lock("a", wait=0).acquire()
-            process.send_signal(signal.SIGKILL)
-
+        with held_until_killed([sys.executable, "-c", HOLD, store.url]), pytest.raises(LockTakenError):
+            manager.lock("a", wait=0).acquire()
         assert manager.lock("a", wait=30).acquire().release() == "released"
 
 

@@ -109,7 +109,7 @@ def listed(*options):
 
 
 def test_notes_are_listed_apart_from_locks(make, worker):
-    """What tasks note on the nodes is no held lock: listings count it, and show it when they are asked."""
+    """The notes of tasks on the nodes are no held locks: listings count them, and show them on request."""
     task = make(on_duplicate="rerun", acks_late=True)
     call = task.delay(7)
     task.apply_async((8,), task_id="waits")
@@ -128,7 +128,7 @@ def test_notes_are_listed_apart_from_locks(make, worker):
 
 
 def test_note_can_be_found_by_its_name(make, worker):
-    """Who knows the name of a note can look at it like at a lock."""
+    """A note can be looked up by its name, as a lock can."""
     call = make(acks_late=True).delay(7)
     worker.run()
 

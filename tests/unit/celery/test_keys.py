@@ -304,7 +304,7 @@ def test_calls_are_bound_as_python_binds_them(app, body):
 
 
 def test_plain_values_need_no_way_through_json(make):
-    """What has a short way into the key looks there as it does after the long one, which a list always takes."""
+    """A value that is written without JSON looks in the key as it does in a list, which is always written with JSON."""
     key = make().singleton.key
 
     # Half of a surrogate pair is in the key as a digest, which also covers what is beside it.

@@ -457,6 +457,6 @@ def test_error_about_a_record_that_stays_split(split, worker, memory_nodes, monk
         call._settled(peek("default", NEXT))
 
     still = f"queued as task {pending}"
-    # What a node missed is redelivered to it in the background, perhaps before it refused releases.
+    # A release that a node missed is redelivered in the background, perhaps before the node refused releases.
     freed = slug(NEXT) not in memory_nodes[2].store.records.holders
     assert caught.value.nodes == {"a": "refused", "b": still, "c": "free" if freed else still}

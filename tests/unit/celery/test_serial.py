@@ -80,7 +80,7 @@ def test_one_process_waits_and_others_go_on(serial, other, worker):
 
 
 def test_messages_of_a_burst_do_not_come_back_all_at_once(make, worker, ran):
-    """What is put back comes back at different moments, of which none is far away."""
+    """Messages that are put back come back at different moments, and all of them soon."""
     task = make(lambda self, shop_id: ran.append(self.request.id), scope="while_executing")
     task.delay(7)
     worker.run()

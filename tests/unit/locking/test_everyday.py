@@ -709,7 +709,7 @@ def test_lock_costs_the_same_however_many_are_held(memory: Manager):
 
 
 def test_lock_copies_nothing_of_those_that_are_held(memory: Manager):
-    """What a context remembers of its leases is shared with what it remembered before, so a thousand cost no more."""
+    """A context shares the record of its leases with its earlier record, so a thousand leases cost no more."""
     manager, kept = unwatched(memory(1, ttl=60.0)), []
 
     def take() -> int:

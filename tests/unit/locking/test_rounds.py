@@ -238,8 +238,8 @@ async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.
 @pytest.mark.parametrize(("late", "charged"), [(0.01, True), (0.2, False), (30.0, False)])
 def test_wait_that_ends_late_is_not_charged_to_the_node(late: float, charged: bool):
     """
-    A wait says something about a node only if this process had its turn when the wait was to end. What a wait took
-    beyond its end is never the node's.
+    A wait says something about a node only if this process had its turn when the wait was to end. The time
+    that a wait took beyond its end is never the node's.
     """
     patience = Patience(0.5)
     waits = 0
