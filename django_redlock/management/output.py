@@ -108,7 +108,7 @@ class OperatorCommand(BaseCommand):
             self.stdout.write(f"Dry run: {planned}.{hint}")
             return False
         if interactive and not agreed(f"{what}?"):
-            raise CommandError(f"N{self.done[1:]}.")
+            raise CommandError(f"{self.done.capitalize()}.")
         return True
 
     def readable(self, text: str) -> str:
