@@ -125,7 +125,7 @@ class Driver:
         if self.pid != process.pid:
             self.notice_fork()
         try:
-            connections = self.gather.ask(round)
+            connections = self.gather.ask(round, timeout)
             if connections is not None and not round.closed:
                 self.unattended.add(round, connections, timeout, ended)
                 return False

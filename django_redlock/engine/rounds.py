@@ -44,12 +44,13 @@ class Gather:
         self.breakers = Breakers(len(nodes))
         self._connector = NodeConnector(nodes, self.breakers, clock)
 
-    def ask(self, round: Round) -> ConnectionSet | None:
+    def ask(self, round: Round, timeout: float = 0.0) -> ConnectionSet | None:
         """
         Carry out one round: send it, and wait until it is decided, all nodes have replied, or it has timed out.
 
-        A round that is *unattended* stays open; :meth:`attend` reads the replies if no later round does. The result is
-        the connections that the round was sent on.
+        A round that is *unattended* stays open; :meth:`attend` reads the replies if no later round does. If it finds no
+        links, because other threads use all of them, it is attended, with this timeout. The result is the connections
+        that the round was sent on.
         """
         if not round.requests:
             round.close()
@@ -59,7 +60,7 @@ class Gather:
         try:
             now = self._clock()
             connections = self.idle.take(now)
-            self._ask(connections, round, now)
+            self._ask(connections, round, now, timeout)
             if not (round.closed or round.unattended):
                 round.close()
             connections.used = now
@@ -101,12 +102,14 @@ class Gather:
         """Drop all idle links."""
         self.idle.close()
 
-    def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
+    def _ask(self, connections: ConnectionSet, round: Round, now: float, timeout: float) -> None:
         rested = now - connections.used > IDLE
         look = rested or round.mending
         if look or connections.arrived:
             self._settle(connections, look)
         fresh = not connections.by_node  # also if all links were found cut
+        if fresh and round.unattended:  # else no node would get the release now, and the next attempt overtakes it
+            round.unattended, round.timeout = False, timeout
         round.rested = rested and not fresh
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]

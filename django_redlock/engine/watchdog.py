@@ -714,9 +714,9 @@ class UnattendedReleases(Chore):
             round.close()  # an exception may have come between the last reply and the end of the round
 
 
-GATHER = 0.05  # seconds for which confirmations are gathered
+GATHER = 0.1  # seconds for which confirmations are gathered
 ASK_AGAIN = 0.5  # seconds until nodes that did not answer are asked again
-MOST = 50  # confirmations in one round
+MOST = 100  # confirmations in one round
 
 
 class Confirmation(NamedTuple):
@@ -749,7 +749,7 @@ class Confirmation(NamedTuple):
         A node that did not get the claim gets the lock as well, unless it knows of a later holder or of a release.
         """
         slugs, secret, _, fencing_token = self.granted[:4]
-        value = encode_since(secret, self.owner._replace(state=self.state, ttl=self.ttl), self.since)
+        value = encode_since(secret, self.owner, self.since, self.state, self.ttl)
         return Term(slugs, secret, value, self.ttl, fencing_token)
 
 

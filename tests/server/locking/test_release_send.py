@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,23 @@ async def test_threads_take_their_own_lock_again_at_once(nodes: Servers):
 
     assert failed == []
     manager.close()
+
+
+async def test_release_waits_for_links_if_other_threads_use_all(nodes: Servers):
+    """A release without an idle connection is not left to the background, where the next attempt would overtake it."""
+    with FaultProxy(nodes[0].url) as far, closing(patient_manager([far.url])) as manager:
+        lease = manager.lock("a", release="send").acquire()
+        far.delay(0.2)
+        other = threading.Thread(target=lambda: manager.lock("b").acquire().release())
+        other.start()
+        await eventually(lambda: not manager.driver.gather.idle.sets)
+
+        outcome = lease.release(wait=False)
+
+        other.join()
+        assert outcome == "released"
+        with manager.lock("a", wait=0):
+            pass
 
 
 async def test_lock_can_be_taken_again_before_a_slow_node_has_released_it(nodes: Servers):
