@@ -56,7 +56,7 @@ class Round:
         mending: Whether a decided round still waits, within its timeout, for links that are being made. An extension
             does, because it restores the lock on nodes that were away and have lost it.
         unattended: Whether the round, with a timeout of 0, stays open after it was sent. The next reader of its
-            connections gives it the replies; see :mod:`django_redlock.engine.watchdog`.
+            connections gives it the replies; see :mod:`django_redlock.engine.unattended`.
 
     ``replies`` came in time. ``late`` has the replies that came after the round was closed, which decide nothing. The
     driver sets ``admission``, whose ``doubts`` are the nodes that may not vote at present. ``on_missed`` is called with
@@ -103,7 +103,12 @@ class Round:
         return self.cleanup or not self.closed
 
     def receive(self, node: int, reply: Reply) -> None:
-        """Note one node's reply, in time or late."""
+        """
+        Note one node's reply, in time or late, and decide the round if it can be decided.
+
+        If all replies so far are the *hoped* one, a quorum of them decides. Otherwise the maker's *decided* does; for
+        an attempt at a lock, see :class:`.attempt.Verdict`.
+        """
         if self.closed:
             # The caller has acted on the outcome, so a late reply changes no vote. But its token is above the next
             # proposal, and a node that missed a release would keep the lock from everybody until it expires.

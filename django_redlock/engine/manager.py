@@ -29,13 +29,15 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes import Node
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import exiting
+from .confirmations import Confirmations
 from .driver import Driver, LoopSide
+from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, lists_options, plan
 from .process import HOST, process
 from .reentrancy import remember
-from .watchdog import Confirmations, Dog, ProcessHeartbeat, loop_watchdog, this_process, watchdog
+from .watchdog import Dog, loop_watchdog, watchdog
 
 if TYPE_CHECKING:
     from .lock import SkippingLock

@@ -4,38 +4,29 @@ Extend held leases, and notify their holders when they end (internal).
 One thread per process and one timer per event loop look after all leases, whatever their number; those that are due
 at about the same time are extended in one round. Lateness is normal (a busy interpreter delays any thread), so
 nothing here decides whether a lease is valid; a lease decides that by the clock. A lease that its holder dropped
-without a release is no longer extended and ends by itself.
+without a release is no longer extended and ends by itself. Whatever else has to be done in time is a :class:`Chore`.
 """
 
 import asyncio
 import atexit
 import logging
-import os
-import sys
-import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from hashlib import blake2b
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
-from ..core.attempt import Granted
-from ..core.names import SECRET_SIZE, Owner, encode, encode_since, heartbeat, named
-from ..core.protocol import ANSWERS, POSITIVE, Acquire, Extend, Failure, Kind, Reply, Term, failed
-from ..core.round import Round, count
+from ..core.names import named
 from ..nodes.clock import Clock, steady
 from ..nodes.gevent import forget_threads, join_threads, real_lock, uses_gevent
 from ..nodes.threads import Background, Bell, Errands, exiting
-from .connections import ConnectionSet, PerLoop
-from .process import HOST, process
+from .connections import PerLoop
+from .process import process
 
 if TYPE_CHECKING:
     from .lease import LeaseHold
-    from .manager import LockManager
-    from .rounds import Gather
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
 TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
@@ -309,7 +300,7 @@ class Watchdog:
         try:
             for keeper, some in by_keeper(leases).items():
                 try:
-                    keeper.extend(some)
+                    keeper.extend(some)  # the leases' manager, or a chore
                 except Exception:  # an error with some leases must not end the renewal of the others
                     log.exception("extending %d leases failed", len(some))
         except BaseException:  # a signal's receiver may even call sys.exit(), which must not end this thread
@@ -486,359 +477,3 @@ def warn_of_drop(name: str, left: float) -> None:
 
 # A forked child does not have the leases of its parent.
 process.starts += [unreleased.clear, drops.clear]
-
-
-FIRST = 2.0  # seconds from taking a lock to the first heartbeat, so that short holds cost nothing
-EVERY = 3.0  # seconds between two heartbeats
-LIFE = 10.0  # seconds for which a process counts as alive after a heartbeat
-SILENCE = 6.0  # seconds after which the process of a lock should have sent a heartbeat
-
-_KEY = os.urandom(16)  # secret, so that no other process can write the heartbeat
-
-
-class ProcessHeartbeat(Chore):
-    """
-    The heartbeat of one process on the nodes of one alias; the watchdog treats it as one more lease.
-
-    A process that holds locks for longer than a moment keeps one key on every node, which the watchdog renews. So an
-    operator sees which held locks nobody will release, without guessing from a host and a process id. Nothing else
-    depends on the key: a lock is held by its own keys alone. The key outlasts the longest lease. While it exists, the
-    process may be paused and hold a valid lease; when it is gone, every lease of the process has ended.
-
-    Args:
-        manager: The manager whose nodes store the heartbeat.
-        owner: The process.
-        dog: The watchdog that looks after the leases.
-        clock: Returns seconds on a steady clock.
-        dropped: The end of each lease that was dropped without a release. The nodes keep its lock until then, so the
-            heartbeat goes on.
-    """
-
-    def __init__(
-        self,
-        manager: "LockManager",
-        owner: Owner,
-        dog: Dog,
-        clock: Callable[[], float],
-        dropped: Iterable[float] = (),
-    ):
-        self._manager = manager
-        self._owner = owner
-        self._dropped = dropped
-        self._dog = dog
-        self._clock = clock
-        self._mutex = threading.RLock()  # a signal handler may take a lock in a thread that has it
-        # All event loops and threads of a process use the same secret: they write the same key, and each of them keeps
-        # it alive.
-        self._secret = blake2b(owner.process.encode(), key=_KEY, digest_size=SECRET_SIZE // 2).hexdigest()
-        self._slugs = (heartbeat(owner.process),)
-        self._due = NEVER
-
-    def join(self) -> None:
-        """Send heartbeats from now on; called when the process has taken a lock."""
-        if self._due is NEVER:
-            with self._mutex:
-                if self._due is NEVER:
-                    try:
-                        self._due = self._clock() + FIRST
-                        self._dog.watch(self)
-                    except BaseException:  # the next lock tries again
-                        self._due = NEVER
-                        raise
-
-    def leave(self) -> None:
-        """Stop unless locks are held, because the connections are closed; the next lock starts the heartbeat again."""
-        if not self.valid():
-            self._dog.forget(self)
-
-    def due(self) -> float:
-        """Return when the next heartbeat is due."""
-        return self._due
-
-    def valid(self) -> bool:
-        """Return whether locks are held; if none is, end the heartbeat."""
-        note_drops()
-        with self._mutex:
-            if not self._dog.tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
-                due, self._due = self._due, NEVER
-                if self._dog.tends(self._manager):
-                    self._due = due  # meanwhile a thread took a lock and found the heartbeat still going on
-        return self._due is not NEVER
-
-    def extend(self, leases: Any) -> int:
-        """Send a heartbeat, blocking for at most one node timeout."""
-        round = self._beat()
-        self._manager.ask(round)
-        return round.count(*POSITIVE)
-
-    async def aextend(self, leases: Any) -> int:
-        """Send a heartbeat without blocking."""
-        round = self._beat()
-        await self._manager.aask(round)
-        return round.count(*POSITIVE)
-
-    def _beat(self) -> Round:
-        with self._mutex:
-            if self._due is not NEVER:
-                self._due = self._clock() + EVERY
-        rules = self._manager.rules
-        # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
-        life = rules.guard + LIFE
-        value = encode(self._secret, self._owner._replace(ttl=life))
-        request = Acquire(self._slugs, self._secret, value, life, 0, life, 0.0)
-        everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
-        timeout = rules.timeout(rules.ttl)
-        return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
-
-
-def this_process(since: float) -> Owner:
-    """Return the description of this process: the program's name, without its arguments, which may be secret."""
-    program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return Owner(HOST, process.pid, "process", program, since=since, ttl=LIFE, process=process.name)
-
-
-LOOK = 0.1  # seconds after which the replies are read, if they have not been read by then
-
-Ended = Callable[[Round], object]
-
-
-class Sent(NamedTuple):
-    """
-    A release that was sent.
-
-    Attributes:
-        round: The round of the release.
-        connections: A reference to the connections that carried it, which gives None if an interruption dropped them.
-        until: When the nodes that have not answered count as silent, in seconds on the steady clock.
-        look: When to read the replies.
-        ended: Called with the round when the outcome is known.
-    """
-
-    round: Round
-    connections: "ref[ConnectionSet]"
-    until: float
-    look: float
-    ended: Ended
-
-
-class UnattendedReleases(Chore):
-    """
-    The releases of one alias that threads sent and whose outcome is not known; the watchdog treats them as a lease.
-
-    As a rule, the thread that sent a release soon uses the same connections again, and reads the replies. Otherwise the
-    watchdog reads them a tenth of a second later. The outcome is known when the replies decide the round, or when the
-    node timeout has passed.
-
-    Args:
-        gather: Reads the replies.
-        follow_up: Called with a finished round; has the release redelivered to the nodes that missed it.
-        dog: The watchdog that looks after the leases.
-        clock: Returns seconds on a steady clock.
-    """
-
-    def __init__(
-        self,
-        gather: "Gather",
-        follow_up: Callable[[Round], object],
-        dog: Dog,
-        clock: Clock,
-    ) -> None:
-        self._gather = gather
-        self._follow_up = follow_up
-        self._dog = dog
-        self._clock = clock
-        self._mutex = threading.RLock()  # a signal handler may close the manager in a thread that has it
-        self._open: deque[Sent] = deque()
-        self._over: deque[Sent] = deque()
-
-    def __len__(self) -> int:
-        return len(self._open) + len(self._over)
-
-    def due(self) -> float:
-        """Return when to read replies next, on the steady clock; infinity if there are none to read."""
-        if self._over:
-            return 0.0
-        try:
-            return self._open[0].look
-        except IndexError:  # another thread was quicker
-            return NEVER
-
-    def add(self, round: Round, connections: ConnectionSet, timeout: float, ended: Ended) -> None:
-        """
-        Look after a release that has just been sent.
-
-        Args:
-            round: The round of the release, still open.
-            connections: The connections that carried it.
-            timeout: Seconds after which the nodes that have not answered count as silent.
-            ended: Called with the round when the outcome is known, in the thread that finds out.
-        """
-        now = self._clock()
-        self._open.append(Sent(round, ref(connections), now + timeout, now + LOOK, ended))
-        self._dog.watch(self)
-
-    def extend(self, leases: Any) -> int:
-        """Read the replies that have come; the watchdog calls this."""
-        self.look()
-        return 0
-
-    def look(self, *, wait: bool = False) -> None:
-        """Read the replies that have come, or *wait* for them for as long as each node timeout lasts."""
-        with self._mutex:
-            for sent in list(self._open):
-                self._read(sent, wait)
-                try:
-                    self._open.remove(sent)  # last, so that an interruption loses nothing
-                except ValueError:  # a signal handler in this thread was quicker
-                    continue
-                if sent.round.closed:
-                    self._over.append(sent)
-                else:
-                    self._open.append(sent._replace(look=self._clock() + LOOK))
-            over, self._over = self._over, deque()
-        for sent in over:
-            self._follow_up(sent.round)
-        for sent in over:
-            sent.ended(sent.round)
-
-    def _read(self, sent: Sent, wait: bool) -> None:
-        round, connections = sent.round, sent.connections()
-        if round.closed:
-            return
-        if connections is not None:
-            self._gather.attend(connections, round, sent.until, wait=wait)
-        # If the connections are gone or in use, nobody else finds out that a node is silent.
-        if not round.closed and self._clock() >= sent.until:
-            for node in set(round.requests) - set(round.replies):
-                round.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN))
-            round.close()  # an exception may have come between the last reply and the end of the round
-
-
-GATHER = 0.1  # seconds for which confirmations are gathered
-ASK_AGAIN = 0.5  # seconds until nodes that did not answer are asked again
-MOST = 100  # confirmations in one round
-
-
-class Confirmation(NamedTuple):
-    """
-    The confirmation of one claim.
-
-    Args:
-        granted: The claim.
-        owner: Its owner.
-        state: The owner's state from now on.
-        ttl: For how long the lock lasts from now on, in seconds.
-        since: When it was confirmed, in seconds since the epoch.
-        due: When to send it, in seconds on the steady clock.
-        until: When the claim lapses by itself.
-    """
-
-    granted: Granted
-    owner: Owner
-    state: str
-    ttl: float
-    since: float
-    due: float
-    until: float
-
-    @property
-    def term(self) -> Term:
-        """
-        The lock from now on.
-
-        A node that did not get the claim gets the lock as well, unless it knows of a later holder or of a release.
-        """
-        slugs, secret, _, fencing_token = self.granted[:4]
-        value = encode_since(secret, self.owner, self.since, self.state, self.ttl)
-        return Term(slugs, secret, value, self.ttl, fencing_token)
-
-
-class Confirmations(Chore):
-    """
-    The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
-
-    Nobody waits for the replies, and all claims of a moment are confirmed in one round: a process that sends many
-    messages then pays much less than for a round each. Their records are written then as well, because the same work
-    for one claim after another takes a third of the time.
-
-    Args:
-        manager: The manager of the alias.
-    """
-
-    def __init__(self, manager: "LockManager") -> None:
-        self._manager = manager
-        self._at_once = all(node.instant for node in manager.nodes)  # nodes in memory cost nothing, so why wait
-        self._pid = process.pid
-        self._mutex = threading.RLock()  # a signal handler may close the manager in a thread that has it
-        self._open: deque[Confirmation] = deque()
-        self._unanswered = False  # whether some of these were sent before
-
-    def due(self) -> float:
-        """Return when to send the next confirmations, on the steady clock; infinity if there are none."""
-        return min([one.due for one in self._open.copy()], default=NEVER)
-
-    def add(self, granted: Granted, owner: Owner, state: str, ttl: float) -> None:
-        """
-        Confirm a claim soon, which lapses by itself after its owner's ``ttl``.
-
-        Args:
-            granted: The claim.
-            owner: Its owner.
-            state: The owner's state from now on.
-            ttl: For how long the lock lasts from now on, in seconds.
-        """
-        self._notice_fork()
-        runtime = self._manager.runtime
-        now = runtime.clock()
-        one = Confirmation(granted, owner, state, ttl, runtime.wall(), now + GATHER, now + owner.ttl)
-        if self._at_once and not self._carry_out([one]):
-            return
-        self._open.append(one)
-        if len(self._open) == 1 or self._unanswered:  # otherwise the watchdog knows when the first one is due
-            runtime.watchdog.watch(self)
-
-    def extend(self, leases: Any = ()) -> int:
-        """Send the confirmations that are due; the watchdog calls this."""
-        self.send(self._manager.runtime.clock())
-        return 0
-
-    def send(self, now: float) -> None:
-        """
-        Send all confirmations once the first one is due at *now*.
-
-        Those that no quorum answers are sent again for a while.
-        """
-        self._notice_fork()
-        with self._mutex:
-            found = [self._open.popleft() for _ in range(len(self._open))]
-            self._open.extend(one for one in found if one.due > now + GATHER)
-            due = [one for one in found if one.due <= now + GATHER]
-            unanswered = [
-                one._replace(due=now + ASK_AGAIN)
-                for first in range(0, len(due), MOST)
-                for one in self._carry_out(due[first : first + MOST])
-                if one.until > now + ASK_AGAIN
-            ]
-            self._unanswered = bool(unanswered)
-            self._open.extend(unanswered)
-
-    def _notice_fork(self) -> None:
-        """In a forked child, drop what it has inherited, which its parent confirms."""
-        if self._pid != process.pid:
-            with process.mutex:
-                if self._pid != process.pid:  # still: no other thread was quicker
-                    self._mutex, self._open = threading.RLock(), deque()
-                    self._pid = process.pid
-
-    def _carry_out(self, some: list[Confirmation]) -> list[Confirmation]:
-        """Send confirmations in one round; return those about which too few nodes answered."""
-        rules = self._manager.rules
-        request = Extend(tuple(one.term for one in some), rules.fence_keep)
-
-        def decided(replies: Mapping[int, Reply]) -> bool:
-            return count(replies, Kind.HELD) >= rules.needed
-
-        requests = dict.fromkeys(range(rules.nodes), request)
-        round = Round(requests, decided, rules.timeout(rules.ttl), rules.needed, Kind.HELD)
-        self._manager.ask(round)
-        return some if round.count(*ANSWERS) < rules.needed else []

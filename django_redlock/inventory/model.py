@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import SHARED_KIND, Owner, decode, fingerprint, fingerprint_of_sharers, lease_of, shown
 from ..core.rules import Rules
-from ..engine.watchdog import SILENCE
+from ..engine.heartbeat import SILENCE
 from ..exceptions import printable
 
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone

@@ -25,8 +25,8 @@ from ..core.names import (
 )
 from ..core.protocol import ABSENT, ENDLESS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
 from ..core.round import Round, SurveyOptions
+from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
-from ..engine.watchdog import LIFE
 from ..exceptions import QuorumUnavailableError
 from .model import LAST_SECOND, HeldLock, Life, NodeStatus, Snapshot, State, View, Waiting, owner_of
 

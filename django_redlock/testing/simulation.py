@@ -42,11 +42,12 @@ from ..core.protocol import EndReason, Failure, Kind, Reply, Request, Survey
 from ..core.rules import Rules
 from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
+from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
 from ..engine.manager import LockManager, Runtime
 from ..engine.notifications import Waiters
-from ..engine.watchdog import Agenda, ProcessHeartbeat, Tended, by_keeper
+from ..engine.watchdog import Agenda, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
 from ..nodes.clock import steady

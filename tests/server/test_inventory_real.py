@@ -57,7 +57,7 @@ def stale(name: str = "orders:7", later: float = 0.0) -> list[Staleness]:
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process send a heartbeat now, and again soon, that counts for a second."""
     for name, seconds in (("FIRST", 0.0), ("EVERY", 0.1), ("LIFE", 1.0)):
-        monkeypatch.setattr(f"django_redlock.engine.watchdog.{name}", seconds)
+        monkeypatch.setattr(f"django_redlock.engine.heartbeat.{name}", seconds)
 
 
 # States

@@ -25,10 +25,10 @@ from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply,
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Breakers
-from django_redlock.engine.driver import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.engine.notifications import RETRY, Waiters
+from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.engine.rounds import GRACE, IDLE
-from django_redlock.engine.watchdog import LOOK
+from django_redlock.engine.unattended import LOOK
 
 from .network import Faults, Machine, Wire
 from .oracles import Oracles
@@ -343,7 +343,7 @@ class Process(Computer):
         else:
             self._follow_up(round)
 
-    # The part of django_redlock.engine.driver and django_redlock.engine.watchdog
+    # The part of django_redlock.engine.driver and django_redlock.engine.unattended
 
     def _follow_up(self, round: Round) -> None:
         if round.lasting:
@@ -382,7 +382,7 @@ class Process(Computer):
             self._drop(connections, connection, "closed")
 
     def _bring(self, node: int, request: Request, until: float) -> Routine:
-        """Do what :class:`django_redlock.engine.driver.Redelivery` does."""
+        """Do what :class:`django_redlock.engine.redelivery.Redelivery` does."""
         pause = FIRST_PAUSE
         while self.clock() < until:
             undelivered = Round({node: request}, lambda replies: False, CONNECT_TIMEOUT, cleanup=True)

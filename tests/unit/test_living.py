@@ -15,8 +15,9 @@ from django.core.management import CommandError, call_command
 from django_redlock import Lease, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import SECRET_SIZE, slug
 from django_redlock.core.protocol import SHARED
+from django_redlock.engine.heartbeat import ProcessHeartbeat
 from django_redlock.engine.process import process
-from django_redlock.engine.watchdog import ProcessHeartbeat, note_drops
+from django_redlock.engine.watchdog import note_drops
 from django_redlock.inventory import (
     HeldLock,
     Staleness,

@@ -1,7 +1,7 @@
 """
 Make redis-py connections to one server, and refuse those that cannot keep locks (internal).
 
-redis-py handles RESP, TLS and authentication, except for the replies that :mod:`.wire` reads.
+redis-py opens the socket, with TLS, and packs commands; :mod:`.handshake` logs in.
 The connections are made here, with explicit short timeouts, no retries and no pool: with the defaults of redis-py 8.1,
 a silent node costs a client 59 seconds.
 """

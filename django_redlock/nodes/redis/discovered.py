@@ -19,7 +19,7 @@ from ...exceptions import printable
 from ..base import LinkError, NodeSpec
 from .connector import Endpoint, check_url, refuse_service
 from .errors import DEMOTED, link_error, parse_error
-from .link import Dialer, SomeLink
+from .handshake import Dialer, SomeLink
 from .node import Age, RedisNode
 from .wire import MOST_PARTS_OF_GUIDE, Encoder, resp, unchanged
 

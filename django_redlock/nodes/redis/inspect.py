@@ -21,7 +21,7 @@ from ..base import LinkError, Node, run, shown
 from ..clock import steady
 from .discovered import DiscoveredNode
 from .errors import BROKEN, link_error, parse_error
-from .link import BlockingDialer, Exchange, exchange
+from .handshake import BlockingDialer, Exchange, exchange
 from .node import RedisNode
 from .wire import resp, unchanged
 

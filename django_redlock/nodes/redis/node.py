@@ -1,7 +1,7 @@
 """
 A Redis or Valkey master as a node (internal).
 
-A node makes links: it connects, sends the first commands, and reads what the server reports about itself.
+A node makes links: in the handshake it sends the first commands, and reads what the server reports about itself.
 """
 
 import os
@@ -18,16 +18,12 @@ from ...core.protocol import Failure
 from ..base import LinkError, NodeSpec, run
 from .connector import Endpoint, refuse_service
 from .errors import link_error, parse_error
+from .handshake import AsyncDialer, BlockingDialer, Dialer, SomeLink, SomeNotificationLink
 from .link import (
-    AsyncDialer,
     AsyncRedisLink,
     AsyncRedisNotificationLink,
-    BlockingDialer,
-    Dialer,
     RedisLink,
     RedisNotificationLink,
-    SomeLink,
-    SomeNotificationLink,
     check_subscription,
 )
 from .wire import Encoder, resp, whole

@@ -4,8 +4,8 @@ What goes over the wire: requests as commands that run the scripts, and the repl
 This runs for every lock. A command is assembled as text and encoded once for all nodes; redis-py, which handles more
 types of arguments, takes ten times as long. Replies are read from the bytes that a socket or an event loop hands over:
 redis-py's parsers pull bytes out of a blocking socket or a stream, which costs more than all the rest of a round. In an
-event loop, a task would wake up several times for every reply. So redis-py connects and authenticates, and decides what
-an error means; here the few types of reply are read that the scripts return: strings, numbers, errors and lists.
+event loop, a task would wake up several times for every reply. So redis-py connects, and decides what an error means;
+here the few types of reply are read that the scripts return: strings, numbers, errors and lists.
 """
 
 import hashlib

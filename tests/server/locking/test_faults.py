@@ -14,8 +14,7 @@ from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.attempt import Granted
 from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import survey_round
-from django_redlock.engine import driver as redelivery
-from django_redlock.engine import rounds, rounds_async
+from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lock import Lock

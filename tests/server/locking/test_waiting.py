@@ -25,7 +25,7 @@ from django_redlock.nodes.memory import MemoryNode
 from django_redlock.nodes.records.record import Names, load
 from django_redlock.nodes.records.replicated import ReplicatedNode
 from django_redlock.nodes.redis.discovered import ClusterNode
-from django_redlock.nodes.redis.link import BlockingDialer
+from django_redlock.nodes.redis.handshake import BlockingDialer
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager

@@ -423,7 +423,7 @@ def rounds(monkeypatch, call):
     gather = locks["default"].driver.gather
     ask = gather.ask
     with monkeypatch.context() as patch:
-        patch.setattr(gather, "ask", lambda round: (asked.append(round), ask(round))[1])
+        patch.setattr(gather, "ask", lambda round, *rest: (asked.append(round), ask(round, *rest))[1])
         call()
     return sum(round.timeout > 0 and type(round.requests.get(0)).__name__ != "Extend" for round in asked)
 

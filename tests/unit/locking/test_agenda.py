@@ -2,7 +2,8 @@
 
 import math
 
-from django_redlock.engine.watchdog import Agenda, ProcessHeartbeat, this_process
+from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
+from django_redlock.engine.watchdog import Agenda
 from django_redlock.nodes.clock import steady
 
 

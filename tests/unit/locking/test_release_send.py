@@ -16,7 +16,7 @@ from django_redlock.core.names import slug
 from django_redlock.core.protocol import Kind, Reply, Survey
 from django_redlock.core.rules import Rules
 from django_redlock.engine import process as processes
-from django_redlock.engine.watchdog import LOOK
+from django_redlock.engine.unattended import LOOK
 from django_redlock.signals import lock_lost, lock_released
 from django_redlock.testing import Simulation
 from django_redlock.views import locked_view

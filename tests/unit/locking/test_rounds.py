@@ -12,7 +12,7 @@ from django_redlock.core.admission import Admission
 from django_redlock.core.protocol import Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
-from django_redlock.engine import driver as redelivery
+from django_redlock.engine import redelivery
 from django_redlock.engine.connections import Breaker, Breakers, ConnectionSet
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.rounds import Gather

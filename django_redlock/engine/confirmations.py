@@ -1,0 +1,145 @@
+"""The confirmations of claims: the slots of singleton tasks whose messages were sent (internal)."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.attempt import Granted
+from ..core.names import Owner, encode_since
+from ..core.protocol import ANSWERS, Extend, Kind, Reply, Term
+from ..core.round import Round, count
+from .process import process
+from .watchdog import NEVER, Chore
+
+if TYPE_CHECKING:
+    from .manager import LockManager
+
+GATHER = 0.1  # seconds for which confirmations are gathered
+ASK_AGAIN = 0.5  # seconds until nodes that did not answer are asked again
+MOST = 100  # confirmations in one round
+
+
+class Confirmation(NamedTuple):
+    """
+    The confirmation of one claim.
+
+    Args:
+        granted: The claim.
+        owner: Its owner.
+        state: The owner's state from now on.
+        ttl: For how long the lock lasts from now on, in seconds.
+        since: When it was confirmed, in seconds since the epoch.
+        due: When to send it, in seconds on the steady clock.
+        until: When the claim lapses by itself.
+    """
+
+    granted: Granted
+    owner: Owner
+    state: str
+    ttl: float
+    since: float
+    due: float
+    until: float
+
+    @property
+    def term(self) -> Term:
+        """
+        The lock from now on.
+
+        A node that did not get the claim gets the lock as well, unless it knows of a later holder or of a release.
+        """
+        slugs, secret, _, fencing_token = self.granted[:4]
+        value = encode_since(secret, self.owner, self.since, self.state, self.ttl)
+        return Term(slugs, secret, value, self.ttl, fencing_token)
+
+
+class Confirmations(Chore):
+    """
+    The claims of one alias that are to be confirmed; the watchdog treats them as one lease.
+
+    Nobody waits for the replies, and all claims of a moment are confirmed in one round: a process that sends many
+    messages then pays much less than for a round each. Their records are written then as well, because the same work
+    for one claim after another takes a third of the time.
+
+    Args:
+        manager: The manager of the alias.
+    """
+
+    def __init__(self, manager: "LockManager") -> None:
+        self._manager = manager
+        self._at_once = all(node.instant for node in manager.nodes)  # nodes in memory cost nothing, so why wait
+        self._pid = process.pid
+        self._mutex = threading.RLock()  # a signal handler may close the manager in a thread that has it
+        self._open: deque[Confirmation] = deque()
+        self._unanswered = False  # whether some of these were sent before
+
+    def due(self) -> float:
+        """Return when to send the next confirmations, on the steady clock; infinity if there are none."""
+        return min([one.due for one in self._open.copy()], default=NEVER)
+
+    def add(self, granted: Granted, owner: Owner, state: str, ttl: float) -> None:
+        """
+        Confirm a claim soon, which lapses by itself after its owner's ``ttl``.
+
+        Args:
+            granted: The claim.
+            owner: Its owner.
+            state: The owner's state from now on.
+            ttl: For how long the lock lasts from now on, in seconds.
+        """
+        self._notice_fork()
+        runtime = self._manager.runtime
+        now = runtime.clock()
+        one = Confirmation(granted, owner, state, ttl, runtime.wall(), now + GATHER, now + owner.ttl)
+        if self._at_once and not self._carry_out([one]):
+            return
+        self._open.append(one)
+        if len(self._open) == 1 or self._unanswered:  # otherwise the watchdog knows when the first one is due
+            runtime.watchdog.watch(self)
+
+    def extend(self, leases: Any = ()) -> int:
+        """Send the confirmations that are due; the watchdog calls this."""
+        self.send(self._manager.runtime.clock())
+        return 0
+
+    def send(self, now: float) -> None:
+        """
+        Send all confirmations once the first one is due at *now*.
+
+        Those that no quorum answers are sent again for a while.
+        """
+        self._notice_fork()
+        with self._mutex:
+            found = [self._open.popleft() for _ in range(len(self._open))]
+            self._open.extend(one for one in found if one.due > now + GATHER)
+            due = [one for one in found if one.due <= now + GATHER]
+            unanswered = [
+                one._replace(due=now + ASK_AGAIN)
+                for first in range(0, len(due), MOST)
+                for one in self._carry_out(due[first : first + MOST])
+                if one.until > now + ASK_AGAIN
+            ]
+            self._unanswered = bool(unanswered)
+            self._open.extend(unanswered)
+
+    def _notice_fork(self) -> None:
+        """In a forked child, drop what it has inherited, which its parent confirms."""
+        if self._pid != process.pid:
+            with process.mutex:
+                if self._pid != process.pid:  # still: no other thread was quicker
+                    self._mutex, self._open = threading.RLock(), deque()
+                    self._pid = process.pid
+
+    def _carry_out(self, some: list[Confirmation]) -> list[Confirmation]:
+        """Send confirmations in one round; return those about which too few nodes answered."""
+        rules = self._manager.rules
+        request = Extend(tuple(one.term for one in some), rules.fence_keep)
+
+        def decided(replies: Mapping[int, Reply]) -> bool:
+            return count(replies, Kind.HELD) >= rules.needed
+
+        requests = dict.fromkeys(range(rules.nodes), request)
+        round = Round(requests, decided, rules.timeout(rules.ttl), rules.needed, Kind.HELD)
+        self._manager.ask(round)
+        return some if round.count(*ANSWERS) < rules.needed else []

@@ -1,0 +1,125 @@
+"""The heartbeat of this process on the nodes of one alias (internal)."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from ..core.names import SECRET_SIZE, Owner, encode, heartbeat
+from ..core.protocol import POSITIVE, Acquire
+from ..core.round import Round, count
+from .process import HOST, process
+from .watchdog import NEVER, Chore, Dog, note_drops
+
+if TYPE_CHECKING:
+    from .manager import LockManager
+
+FIRST = 2.0  # seconds from taking a lock to the first heartbeat, so that short holds cost nothing
+EVERY = 3.0  # seconds between two heartbeats
+LIFE = 10.0  # seconds for which a process counts as alive after a heartbeat
+SILENCE = 6.0  # seconds after which the process of a lock should have sent a heartbeat
+
+_KEY = os.urandom(16)  # secret, so that no other process can write the heartbeat
+
+
+class ProcessHeartbeat(Chore):
+    """
+    The heartbeat of one process on the nodes of one alias; the watchdog treats it as one more lease.
+
+    A process that holds locks for longer than a moment keeps one key on every node, which the watchdog renews. So an
+    operator sees which held locks nobody will release, without guessing from a host and a process id. Nothing else
+    depends on the key: a lock is held by its own keys alone. The key outlasts the longest lease. While it exists, the
+    process may be paused and hold a valid lease; when it is gone, every lease of the process has ended.
+
+    Args:
+        manager: The manager whose nodes store the heartbeat.
+        owner: The process.
+        dog: The watchdog that looks after the leases.
+        clock: Returns seconds on a steady clock.
+        dropped: The end of each lease that was dropped without a release. The nodes keep its lock until then, so the
+            heartbeat goes on.
+    """
+
+    def __init__(
+        self,
+        manager: "LockManager",
+        owner: Owner,
+        dog: Dog,
+        clock: Callable[[], float],
+        dropped: Iterable[float] = (),
+    ):
+        self._manager = manager
+        self._owner = owner
+        self._dropped = dropped
+        self._dog = dog
+        self._clock = clock
+        self._mutex = threading.RLock()  # a signal handler may take a lock in a thread that has it
+        # All event loops and threads of a process use the same secret: they write the same key, and each of them keeps
+        # it alive.
+        self._secret = blake2b(owner.process.encode(), key=_KEY, digest_size=SECRET_SIZE // 2).hexdigest()
+        self._slugs = (heartbeat(owner.process),)
+        self._due = NEVER
+
+    def join(self) -> None:
+        """Send heartbeats from now on; called when the process has taken a lock."""
+        if self._due is NEVER:
+            with self._mutex:
+                if self._due is NEVER:
+                    try:
+                        self._due = self._clock() + FIRST
+                        self._dog.watch(self)
+                    except BaseException:  # the next lock tries again
+                        self._due = NEVER
+                        raise
+
+    def leave(self) -> None:
+        """Stop unless locks are held, because the connections are closed; the next lock starts the heartbeat again."""
+        if not self.valid():
+            self._dog.forget(self)
+
+    def due(self) -> float:
+        """Return when the next heartbeat is due."""
+        return self._due
+
+    def valid(self) -> bool:
+        """Return whether locks are held; if none is, end the heartbeat."""
+        note_drops()
+        with self._mutex:
+            if not self._dog.tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
+                due, self._due = self._due, NEVER
+                if self._dog.tends(self._manager):
+                    self._due = due  # meanwhile a thread took a lock and found the heartbeat still going on
+        return self._due is not NEVER
+
+    def extend(self, leases: Any) -> int:
+        """Send a heartbeat, blocking for at most one node timeout."""
+        round = self._beat()
+        self._manager.ask(round)
+        return round.count(*POSITIVE)
+
+    async def aextend(self, leases: Any) -> int:
+        """Send a heartbeat without blocking."""
+        round = self._beat()
+        await self._manager.aask(round)
+        return round.count(*POSITIVE)
+
+    def _beat(self) -> Round:
+        with self._mutex:
+            if self._due is not NEVER:
+                self._due = self._clock() + EVERY
+        rules = self._manager.rules
+        # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
+        life = rules.guard + LIFE
+        value = encode(self._secret, self._owner._replace(ttl=life))
+        request = Acquire(self._slugs, self._secret, value, life, 0, life, 0.0)
+        everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
+        timeout = rules.timeout(rules.ttl)
+        return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
+
+
+def this_process(since: float) -> Owner:
+    """Return the description of this process: the program's name, without its arguments, which may be secret."""
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return Owner(HOST, process.pid, "process", program, since=since, ttl=LIFE, process=process.name)
