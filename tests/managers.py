@@ -1,6 +1,7 @@
 """Managers over real servers, over memory, and in virtual time, in both flavours."""
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -45,12 +46,37 @@ def rules(nodes: int = 5, **options: Any) -> Rules:
     return Rules(nodes, **{"ttl": 10.0, "restart_guard": False, "node_timeout": 2.0, **options})
 
 
+made: list[LockManager] = []  # the managers of the running test
+
+
 def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockManager:
+    """Return a manager of real nodes; it is closed at the end of the test."""
     notify = options.pop("notify", None)
     manager = LockManager([open_node(NodeSpec(url), prefix) for url in urls], rules(len(urls), **options))
+    made.append(manager)
     if notify:
         manager.notify = notify
     return manager
+
+
+@pytest.fixture(autouse=True)
+def leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """
+    Let a test that leaves a socket open fail, instead of a later one in which garbage happens to be collected.
+
+    The managers that it made are closed here.
+    """
+    yield
+    while made:
+        made.pop().close()
+    if "unit" not in request.keywords:
+        gc.collect()
+
+
+def pytest_collection_finish() -> None:
+    """Take what has been imported out of the garbage collector's way, because it runs after most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def unwatched(manager: LockManager) -> LockManager:
@@ -75,17 +101,13 @@ def patient_manager(urls: list[str], **options: Any) -> LockManager:
 
 
 @pytest.fixture
-def real(nodes: Servers) -> Iterator[Manager]:
+def real(nodes: Servers) -> Manager:
     """Make managers over five real servers."""
-    managers: list[LockManager] = []
 
     def make(count: int = 5, **options: Any) -> LockManager:
-        managers.append(real_manager(nodes.urls[:count], **options))
-        return managers[-1]
+        return real_manager(nodes.urls[:count], **options)
 
-    yield make
-    for manager in managers:
-        manager.close()
+    return make
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import gc
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -255,17 +254,11 @@ def check(where: str) -> float:
 
 def sweep(action: Callable[[], Any], first: int = 1, every: int = 1, most: int = 1_000_000) -> Swept:
     """Interrupt *action* at the event *first* and at each *every*-th event after it; check after each interruption."""
-    with warnings.catch_warnings():
-        # What was interrupted while it connected is left to the garbage collector, which closes the socket, and warns.
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            if not asyncio.iscoroutinefunction(action):
-                return _sweep(action, first, every, most)
-            with asyncio.Runner() as runner:
-                # An exception in a callback of the event loop would end the loop itself, so only tasks are interrupted.
-                return _sweep(lambda: runner.run(_shielded(action)), first, every, most)
-        finally:
-            gc.collect()
+    if not asyncio.iscoroutinefunction(action):
+        return _sweep(action, first, every, most)
+    with asyncio.Runner() as runner:
+        # An exception in a callback of the event loop would end the loop itself, so only tasks are interrupted.
+        return _sweep(lambda: runner.run(_shielded(action)), first, every, most)
 
 
 async def _shielded(action: Callable[[], Any]) -> None:
