@@ -53,6 +53,7 @@ SPREAD = 3.0  # seconds over which the messages of a burst come back
 SHORT, SOON = 0.25, 0.5  # the longest run that is worth waiting for in a process, and the longest wait, in seconds
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
+LONG_KEPT = 60.0  # seconds after which it may do so in practice; no visibility timeout is shorter
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
 CONSEQUENCES = {
     "wait": "is put back to wait for its slot",
@@ -103,6 +104,8 @@ class Arrival:
         self._put_back = False  # into the queue
         self._refused = False  # because another run is known to have the slot
         self._superseded = False  # by a message of the same pending call with newer arguments
+        self._received = received if isinstance(received := request.get(RECEIVED_HEADER), float) else None
+        self._long_kept = self._received is not None and steady() - self._received > LONG_KEPT
         self._began = False  # whether this is the message of a pending call of which a copy has begun a run
         secret = request.get(RUN_HEADER)  # which the worker drew for the run
         self._secret: str = secret if is_secret(secret) else ""
@@ -454,8 +457,7 @@ class Arrival:
     @property
     def _kept(self) -> bool:
         """Whether this worker received it so long ago that another worker may have received and run a copy."""
-        received = self.request.get(RECEIVED_HEADER)
-        return not isinstance(received, float) or steady() - received > PREFETCHED
+        return self._received is None or steady() - self._received > PREFETCHED
 
     def _leave_if_done(self, kept: bool = False) -> None:
         """
@@ -516,9 +518,10 @@ class Arrival:
         ticket = self.ticket
         if self.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
             return
-        # A delayed message may have waited for longer than the broker's visibility timeout.
-        delayed = self.request.eta and not ticket.tries
-        if not (self.task.acks_late or delayed or self.came_again or ticket.watch):
+        # A delayed message may have waited for longer than the broker's visibility timeout, and so may one that waited in
+        # the worker behind other runs.
+        waited = (self.request.eta and not ticket.tries) or (self._long_kept and not self._stores_results)
+        if not (self.task.acks_late or waited or self.came_again or ticket.watch):
             return
         ttl = REMEMBERED if self._stores_results else max(REMEMBERED, self.rules.queue_ttl)
         try:

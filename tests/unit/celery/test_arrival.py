@@ -32,6 +32,19 @@ def test_first_copy_comes_to_its_turn_last(make, worker):
     assert (runs, names()) == ([7], set())
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_copy_of_a_message_that_waited_long_for_other_runs(make, worker, ignored):
+    """A message that its worker fetched long before it ran is not done again when the broker delivers a copy later."""
+    runs = []
+    task = make(lambda self, shop_id: runs.append(shop_id), ignore_result=ignored)
+    task.delay(7)
+    message = worker.take()
+
+    assert worker.run(message, kept=90.0) == "SUCCESS"
+    assert worker.run(message, redelivered=True) == "IGNORED"
+    assert (runs, names()) == ([7], set())
+
+
 def test_copy_of_an_attempt_that_was_retried(make, worker):
     """A late copy of a first attempt does not run beside or after the second one."""
     runs = []
