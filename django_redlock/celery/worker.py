@@ -518,8 +518,8 @@ class Arrival:
         ticket = self.ticket
         if self.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
             return
-        # A delayed message may have waited for longer than the broker's visibility timeout, and so may one that waited in
-        # the worker behind other runs.
+        # A delayed message may have waited for longer than the broker's visibility timeout, and so may one that the
+        # worker kept behind other runs.
         waited = (self.request.eta and not ticket.tries) or (self._long_kept and not self._stores_results)
         if not (self.task.acks_late or waited or self.came_again or ticket.watch):
             return
