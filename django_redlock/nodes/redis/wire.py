@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from redis import exceptions
 
+from ...core.names import queue_of
 from ...core.protocol import (
     ABSENT,
     ENROLMENT,
@@ -101,6 +102,8 @@ class Encoder:
         count, keys = self._keys(slugs, "hfqsr" if shared else "hfqs", queue)
         own = words(secret, value, str(number), adopt, waiter, str(stamp))
         rest = rest_of_acquire(ttl, keep, ahead, barge, shared, shared or queue != "", strict)
+        if adopt:
+            count, keys = count + 1, keys + self._tombstone(adopt)
         return 2 + count, 17 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
 
     def _raise(self, request: Raise) -> Words:
@@ -120,7 +123,8 @@ class Encoder:
 
     def _release(self, request: Release) -> Words:
         slugs, secret, tombstone, leaving, shared, queue, revoke, fencing_token = request
-        count, keys = self._keys(slugs, "hqsr" if shared else "hqs", queue)
+        fences = "" if fencing_token == HIGHEST else "f"
+        count, keys = self._keys(slugs, ("hqsr" if shared else "hqs") + fences, queue)
         own = words(secret, leaving, str(fencing_token))
         rest = usual(ms(tombstone) if tombstone else "0", shared, revoke)
         return 2 + count, 9 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
@@ -128,7 +132,12 @@ class Encoder:
     def _survey(self, request: Survey) -> Words:
         slugs, after, size, waiters = request
         options = usual(str(size), "" if waiters is None else str(waiters))
-        return 1, 5 + len(slugs), f"{self._index}{self._prefix}{word(after)}{options}{words(*slugs)}"
+        kinds = "hf" if waiters is None else "hfrqs"
+        keys = [f"{self.prefix}{(kind in 'qs' and queue_of(slug)) or slug}:{kind}" for kind in kinds for slug in slugs]
+        if size and not after:
+            keys.append(f"{self.prefix}x:probe")
+        count, text = 1 + len(keys), f"{self._index}{words(*keys)}{self._prefix}{word(after)}{options}{words(*slugs)}"
+        return count, count + 4 + len(slugs), text
 
     def _repair(self, request: Repair) -> Words:
         slug, number, keep = request
@@ -161,7 +170,8 @@ def words(*texts: str) -> str:
 
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey, Repair)}
 SERVED = Script("served")
-ENDS = {kinds: tuple(f"{kind}\r\n" for kind in kinds) for kinds in ("hfqs", "hfqsr", "hqs", "hqsr", "hf", "hfr")}
+KINDS_OF_KEYS = ("hfqs", "hfqsr", "hqs", "hqsr", "hqsf", "hqsrf", "hf", "hfr")
+ENDS = {kinds: tuple(f"{kind}\r\n" for kind in kinds) for kinds in KINDS_OF_KEYS}
 """The ends of the words of keys, by the kinds of key that a script uses."""
 HEADS = {kind: (words("EVALSHA", each.sha), words("EVAL", each.text)) for kind, each in SCRIPTS.items()}
 

@@ -1,6 +1,6 @@
 -- Take a lock on this node, all names or none; if that fails, report the holder and join the queue.
 -- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
---       of each name
+--       of each name; if a secret is adopted, its cancel tombstone
 -- ARGV: secret, value, proposed fencing token, secret to adopt, waiter ('' does not wait), its stamp; the rest is the same for most
 --       requests: prefix, ttl ms, fence keep ms ('' is for ever), ahead µs, enrolment ms, barge, shared, passing, strict
 --       ('1' or '')
@@ -13,7 +13,7 @@ local SHARED = 'shared--------------------------'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
-local names = (#KEYS - 2) / (shared and 5 or 4)
+local names = math.floor((#KEYS - 2) / (shared and 5 or 4))
 local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names -- the index before each kind of key
 
 -- Read every key before writing any: a key of another type must not leave half a grant behind. (Waiters whose
@@ -138,7 +138,7 @@ for i = 1, names do
 end
 -- From now on, late requests of the holder that was replaced are refused, in whatever order they arrive.
 if cancelled then call('DEL', tombstone) end
-if adopt ~= '' and adopt ~= secret then call('SET', prefix .. 'x:' .. adopt, 'superseded', 'PX', 30000, 'NX') end
+if adopt ~= '' and adopt ~= secret then call('SET', KEYS[#KEYS], 'superseded', 'PX', 30000, 'NX') end
 -- The index lives for twice as long as it must, so that few grants have to write this.
 if call('PTTL', index) < latest - now_ms then call('PEXPIRE', index, 2 * (latest - now_ms)) end
 -- A waiter keeps its position until it has held the lock, because other nodes may not have granted it. Where several may
@@ -153,7 +153,8 @@ for i in pairs(first_in_queue) do
     call('ZADD', KEYS[s + i], now_ms + math.min(ttl, enrolment), waiter)
   end
 end
--- Names of dead holders leave the index here, a few at a time; a key without expiry stays listed.
+-- Names of dead holders leave the index here, a few at a time; a key without expiry stays listed. Only this node knows the
+-- names, so their keys are not in KEYS. A listing could drop them instead, but then the index would grow until somebody lists.
 for _, slug in ipairs(call('ZRANGEBYSCORE', index, '-inf', now_ms, 'LIMIT', 0, 8)) do
   local pttl = call('PTTL', prefix .. slug .. ':h')
   if pttl == -2 then

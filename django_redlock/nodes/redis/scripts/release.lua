@@ -1,5 +1,6 @@
 -- Release a lock if it is ours, take a waiter out of the queue, and notify the first waiter.
--- KEYS: index, cancel tombstone; of all names the holders, the queues, the enrolments; if shared, the holders of each name
+-- KEYS: index, cancel tombstone; of all names the holders, the queues, the enrolments; if shared, the holders of each name;
+--       if the token counts, the fences
 -- Each shared holder has a secret. The word that the holder's key has in place of a secret ends the holds of all, unless one
 -- joined with a later token. An exclusive hold with a later token, but the same secret, is not ended either.
 -- ARGV: secret, waiter that leaves ('' is none), fencing token of the hold, or of the last holder that joined (2^53 - 1 is any),
@@ -14,7 +15,7 @@ local all, last, word = shared and secret == SHARED, tonumber(ARGV[3]), ARGV[7] 
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
-local names = (#KEYS - 2) / (shared and 4 or 3)
+local names = (#KEYS - 2) / (3 + (shared and 1 or 0) + (any and 0 or 1))
 local h, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names -- the index before each kind of key
 if shared then call('ZCARD', index) end -- otherwise the first write goes there
 -- With several names, read all holders at once, and look for waiters once; see acquire.lua.
@@ -39,7 +40,7 @@ for i = 1, names do
   local owner = current and sub(current, 1, size)
   local ours = owner == (shared and SHARED or secret)
   if ours and not any and (all or not shared) then
-    ours = (tonumber(call('GET', prefix .. sub(KEYS[h + i], #prefix + 1, -3) .. ':f') or 0) or 0) <= last
+    ours = (tonumber(call('GET', KEYS[#KEYS - names + i]) or 0) or 0) <= last
   end
   if ours and shared and not all then
     ours = call('ZSCORE', KEYS[r + i], secret)
@@ -53,6 +54,7 @@ end
 for i in pairs(mine) do
   local slug, holders, others = sub(KEYS[h + i], #prefix + 1, -3), KEYS[r + i], nil
   if shared and all then
+    -- Their tombstones are not in KEYS: a secret proves a hold, so surveys do not report the secrets of those who share.
     for _, holder in ipairs(call('ZRANGE', holders, 0, -1)) do
       if tombstone_ms > 0 then call('SET', prefix .. 'x:' .. holder, word, 'PX', tombstone_ms) end
     end

@@ -1,8 +1,10 @@
 -- Report locks: the names given, with their waiters and sharers, or one page of the index in the order of expiry. The first
 -- page also reports why the node would refuse to write. Each step is bounded, whatever other programs have written, because
 -- a long command makes all clients wait.
--- KEYS: index. ARGV: prefix, cursor of the page before ('' is none), size of the page (0 is the names given), waiters to
--- name at most ('' does not even count them, nor sharers), then slugs
+-- KEYS: index; of the names given the holders and the fences, and if waiters are asked for the holders of each name, the queues
+-- and the enrolments; on the first page a probe. The keys of a page's names are not in KEYS: only this node knows the names.
+-- ARGV: prefix, cursor of the page before ('' is none), size of the page (0 is the names given), waiters to name at most
+--       ('' does not even count them, nor sharers), then slugs
 local SHARED = 'shared--------------------------'
 local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
 local LONGEST_TEXT, CUT = 1000000, 1000
