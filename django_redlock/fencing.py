@@ -17,7 +17,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from inspect import iscoroutinefunction
 from threading import get_ident
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -52,6 +52,29 @@ ISOLATION = {
     "mysql": "SELECT @@transaction_isolation",
     "mariadb": "SELECT @@tx_isolation",  # MariaDB knows transaction_isolation only since 11.1
 }
+
+
+@overload
+def fenced(
+    lease: Lease | Iterable[Lease],
+    *,
+    using: str | Iterable[str] = DEFAULT_DB_ALIAS,
+    margin: float | None = None,
+    retries: int = 0,
+    nested: Literal[False] = False,
+    route_reads: bool = False,
+) -> "Fenced": ...
+
+
+@overload
+def fenced(
+    lease: Lease | Iterable[Lease],
+    *,
+    using: str | Iterable[str] = DEFAULT_DB_ALIAS,
+    margin: float | None = None,
+    nested: bool,
+    route_reads: bool = False,
+) -> "Fenced": ...
 
 
 @explained

@@ -22,7 +22,7 @@ from .core.rules import Rules
 from .engine.lease import Lease, release_at_end
 from .engine.lock import Lock
 from .engine.manager import LockManager, Surroundings
-from .engine.options import BlockOptions, LockOptions, lists_options, plan
+from .engine.options import BlockOptions, SkippingOptions, lists_options, plan
 from .engine.reentrancy import caller_frame
 
 if TYPE_CHECKING:
@@ -213,12 +213,18 @@ def lock(
     *,
     using: str = DEFAULT_ALIAS,
     if_taken: Literal["skip"],
-    **options: Unpack[BlockOptions],
+    **options: Unpack[SkippingOptions],
 ) -> "SkippingLock": ...
 
 
 @overload
-def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock: ...
+def lock(
+    name: str | Iterable[str],
+    *,
+    using: str = DEFAULT_ALIAS,
+    if_taken: Literal["raise"] = "raise",
+    **options: Unpack[BlockOptions],
+) -> Lock: ...
 
 
 @lists_options

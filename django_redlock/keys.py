@@ -25,7 +25,7 @@ from hashlib import blake2b
 from inspect import BoundArguments, Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, Protocol
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
@@ -34,6 +34,8 @@ from django.db.models import Model
 from django.http import HttpRequest
 
 from .core.rules import nearest
+
+P = ParamSpec("P")
 
 CallKey = str | Sequence[str] | Callable[[BoundArguments], str] | None
 """What distinguishes the calls of a task, as its option ``key`` says."""
@@ -304,7 +306,26 @@ def _shortened(key: str) -> str:
 ShortName = Literal["user", "user_or_ip", "session", "ip", "path"]
 """The short names without a parameter, listed so that editors offer them; any other text is a template."""
 
-Key = ShortName | str | Callable[..., str] | Sequence[str | Callable[..., str]]
+Written = str | Sequence[object]
+"""What a function in the key of a view returns: a text, or parts to join."""
+
+
+class Keywords(Protocol):
+    """A function that takes one argument by its place and others by name."""
+
+    def __call__(self, first: Any, /, **others: Any) -> str:
+        """Return a key, or a part of one."""
+
+
+# pyright's strict mode knows the parameters of a lambda from the form that has as many; Callable[P, Written] has none.
+Lambda = (
+    Callable[[Any], Written]
+    | Callable[[Any, Any], Written]
+    | Callable[[Any, Any, Any], Written]
+    | Callable[[Any, Any, Any, Any], Written]
+    | Keywords
+)
+Key = ShortName | str | Lambda | Callable[P, Written] | Sequence[str | Lambda] | Sequence[str | Callable[..., Written]]
 
 SHOWN_VALUE = 120  # characters of a value that stay readable in the lock's name
 
@@ -348,7 +369,7 @@ class ViewKey:
     field, examples = "{pk}", "{pk} or {request.user.pk}"
     occasion = "request"
 
-    def __init__(self, view: str, key: Key, signature: Signature) -> None:
+    def __init__(self, view: str, key: Key[...], signature: Signature) -> None:
         self._view = view
         self._key = key
         self._raw = callable(key)  # a callable alone writes the whole key, so nothing is escaped
@@ -388,7 +409,7 @@ class ViewKey:
 
     # Reading
 
-    def _read(self, key: Key) -> list[str | _Field]:
+    def _read(self, key: Key[...]) -> list[str | _Field]:
         if isinstance(key, str):
             return self._read_text(key)
         if callable(key):

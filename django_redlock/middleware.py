@@ -4,7 +4,7 @@ Middleware: one request at a time on some paths, and responses to errors about l
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -15,13 +15,15 @@ from django.utils.deprecation import MiddlewareMixin
 from .conf import DEFAULT_ALIAS
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from .keys import Key
+from .keys import ShortName, Written
 from .views import Guard, Method, OnBusy, Options, OwnTransactions, check_methods, check_on_busy, response_to
+
+OfRequest = Callable[[Any], Written]
 
 
 def locked_paths(
     paths: Iterable[str | re.Pattern[str]],
-    key: Key = "user_or_ip",
+    key: ShortName | str | OfRequest | Sequence[str | OfRequest] = "user_or_ip",
     *,
     ttl: float | None = None,
     wait: float | None = 0,

@@ -15,7 +15,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -37,37 +37,59 @@ from .inventory import State, find_locks
 from .nodes.base import run
 from .routers import reads_pinned, refuse_reads_elsewhere
 
+if TYPE_CHECKING:
+    from typing import Never
+
+    from django.db.models import Manager
+    from django.db.models.options import Options
+
 M = TypeVar("M", bound=Model)
+Many = QuerySet[M] | BaseManager[M] | Sequence[M]
 Result = TypeVar("Result")
 
 TRIES = 3  # attempts to find related rows that stay the same, or rows that are not locked
 COMMITTED = "The transaction had already been committed: its changes are kept, but they may not have been exclusive."
 
 
+class RowOptions(TypedDict, total=False):
+    """The options of :func:`lock_for_update` that go with all others."""
+
+    of: Sequence[str]
+    ttl: float | None
+    using: str
+    route_reads: bool
+
+
+@overload
+def lock_for_update(target: M, *, nowait: bool, **options: Unpack[RowOptions]) -> "RowLock[M]": ...
+
+
 @overload
 def lock_for_update(
-    target: M,
-    *,
-    nowait: bool = False,
-    of: Sequence[str] = (),
-    wait: Wait = UNSET,
-    ttl: float | None = None,
-    using: str = DEFAULT_ALIAS,
-    route_reads: bool = False,
+    target: M, *, wait: Wait = UNSET, nowait: Literal[False] = False, **options: Unpack[RowOptions]
 ) -> "RowLock[M]": ...
 
 
 @overload
 def lock_for_update(
-    target: QuerySet[M] | BaseManager[M] | Sequence[M],
+    target: Many[M], *, nowait: bool, skip_locked: Literal[False] = False, **options: Unpack[RowOptions]
+) -> "RowLock[list[M]]": ...
+
+
+@overload
+def lock_for_update(
+    target: Many[M], *, skip_locked: bool, nowait: Literal[False] = False, **options: Unpack[RowOptions]
+) -> "RowLock[list[M]]": ...
+
+
+@overload
+def lock_for_update(
+    target: Many[M],
     *,
-    nowait: bool = False,
-    skip_locked: bool = False,
-    of: Sequence[str] = (),
     wait: Wait = UNSET,
-    ttl: float | None = None,
-    using: str = DEFAULT_ALIAS,
-    route_reads: bool = False,
+    nowait: Literal[False] = False,
+    skip_locked: Literal[False] = False,
+    **options: Unpack[RowOptions],
 ) -> "RowLock[list[M]]": ...
 
 
@@ -150,6 +172,32 @@ class LockableQuerySet(QuerySet[M]):
     Use it as a base class of your own querysets, or as it is: ``objects = LockableQuerySet.as_manager()``.
     """
 
+    if TYPE_CHECKING:
+
+        @classmethod
+        def as_manager(cls) -> "LockableManager[Model]":  # type: ignore[override]  # it gets its model from __get__()
+            """Return a manager with the methods of this queryset."""
+
+    @overload
+    def redlock_for_update(
+        self, *, nowait: bool, skip_locked: Literal[False] = False, **options: Unpack[RowOptions]
+    ) -> "RowLock[list[M]]": ...
+
+    @overload
+    def redlock_for_update(
+        self, *, skip_locked: bool, nowait: Literal[False] = False, **options: Unpack[RowOptions]
+    ) -> "RowLock[list[M]]": ...
+
+    @overload
+    def redlock_for_update(
+        self,
+        *,
+        wait: Wait = UNSET,
+        nowait: Literal[False] = False,
+        skip_locked: Literal[False] = False,
+        **options: Unpack[RowOptions],
+    ) -> "RowLock[list[M]]": ...
+
     @explained
     def redlock_for_update(
         self,
@@ -163,7 +211,7 @@ class LockableQuerySet(QuerySet[M]):
         route_reads: bool = False,
     ) -> "RowLock[list[M]]":
         """Return :func:`lock_for_update` of these rows, with the same options; entering it takes the lock."""
-        return lock_for_update(
+        rows: RowLock[list[M]] = lock_for_update(  # type: ignore[call-overload]  # refuses what excludes each other
             self,
             nowait=nowait,
             skip_locked=skip_locked,
@@ -173,6 +221,24 @@ class LockableQuerySet(QuerySet[M]):
             using=using,
             route_reads=route_reads,
         )
+        return rows
+
+
+if TYPE_CHECKING:
+    N = TypeVar("N", bound=Model)
+    Derived = TypeVar("Derived", bound="LockableManager[Never]")
+
+    class LockableManager(LockableQuerySet[M], Manager[M]):  # type: ignore[misc]
+        """What ``as_manager()`` returns, to a type checker: a manager of the model that it is an attribute of."""
+
+        @overload  # type: ignore[override]
+        def __get__(self: Derived, instance: Options[Any] | None, cls: type[Any] | None = None) -> Derived: ...
+
+        @overload
+        def __get__(self, instance: None, cls: type[N]) -> "LockableManager[N]": ...
+
+        def __get__(self, instance: Any, cls: Any = None) -> Any:
+            """Return the manager with its model; a class that django-stubs' plugin derives has a model, and stays."""
 
 
 class _MovedError(Exception):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial, update_wrapper, wraps
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
@@ -38,8 +38,11 @@ from .engine.lock import Lock, decorators
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .handler import in_transaction, lock, locks
-from .keys import Key, ViewCall, ViewKey
+from .keys import P, ViewCall, ViewKey
 from .routers import reads_pinned
+
+if TYPE_CHECKING:  # it is long; so the reference shows its name
+    from .keys import Key
 
 log = logging.getLogger("django_redlock")
 
@@ -70,7 +73,7 @@ SAYINGS = {
 
 @explained
 def locked_view(
-    key: Key,
+    key: "Key[P]",
     *,
     ttl: float | None = None,
     wait: float | None = 0,
@@ -121,7 +124,7 @@ def locked_view(
 class Options:
     """The checked options of :func:`~django_redlock.views.locked_view`."""
 
-    key: Key
+    key: "Key[...]"
     ttl: float | None
     wait: float | None
     methods: frozenset[str] | None

@@ -32,10 +32,11 @@ nitpicky = True  # a reference that leads nowhere is a warning, and the build tu
 nitpick_ignore = [
     ("py:class", name)
     for name in (
-        *("BaseCommand", "BaseManager", "Command", "CommandKeys", "Decorated", "Handle", "Key", "QuerySet", "RowLock"),
-        *("SkippingLock", "Wait"),
+        *("BaseCommand", "Command", "CommandKeys", "Decorated", "Fenced", "Handle", "Key", "Many", "RowLock"),
+        *("RowOptions", "SkippingLock", "Wait"),
     )
 ]
+nitpick_ignore += [("py:obj", "typing.~P")]  # the parameters of a task
 # None of these projects lists its names.
 nitpick_ignore_regex = [("py:class", r"debug_toolbar\..*|prometheus_client\..*|valkey\..*")]
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, overload
 
 from celery import current_app
 from celery._state import get_current_app
@@ -22,6 +22,9 @@ from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look
 
 if TYPE_CHECKING:
     from .task import SingletonTask
+
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class SlotHolder:
     nodes: int
 
 
-class Singleton:
+class Singleton(Generic[P]):
     """
     The slots of one task; every method takes the arguments of the call whose slot it concerns.
 
@@ -55,7 +58,7 @@ class Singleton:
         task: The task.
     """
 
-    def __init__(self, task: "SingletonTask[..., Any]") -> None:
+    def __init__(self, task: "SingletonTask[P, Any]") -> None:
         self._task = task
 
     def __repr__(self) -> str:
@@ -97,7 +100,7 @@ class Singleton:
 
     # From anywhere
 
-    def key(self, *args: Any, **kwargs: Any) -> str:
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """
         Return the name of the lock of a call, as the admin and the commands show it.
 
@@ -106,7 +109,7 @@ class Singleton:
         """
         return self._task.singleton_key.lock_name(args, kwargs)
 
-    def holder(self, *args: Any, **kwargs: Any) -> SlotHolder | None:
+    def holder(self, *args: P.args, **kwargs: P.kwargs) -> SlotHolder | None:
         """
         Return the holder of the slot of a call; None if the slot is free. The answer may be outdated when you read it.
 
@@ -123,7 +126,7 @@ class Singleton:
                 raise self._undecided(name, seen)
         return None
 
-    def is_locked(self, *args: Any, **kwargs: Any) -> bool:
+    def is_locked(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """
         Return whether a call would be a duplicate now. The answer may be outdated when you read it.
 
@@ -137,6 +140,15 @@ class Singleton:
             if seen.split:
                 raise self._undecided(name, seen)
         return False
+
+    @overload
+    def release(self) -> str: ...
+
+    @overload
+    def release(self, *args: P.args, **kwargs: P.kwargs) -> str: ...
+
+    @overload
+    def release(self, *args: Any, force: bool, **kwargs: Any) -> str: ...
 
     def release(self, *args: Any, **kwargs: Any) -> str:
         """
@@ -173,7 +185,7 @@ class Singleton:
         worst_first = (Outcome.TAKEN, Outcome.UNKNOWN, Outcome.RELEASED)
         return next((outcome for outcome in worst_first if outcome in outcomes), Outcome.EXPIRED)
 
-    def cancel(self, *args: Any, **kwargs: Any) -> str | None:
+    def cancel(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """
         Revoke the task that has the slot of a call, and free the slot at once if it was waiting.
 
@@ -200,7 +212,7 @@ class Singleton:
                 raise self._undecided(name, seen)
         return None
 
-    def explain(self, *args: Any, **kwargs: Any) -> str:
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """
         Describe the slot of a call in words: its key, its holder, and what a call would do now.
 

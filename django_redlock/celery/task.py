@@ -18,7 +18,7 @@ from contextlib import ContextDecorator
 from functools import cache, cached_property, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, Self, TypeVar, cast, overload
 
 from celery import Celery, Task, _state, signals, states
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
@@ -34,7 +34,7 @@ from ..handler import locks
 from ..keys import CallKey, TaskKey, signature_of
 from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result, mixed_result
 from .execution import EXECUTION, Execution, SlotLostError
-from .handle import Singleton
+from .handle import P, Singleton
 from .options import (
     OPTIONS,
     OnDuplicate,
@@ -52,7 +52,6 @@ from .worker import Answered, Arrival, Skipped, result_ignored, under_direct_cal
 
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
-P = ParamSpec("P")
 
 
 @overload
@@ -226,7 +225,7 @@ class SingletonTask(BaseTask[P, R]):
             cls.singleton_tracks_started, cls.track_started = True, False
 
     @property
-    def singleton(self) -> Singleton:
+    def singleton(self) -> Singleton[P]:
         """The handle with which to inspect and free the slots of this task."""
         return Singleton(self)
 

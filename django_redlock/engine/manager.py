@@ -34,7 +34,7 @@ from .driver import Driver, LoopSide
 from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LONGEST_REDELIVERY, AsyncLease, Lease, LeaseHold, note_extension
 from .lock import Description, Lock
-from .options import BlockOptions, LockOptions, Plan, lists_options, plan
+from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
 from .process import HOST, process
 from .reentrancy import remember
 from .watchdog import Dog, loop_watchdog, watchdog
@@ -148,11 +148,13 @@ class LockManager:
 
     @overload
     def lock(
-        self, name: str | Iterable[str], *, if_taken: Literal["skip"], **options: Unpack[BlockOptions]
+        self, name: str | Iterable[str], *, if_taken: Literal["skip"], **options: Unpack[SkippingOptions]
     ) -> "SkippingLock": ...
 
     @overload
-    def lock(self, name: str | Iterable[str], **options: Unpack[LockOptions]) -> Lock: ...
+    def lock(
+        self, name: str | Iterable[str], *, if_taken: Literal["raise"] = "raise", **options: Unpack[BlockOptions]
+    ) -> Lock: ...
 
     @lists_options
     def lock(self, name: str | Iterable[str], **options: Any) -> Lock:

@@ -15,8 +15,8 @@ from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_limit, che
 IfTaken = Literal["raise", "skip"]
 
 
-class BlockOptions(TypedDict, total=False):
-    """The options of :func:`django_redlock.lock` that decide nothing about the type of a decorated function."""
+class SkippingOptions(TypedDict, total=False):
+    """The options of :func:`django_redlock.lock` that go with ``if_taken="skip"``."""
 
     ttl: float | None
     wait: Wait
@@ -28,9 +28,14 @@ class BlockOptions(TypedDict, total=False):
     barge: bool
     heartbeat: float | None
     max_hold: float | None
+    release: ReleaseMode | None
+
+
+class BlockOptions(SkippingOptions, total=False):
+    """The options that decide nothing about the type of a decorated function."""
+
     cancel_on_lost: bool
     on_commit: bool
-    release: ReleaseMode | None
 
 
 class LockOptions(BlockOptions, total=False):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper, wraps
 from types import MethodType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError
@@ -22,13 +22,21 @@ from ..engine.lock import Lock
 from ..engine.options import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..keys import Key, ViewCall, ViewKey
+from ..keys import Key, P, ViewCall, ViewKey
 
 Command = TypeVar("Command", bound=BaseCommand)
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Handle = TypeVar("Handle", bound=Callable[..., str | None])  # a key returns a str, so it is not taken for a handle()
 
-CommandKeys = str | Callable[..., str] | Sequence[str | Callable[..., str]]  # without the short names of views
+
+class OfOptions(Protocol):
+    """A function that takes the options of a command."""
+
+    def __call__(self, **options: Any) -> str:
+        """Return a key, or a part of one."""
+
+
+CommandKeys = str | OfOptions | Callable[P, str] | Sequence[str | OfOptions] | Sequence[str | Callable[..., str]]
 
 # The exit codes of sysexits.h that describe what happened; cron, systemd and mail servers understand them.
 SKIPPED = 75  # EX_TEMPFAIL: somebody else does the work
@@ -44,7 +52,7 @@ def locked_command(key: type[Command]) -> type[Command]: ...
 
 @overload
 def locked_command(
-    key: CommandKeys | None = None,
+    key: CommandKeys[P] | None = None,
     *,
     ttl: float | None = None,
     wait: float | None = 0,
@@ -158,7 +166,9 @@ def lock_subclasses(command: Any, lock: Callable[[Any], Any]) -> None:
     command.__init_subclass__ = classmethod(locked_subclass)
 
 
-def _locked(module: str, key: Key | None, options: dict[str, Any], skip_exit_code: int, using: str, handle: Any) -> Any:
+def _locked(
+    module: str, key: Key[...] | None, options: dict[str, Any], skip_exit_code: int, using: str, handle: Any
+) -> Any:
     """Return a ``handle()`` under its lock; one that a subclass calls while it has the lock runs as it is."""
     label = module.rpartition(".")[2]
     resolve = (lambda given: label) if key is None else CommandKey(module, key).resolve_for
@@ -238,7 +248,7 @@ class CommandKey(ViewKey):
     field, examples = "{supplier}", "{supplier} or {since.year}"
     occasion = "run"
 
-    def __init__(self, command: str, key: Key) -> None:
+    def __init__(self, command: str, key: Key[...]) -> None:
         super().__init__(command, key, inspect.signature(lambda **options: None))
 
     def read_source(self, text: str) -> list[Any]:

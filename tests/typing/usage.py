@@ -1,12 +1,15 @@
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 """
-Code that users write, and code that must be an error: a line with ``type: ignore`` has an error, or mypy reports the
-comment.
+Code that users write, and code that must be an error: a line with ``type: ignore`` has an error, or mypy and pyright
+report the comment.
 """
 
+from collections.abc import Sequence
 from typing import Any, assert_type
 
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
+from django.db import models
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.views import View
@@ -14,6 +17,7 @@ from django.views import View
 from django_redlock import (
     Lease,
     Lock,
+    LockableQuerySet,
     LockManager,
     fenced,
     lock,
@@ -23,6 +27,7 @@ from django_redlock import (
     locks,
 )
 from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, override_singleton, singleton_task
+from django_redlock.middleware import locked_paths
 
 
 def blocks() -> None:
@@ -55,7 +60,12 @@ def blocks() -> None:
     lock("a").locked()  # type: ignore[attr-defined]
     lock("a").release()  # type: ignore[attr-defined]
     found.release()  # type: ignore[union-attr]
-    fenced(lock("a"))  # type: ignore[arg-type]
+    fenced(lock("a"))  # type: ignore[call-overload]
+    fenced(lease, retries=3, nested=False)
+    fenced(lease, nested=True, margin=1)
+    fenced(lease, retries=3, nested=True)  # type: ignore[call-overload]
+    lock("a", if_taken="skip", on_commit=True)  # type: ignore[call-overload]
+    locks["default"].lock("a", if_taken="skip", cancel_on_lost=True)  # type: ignore[call-overload]
 
 
 async def tasks() -> None:
@@ -112,6 +122,42 @@ def rows(user: User, users: QuerySet[User]) -> None:
     lock_for_update(users, of=["customer__region"])
     lock_for_update(users, nowait="yes")  # type: ignore[call-overload]
     lock_for_update("user")  # type: ignore[type-var]
+    lock_for_update(user, nowait=bool(users), of=["groups"])
+    lock_for_update(users, nowait=False, skip_locked=False, wait=None)
+    lock_for_update(user, nowait=True, wait=3)  # type: ignore[call-overload]
+    lock_for_update(users, nowait=True, wait=3)  # type: ignore[call-overload]
+    lock_for_update(users, skip_locked=True, wait=3)  # type: ignore[call-overload]
+    lock_for_update([user], nowait=True, skip_locked=True)  # type: ignore[call-overload]
+
+
+class Order(models.Model):  # noqa: DJ008
+    objects = LockableQuerySet.as_manager()
+
+
+class ParcelQuerySet(LockableQuerySet["Parcel"]):
+    def heavy(self) -> "ParcelQuerySet":
+        return self.filter(pk__gt=7)
+
+
+class Parcel(models.Model):  # noqa: DJ008
+    objects = ParcelQuerySet.as_manager()
+
+
+def querysets() -> None:
+    with Order.objects.redlock_for_update(wait=5) as orders:
+        assert_type(orders, list[Order])
+    with Order.objects.filter(pk=7).order_by("pk").redlock_for_update(skip_locked=True) as orders:
+        assert_type(orders, list[Order])
+    with lock_for_update(Order.objects, nowait=True) as orders:
+        assert_type(orders, list[Order])
+    with Parcel.objects.redlock_for_update() as parcels:
+        assert_type(parcels, list[Parcel])
+    with ParcelQuerySet(Parcel).heavy().redlock_for_update() as parcels:
+        assert_type(parcels, list[Parcel])
+    Order.objects.redlock_for_update(nowait=True, wait=3)  # type: ignore[call-overload]
+    Parcel.objects.filter(pk=7).redlock_for_update(skip_locked=True, wait=3)  # type: ignore[call-overload]
+    Order.objects.all().redlock_for_update(nowait=True, skip_locked=True)  # type: ignore[call-overload]
+    Order.objects.redlock_for_update(no_wait=True)  # type: ignore[call-overload]
 
 
 @locked_view("order:{pk}", wait=1)
@@ -130,7 +176,32 @@ def unfinished(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+@locked_view(
+    lambda request, pk: f"order:{request.user.pk}:{pk}", on_busy=lambda request, error: HttpResponse(str(error))
+)
+def ship(request: HttpRequest, pk: int) -> HttpResponse:
+    return HttpResponse(str(pk))
+
+
+@locked_view(["ship", lambda request: request.path, lambda request, **kwargs: "all"])
+def shipped(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@locked_view(lambda request, shop, pk, slug: [shop.pk, slug])
+def parts(request: HttpRequest, shop: User, pk: int, slug: str) -> HttpResponse:
+    return HttpResponse()
+
+
+def of_order(request: HttpRequest, *, pk: int) -> Sequence[str]:
+    return ["order", str(pk)]
+
+
 def views() -> None:
+    locked_paths(["/checkout/"], lambda request: request.user.pk)
+    locked_paths(["/checkout/"], lambda request: 7)  # type: ignore[arg-type, return-value]
+    locked_view(of_order)
+    locked_view(lambda request, pk: {pk})  # type: ignore[arg-type]
     locked_view("user", on_busy=404)  # type: ignore[arg-type]
     locked_view("user", methods=["PSOT"])  # type: ignore[list-item]
     locked_view("user", methods="POST")  # type: ignore[arg-type]
@@ -159,7 +230,18 @@ class Inherited(ByMethod):
     pass
 
 
+@locked_command(lambda **options: f"import:{options['supplier']}")
+class ByFunction(Bare):
+    pass
+
+
+@locked_command(["import", lambda **options: str(options["supplier"])])
+class ByFunctions(Bare):
+    pass
+
+
 def commands() -> None:
+    locked_command(lambda **options: 7)  # type: ignore[arg-type]
     assert_type(Inherited().catalogues, int)
     Inherited().handle(supplier=7)
 
@@ -179,7 +261,8 @@ def import_catalogue(supplier: int) -> str:
 
 @singleton_task(bind=True, lease=30)
 def bound(self: SingletonTask[..., Any], supplier: int) -> str:
-    assert_type(self.singleton, Singleton)
+    assert_type(self.singleton, Singleton[...])
+    self.singleton.release()
     self.singleton.check()
     self.singelton.check()  # type: ignore[attr-defined]
     return str(supplier)
@@ -191,6 +274,19 @@ def calls() -> None:
     import_catalogue.delay_on_commit(7)
     import_catalogue.apply_async_on_commit(args=(7,))
     bound.delay_on_commit(7)
+    assert_type(import_catalogue.singleton.is_locked(7), bool)
+    assert_type(import_catalogue.singleton.key(supplier=7), str)
+    bound.singleton.cancel(7)
+    bound.singleton.release(supplier=7)
+    bound.singleton.release(7, force=True)
+    bound.singleton.release()
+    import_catalogue.singleton.is_locked("7")  # type: ignore[arg-type]
+    import_catalogue.singleton.key()  # type: ignore[call-arg]
+    import_catalogue.singleton.holder(suplier=7)  # type: ignore[call-arg]
+    import_catalogue.singleton.explain(7, 8)  # type: ignore[call-arg]
+    bound.singleton.cancel("7")  # type: ignore[arg-type]
+    bound.singleton.release("7")  # type: ignore[call-overload]
+    bound.singleton.release(7, force=7)  # type: ignore[call-overload]
     import_catalogue("7")  # type: ignore[arg-type]
     import_catalogue.delay_on_comit(7)  # type: ignore[attr-defined]
 
