@@ -40,6 +40,9 @@ class ProcessHeartbeat(Chore):
         clock: Returns seconds on a steady clock.
         dropped: The end of each lease that was dropped without a release. The nodes keep its lock until then, so the
             heartbeat goes on.
+
+    Attributes:
+        next_beat: When the next heartbeat is due, on the steady clock; ``NEVER`` while none is sent.
     """
 
     def __init__(
@@ -60,19 +63,18 @@ class ProcessHeartbeat(Chore):
         # it alive.
         self._secret = blake2b(owner.process.encode(), key=_KEY, digest_size=SECRET_SIZE // 2).hexdigest()
         self._slugs = (heartbeat(owner.process),)
-        self._due = NEVER
+        self.next_beat = NEVER
 
     def join(self) -> None:
-        """Send heartbeats from now on; called when the process has taken a lock."""
-        if self._due is NEVER:
-            with self._mutex:
-                if self._due is NEVER:
-                    try:
-                        self._due = self._clock() + FIRST
-                        self._dog.watch(self)
-                    except BaseException:  # the next lock tries again
-                        self._due = NEVER
-                        raise
+        """Send heartbeats from now on; called when the process has taken a lock and ``next_beat`` is ``NEVER``."""
+        with self._mutex:
+            if self.next_beat is NEVER:
+                try:
+                    self.next_beat = self._clock() + FIRST
+                    self._dog.watch(self)
+                except BaseException:  # the next lock tries again
+                    self.next_beat = NEVER
+                    raise
 
     def leave(self) -> None:
         """Stop unless locks are held, because the connections are closed; the next lock starts the heartbeat again."""
@@ -81,17 +83,17 @@ class ProcessHeartbeat(Chore):
 
     def due(self) -> float:
         """Return when the next heartbeat is due."""
-        return self._due
+        return self.next_beat
 
     def valid(self) -> bool:
         """Return whether locks are held; if none is, end the heartbeat."""
         note_drops()
         with self._mutex:
             if not self._dog.tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
-                due, self._due = self._due, NEVER
+                due, self.next_beat = self.next_beat, NEVER
                 if self._dog.tends(self._manager):
-                    self._due = due  # meanwhile a thread took a lock and found the heartbeat still going on
-        return self._due is not NEVER
+                    self.next_beat = due  # meanwhile a thread took a lock and found the heartbeat still going on
+        return self.next_beat is not NEVER
 
     def extend(self, leases: Any) -> int:
         """Send a heartbeat, blocking for at most one node timeout."""
@@ -107,8 +109,8 @@ class ProcessHeartbeat(Chore):
 
     def _beat(self) -> Round:
         with self._mutex:
-            if self._due is not NEVER:
-                self._due = self._clock() + EVERY
+            if self.next_beat is not NEVER:
+                self.next_beat = self._clock() + EVERY
         rules = self._manager.rules
         # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
         life = rules.guard + LIFE

@@ -37,7 +37,7 @@ from .lock import Description, Lock
 from .options import BlockOptions, LockOptions, Plan, SkippingOptions, lists_options, plan
 from .process import HOST, process
 from .reentrancy import remember
-from .watchdog import Dog, loop_watchdog, watchdog
+from .watchdog import NEVER, Dog, loop_watchdog, watchdog
 
 if TYPE_CHECKING:
     from .lock import SkippingLock
@@ -548,7 +548,9 @@ class Acquirer:
             if not wanted.detached:
                 runtime = self._manager.runtime
                 (runtime.loop_watchdog() if loop_side else runtime.watchdog).watch(lease)
-                (loop_side or self._driver).heartbeat.join()
+                heartbeat = (loop_side or self._driver).heartbeat
+                if heartbeat.next_beat is NEVER:
+                    heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:  # otherwise the lease would be renewed for as long as the traceback refers to it
