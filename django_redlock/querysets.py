@@ -388,7 +388,7 @@ class RowLock(Block[Result]):
         """Describe one lock over all *rows*; the manager sorts their names, so two such locks cannot deadlock."""
         names = names or {name for row in rows for name in row.names}
         what = f"{self._target.label} {rows[0].pk}" if len(rows) == 1 else f"{self._target.label}, {len(rows)} rows"
-        return locks[self._using].claim(names, ttl=self._ttl, wait=self._wait, kind="model", label=what)
+        return locks[self._using].on_behalf(names, ttl=self._ttl, wait=self._wait, kind="model", label=what)
 
     def _unsteady(self) -> RuntimeError:
         return RuntimeError(

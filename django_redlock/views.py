@@ -489,7 +489,7 @@ class Guard:
         except ValueError as error:  # only a value of the request can be too long, or not be valid Unicode
             raise BadRequest(f"@locked_view on {self.name}: {error}") from error
         options = self._options
-        return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+        return locks[options.using].on_behalf(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
 
     def _refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
         """Return the answer to a request that did not get the lock."""

@@ -277,7 +277,7 @@ def turn(ticket: Ticket, longest: float = LONGEST_LINE) -> Iterator[Lease]:
         ttl = manager.rules.check_ttl(TURN)
     except ValueError:
         ttl = manager.rules.ttl
-    lock = manager.claim(f"turn:{ticket.name}", ttl=ttl, wait=longest, renew=False, kind="task", label="turn")
+    lock = manager.on_behalf(f"turn:{ticket.name}", ttl=ttl, wait=longest, renew=False, kind="task", label="turn")
     try:
         lease = lock.acquire()
         try:

@@ -254,7 +254,7 @@ class Ticket:
         adopt = self.secret if self.waiting == self.running else ""
         about: dict[str, Any] = {"kind": "task", "label": label, "ref": "" if inline else self.task_id}
         about |= {"secret": secret, "adopt": adopt, "wait": wait, "renew": True}
-        return locks[self.using].claim(self.running, **times, **about).acquire()
+        return locks[self.using].on_behalf(self.running, **times, **about).acquire()
 
     def free(self) -> Outcome:
         """Free the lock that the message holds while it waits."""

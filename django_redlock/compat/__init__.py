@@ -298,7 +298,7 @@ class BaseLock:
         rules = self._manager.rules
         ttl = None if length is None else piece(length, rules)
         ref = "" if token is None else reference(token)
-        lock = self._manager.claim(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        lock = self._manager.on_behalf(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
         try:
             lease = await self._flavour.call(lock.acquire, lock.aacquire)
         except LockTakenError:

@@ -173,7 +173,7 @@ class LockManager:
         self.describe(planned)  # tells what the settings do not allow
         return Lock(planned, self.describe)
 
-    def claim(
+    def on_behalf(
         self,
         name: str | Iterable[str],
         *,
@@ -401,7 +401,7 @@ class Acquirer:
         """
         Describe one attempt at a lock with ``detached=True``, for :meth:`run`.
 
-        The arguments are those of :meth:`~.manager.LockManager.claim`, and of :class:`~.names.Owner`.
+        The arguments are those of :meth:`~.manager.LockManager.on_behalf`, and of :class:`~.names.Owner`.
 
         A caller that takes the lock and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 

@@ -186,7 +186,7 @@ def _trial(node: Node, rules: Rules, timeout: float) -> str:
     )
     manager = LockManager([node], alone, alias="doctor")
     try:
-        lease = manager.claim(
+        lease = manager.on_behalf(
             f"doctor:{os.urandom(8).hex()}", wait=0, renew=False, kind="command", label="doctor"
         ).acquire()
         extended = lease.extend()

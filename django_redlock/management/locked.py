@@ -179,7 +179,7 @@ def _locked(
         outer = getattr(self, "lease", None)
         if isinstance(outer, Lease) and outer.name == name and outer.valid():
             return handle(self, *args, **given)
-        lease = acquire(locks[using].claim(name, kind="command", label=label, **options), skip_exit_code)
+        lease = acquire(locks[using].on_behalf(name, kind="command", label=label, **options), skip_exit_code)
         if lease is None:
             return None
         self.lease = lease  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 def held(site):
     """A held lock that nobody renews, so that its time falls; on all nodes, also where a busy machine was late."""
     name = "shop.tasks.import_catalogue"
-    lease = locks["default"].claim(name, ttl=600, renew=False, kind="task", label=name, ref="7f3a").acquire()
+    lease = locks["default"].on_behalf(name, ttl=600, renew=False, kind="task", label=name, ref="7f3a").acquire()
     while find_lock(name).votes < 5:
         lease.extend()
     return lease
@@ -202,7 +202,7 @@ def test_the_pages_can_be_read(held, open_page, shoot, name, options):
 
 def taken(name: str, **how):
     """Hold a lock that nobody renews."""
-    return locks["default"].claim(name, **{"ttl": 600, "renew": False, "kind": "task", **how}).acquire()
+    return locks["default"].on_behalf(name, **{"ttl": 600, "renew": False, "kind": "task", **how}).acquire()
 
 
 def names(page) -> list[str]:

@@ -501,7 +501,7 @@ def test_release_works_without_the_broker(five, monkeypatch):
     from celery import Celery, _state
 
     monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))
-    locks["default"].claim("orders:7", renew=False, kind="task", ref="id-1").acquire()
+    locks["default"].on_behalf("orders:7", renew=False, kind="task", ref="id-1").acquire()
 
     out, err, code = run("redlock_release", "orders:7", "--revoke-task", interactive=False)
 

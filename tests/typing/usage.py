@@ -56,7 +56,7 @@ def blocks() -> None:
     lock("a", release="send")
     locks["default"].lock("a", if_taken="ignore")  # type: ignore[call-overload]
     locks["default"].lock("a", kind="task")  # type: ignore[call-overload]
-    locks["default"].claim("a", kind="cron")  # type: ignore[arg-type]
+    locks["default"].on_behalf("a", kind="cron")  # type: ignore[arg-type]
     lock("a").locked()  # type: ignore[attr-defined]
     lock("a").release()  # type: ignore[attr-defined]
     found.release()  # type: ignore[union-attr]

@@ -425,11 +425,11 @@ def test_a_slot_that_nothing_renews_can_be_taken_again_with_its_token(five):
     After a slot beyond max_ttl was released by force, a caller with its token is not refused.
     """
     manager = locks["default"]
-    manager.claim("slot", ttl=3600, secret=A, detached=True).acquire()
+    manager.on_behalf("slot", ttl=3600, secret=A, detached=True).acquire()
 
     assert force_release("slot", shown(A)) == "released"
 
-    assert manager.claim("slot", ttl=30, secret=A, wait=0).acquire().release() == "released"
+    assert manager.on_behalf("slot", ttl=30, secret=A, wait=0).acquire().release() == "released"
 
 
 # Real servers

@@ -94,7 +94,7 @@ def _lock(using: str, name: str, program: list[str], options: dict[str, Any]) ->
     label = Path(program[0]).name  # without the arguments, which may hold a secret
     chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
     try:
-        return locks[using].claim(name, kind="command", label=label, **chosen)
+        return locks[using].on_behalf(name, kind="command", label=label, **chosen)
     except (InvalidRedlockError, ValueError) as error:
         raise CommandError(str(error)) from None
 

@@ -282,7 +282,7 @@ async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flav
 async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour: Flavour):
     """A dead holder blocks nobody once its lease has ended."""
     manager = make()
-    await flavour.acquire(manager.claim("a", ttl=0.5, renew=False, detached=True))
+    await flavour.acquire(manager.on_behalf("a", ttl=0.5, renew=False, detached=True))
 
     later = await flavour.acquire(manager.lock("a", wait=60))
 
@@ -311,11 +311,11 @@ async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flav
 async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, flavour: Flavour):
     """A lock without a holder object passes only to the process that knows its token."""
     manager = make()
-    queued = await flavour.acquire(manager.claim("slot", ttl=600.0, secret="1" * 32, detached=True))
+    queued = await flavour.acquire(manager.on_behalf("slot", ttl=600.0, secret="1" * 32, detached=True))
 
     with pytest.raises(LockTakenError):
-        await flavour.acquire(manager.claim("slot", wait=0, adopt="2" * 32))
-    running = await flavour.acquire(manager.claim("slot", wait=0, adopt="1" * 32))
+        await flavour.acquire(manager.on_behalf("slot", wait=0, adopt="2" * 32))
+    running = await flavour.acquire(manager.on_behalf("slot", wait=0, adopt="1" * 32))
 
     assert running.fencing_token > queued.fencing_token
     assert held_by(manager, "{slot}", running.secret)
@@ -329,12 +329,12 @@ async def test_holder_that_was_replaced_does_not_come_back(make: Manager, flavou
     released it, is refused.
     """
     manager = make()
-    later = manager.claim("slot", wait=0, secret="2" * 32, adopt="1" * 32, detached=True)
+    later = manager.on_behalf("slot", wait=0, secret="2" * 32, adopt="1" * 32, detached=True)
 
     await flavour.release(await flavour.acquire(later))
 
     with pytest.raises(RedlockError):
-        await flavour.acquire(manager.claim("slot", wait=0, secret="1" * 32, detached=True))
+        await flavour.acquire(manager.on_behalf("slot", wait=0, secret="1" * 32, detached=True))
     assert held_by(manager, "{slot}")
 
 
@@ -342,10 +342,10 @@ async def test_holder_that_was_replaced_gets_the_lock_back_from_the_present_one(
     """Nobody else can bring it back."""
     manager = make()
     first, second = "1" * 32, "2" * 32
-    await flavour.acquire(manager.claim("slot", wait=0, secret=first, detached=True))
-    await flavour.acquire(manager.claim("slot", wait=0, secret=second, adopt=first, detached=True))
+    await flavour.acquire(manager.on_behalf("slot", wait=0, secret=first, detached=True))
+    await flavour.acquire(manager.on_behalf("slot", wait=0, secret=second, adopt=first, detached=True))
 
-    await flavour.acquire(manager.claim("slot", wait=0, secret=first, adopt=second, detached=True))
+    await flavour.acquire(manager.on_behalf("slot", wait=0, secret=first, adopt=second, detached=True))
 
     assert held_by(manager, "{slot}", first)
     assert manager.release("slot", second) == "taken"

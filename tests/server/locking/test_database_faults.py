@@ -138,7 +138,7 @@ def test_hold_ends_by_the_clock_of_the_server(one: LockManager, monkeypatch: pyt
 
     assert 9 < (reply.rows[0].left or 0) <= 10
     assert reply.time > 1_700_000_000_000_000
-    one.claim("a", wait=0, ttl=0.5, detached=True).acquire()
+    one.on_behalf("a", wait=0, ttl=0.5, detached=True).acquire()
     assert one.lock("a", wait=30).acquire().release() == "released"
 
 

@@ -775,11 +775,11 @@ async def test_takeover_that_a_node_missed(
         before, after = real_manager(urls), real_manager(urls)
         for manager in [before] if link == "no link to it" else [before, after]:
             await connected(manager, flavour)
-        left = await flavour.acquire(before.claim("a", ttl=7200, detached=True))
+        left = await flavour.acquire(before.on_behalf("a", ttl=7200, detached=True))
         await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
         nodes[2].freeze()
 
-        lease = await flavour.acquire(after.claim("a", adopt=left.secret, renew=False))
+        lease = await flavour.acquire(after.on_behalf("a", adopt=left.secret, renew=False))
         if link == "a link that broke":
             proxy.reset()
         if thawed == "before the release":
@@ -809,8 +809,8 @@ async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers
     for manager in (after, before):  # the node first reads what came over the older connection
         await connected(manager, flavour)
     nodes[2].freeze()
-    left = await flavour.acquire(before.claim("a", ttl=7200, detached=True))
-    lease = await flavour.acquire(after.claim("a", adopt=left.secret))
+    left = await flavour.acquire(before.on_behalf("a", ttl=7200, detached=True))
+    lease = await flavour.acquire(after.on_behalf("a", adopt=left.secret))
     await flavour.release(lease)
 
     nodes[2].thaw()
@@ -827,7 +827,7 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
         await connected(manager, flavour)
-        lease = await flavour.acquire(manager.claim("a", ttl=7200, detached=True))
+        lease = await flavour.acquire(manager.on_behalf("a", ttl=7200, detached=True))
         await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
         manager.lock("warm up").acquire().release()
         proxy.black_hole("requests")
@@ -887,7 +887,7 @@ async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nod
     await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
     with nodes[2].client() as client:
         client.set("t:{a}:f", str(time.time_ns() // 1000 + 5_000_000), px=60_000)
-    lease = await flavour.acquire(manager.claim("a", secret="ab" * 16, renew=False))
+    lease = await flavour.acquire(manager.on_behalf("a", secret="ab" * 16, renew=False))
     await eventually(lambda: all(has_key(node, "t:{a}:h") for node in nodes[:3]))
 
     assert await flavour.release(lease) == "released"
@@ -901,7 +901,7 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
     """Nodes that missed a release get it later, when the same token holds the lock again."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
         manager = real_manager([nodes[0].url, first.url, second.url], ttl=60.0, node_timeout=0.5)
-        lock = manager.claim("a", secret="ab" * 16, renew=False)
+        lock = manager.on_behalf("a", secret="ab" * 16, renew=False)
         before = await flavour.acquire(lock)
         visit, held_again = manager.driver.redelivery._visit, threading.Event()
         manager.driver.redelivery._visit = lambda node: held_again.wait(30) and visit(node)

@@ -189,7 +189,7 @@ def test_forked_child_uses_connections_of_its_own(real: Manager):
 def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_away(real: Manager):
     """Two threads that start in a child at once take no connection of the parent between them."""
     manager = real(3)
-    manager.claim("warm up", detached=True).acquire().release()
+    manager.on_behalf("warm up", detached=True).acquire().release()
     ports = {
         connection.link._sock.getsockname()[1]
         for connections in manager.driver.gather.idle.sets
@@ -246,7 +246,7 @@ def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Se
         manager = real_manager(nodes.urls)
 
         def take() -> None:
-            manager.claim("a", detached=True).acquire().release()  # detached: no thread while it forks
+            manager.on_behalf("a", detached=True).acquire().release()  # detached: no thread while it forks
 
         def child() -> None:
             take()
@@ -270,7 +270,7 @@ def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition_of_an_eve
 
         def child() -> None:
             async def take() -> tuple[bool, str]:
-                lease = await manager.claim("a", detached=True).aacquire()
+                lease = await manager.on_behalf("a", detached=True).aacquire()
                 try:
                     return lease.valid(), await lease.arelease()
                 finally:
@@ -291,7 +291,7 @@ def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Ser
 
     def parent() -> None:
         manager = real_manager(nodes.urls, ttl=60.0)
-        lease = manager.claim("a", detached=True).acquire()  # detached: no thread while it forks
+        lease = manager.on_behalf("a", detached=True).acquire()  # detached: no thread while it forks
 
         def child() -> None:
             said = (lease.valid(), lease.reason, lease.release(), lease.extend())

@@ -116,7 +116,7 @@ def test_interrupted_when_lost(started, prefork, stages, what):
         for call in calls.values():
             task("spin").singleton.release(call, force=True)
             name = task("spin").singleton.key(call)
-            lock = locks["default"].claim(name, wait=10, ttl=60, kind="task", ref="somebody else", label="else")
+            lock = locks["default"].on_behalf(name, wait=10, ttl=60, kind="task", ref="somebody else", label="else")
             others.enter_context(lock)
         for queue, call in calls.items():
             with pytest.raises(LockLostError):

@@ -56,7 +56,7 @@ def test_check_raises_when_the_slot_was_lost(make, worker):
         self.singleton.check()
         passed.append(shop_id)
         if self.singleton.lease:
-            locks["default"].claim(NAME, adopt=self.singleton.lease.secret, detached=True, wait=0).acquire()
+            locks["default"].on_behalf(NAME, adopt=self.singleton.lease.secret, detached=True, wait=0).acquire()
             self.singleton.lease.extend()
         self.singleton.check()
         passed.append("not reached in a run that lost its slot")

@@ -578,7 +578,7 @@ def test_stolen_slot_is_told(make, worker, told, caplog):
     seen = []
 
     def body(self, shop_id):
-        locks["default"].claim(NAME, adopt=self.singleton.lease.secret, detached=True, wait=0).acquire()
+        locks["default"].on_behalf(NAME, adopt=self.singleton.lease.secret, detached=True, wait=0).acquire()
         self.singleton.lease.extend()
         seen.append((self.singleton.lost, self.singleton.remaining))
 
@@ -690,7 +690,7 @@ def test_interrupted_when_lost(app, worker):
 
     def body(self):
         lease = self.singleton.lease
-        locks["default"].claim(lease.name, adopt=lease.secret, detached=True, wait=0).acquire()
+        locks["default"].on_behalf(lease.name, adopt=lease.secret, detached=True, wait=0).acquire()
         threading.Thread(target=lease.extend).start()
         until = time.monotonic() + 60
         while time.monotonic() < until:

@@ -71,7 +71,7 @@ def silence(sim: Simulation, *nodes: int) -> None:
 def test_what_decides_how_the_release_goes(passed: Any, option: Any, kind: Any, sends: bool):
     """The lock decides, then the settings; otherwise only the end of a task's run or of a view sends its release."""
     with simulation(release=option):
-        with locks["default"].claim("a", kind=kind, release=passed).acquire() as lease:
+        with locks["default"].on_behalf("a", kind=kind, release=passed).acquire() as lease:
             assert lease.hold.waits_at_end is not sends
 
 
