@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .core.rules import Rules, nearest, quoted
 from .nodes import KINDS, Node, NodeSpec, open_node
+from .nodes.base import split_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -250,7 +251,7 @@ def _node_name(where: str, entry: Mapping[str, Any]) -> str:
 
 def _scheme(where: str, url: str) -> str:
     try:
-        return urlsplit(url).scheme
+        return split_url(url).scheme
     except ValueError:
         advice = (
             "a URL such as 'redis://lock-1:6379', and percent-encode @, #, /, ?, [ and ] in a user name or password"

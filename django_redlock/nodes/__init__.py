@@ -6,9 +6,8 @@ the majority logic never knows.
 """
 
 from importlib import import_module
-from urllib.parse import urlsplit
 
-from .base import AsyncLink, Link, LinkError, Node, NodeSpec
+from .base import AsyncLink, Link, LinkError, Node, NodeSpec, split_url
 
 KINDS = {
     "redis": ".redis.node",
@@ -40,7 +39,7 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     Raises:
         ValueError: The URL or the options cannot work.
     """
-    module = ".redis.discovered" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
+    module = ".redis.discovered" if spec.sentinels else KINDS[split_url(spec.url).scheme]
     try:
         opener = import_module(module, __package__)
     except ModuleNotFoundError as error:

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from ..core.admission import Greeting
 from ..core.protocol import Failure, Kind, Reply, Request, failed
@@ -27,6 +28,22 @@ ENCODED = (
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply that has not arrived, or not completely."""
+
+
+def split_url(url: str) -> SplitResult:
+    """
+    Return the parts of a URL, which may name several hosts; since Python 3.14, urllib accepts brackets around one only.
+
+    Raises:
+        ValueError: The URL cannot be read.
+    """
+    scheme, mark, rest = url.partition("://")
+    hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "," not in hosts:
+        return urlsplit(url)
+    if re.search(r"[\[\]].*@", hosts):
+        raise ValueError("brackets in the user name or password")
+    return urlsplit(f"{scheme}{mark}{rest[len(hosts) :]}")._replace(netloc=hosts)
 
 
 LONGEST_TEXT = 300  # characters

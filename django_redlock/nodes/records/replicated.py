@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
-from ..base import ENCODED, LinkError, NodeSpec
+from ..base import ENCODED, LinkError, NodeSpec, split_url
 from ..clock import steady
 from .clock import EraClock, Moment
 from .node import RecordNode
@@ -499,7 +499,7 @@ def read_place(spec: NodeSpec, store: Store) -> Place:
     if "#" in spec.url or spec.url.count("@") > 1:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
     try:
-        parts = urlsplit(spec.url)
+        parts = split_url(spec.url)
         encrypted = parts.scheme == f"{store.scheme}s"
         user, _, hosts = parts.netloc.rpartition("@")
         port = store.encrypted_port if encrypted else store.port
@@ -542,7 +542,7 @@ def check_options(options: Mapping[str, Any], store: Store, *, encrypted: bool) 
             scheme = store.scheme
             raise ValueError(f"its option {option!r} is for TLS: write {scheme}s:// instead of {scheme}://")
     if bool(options.get("username")) != bool(options.get("password")):
-        host = address(*member(urlsplit(store.example).netloc.split(",")[0], store.port)).rpartition(":")[0]
+        host = address(*member(split_url(store.example).netloc.split(",")[0], store.port)).rpartition(":")[0]
         raise ValueError(
             f"{store.name} needs a user name and a password, or neither: write {store.scheme}://user:password@{host}"
         )

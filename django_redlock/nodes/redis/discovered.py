@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
 from ...exceptions import printable
-from ..base import LinkError, NodeSpec
+from ..base import LinkError, NodeSpec, split_url
 from .connector import Endpoint, check_url, refuse_service
 from .errors import DEMOTED, link_error, parse_error
 from .handshake import Dialer, SomeLink
@@ -138,7 +138,7 @@ class SentinelNode(DiscoveredNode):
         tls = {key: value for key, value in spec.options.items() if key.startswith("ssl_")}
         options = [tls if urlsplit(url).scheme in ("rediss", "valkeys") else {} for url in spec.sentinels]
         sentinels = [Endpoint(NodeSpec(url, options=own)) for url, own in zip(spec.sentinels, options, strict=True)]
-        service = urlsplit(spec.url).netloc
+        service = split_url(spec.url).netloc
         super().__init__(spec, prefix, sentinels, ["SENTINEL", "MASTER", service])
         self.address = f"{service} of {', '.join(sorted(sentinel.address for sentinel in sentinels))}"
         self.name = spec.name or service
@@ -237,7 +237,7 @@ def member_urls(url: str) -> list[str]:
     Raises:
         ValueError: A member has no host; redis-py would take this machine for it.
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     user, at, hosts = parts.netloc.rpartition("@")
     if any(not re.match(r"\s*[^\s:]", host) for host in hosts.split(",")):
         raise ValueError(f"it names a member without a host: write, for example, {MEMBERS_EXAMPLE}")

@@ -9,13 +9,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from redis import exceptions
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure
-from ..base import LinkError, NodeSpec, run
+from ..base import LinkError, NodeSpec, run, split_url
 from .connector import Endpoint, refuse_service
 from .errors import link_error, parse_error
 from .handshake import AsyncDialer, BlockingDialer, Dialer, SomeLink, SomeNotificationLink
@@ -189,9 +188,10 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
     Raises:
         ValueError: The URL or the options cannot be used.
     """
-    if urlsplit(spec.url).scheme == "unix" and not urlsplit(spec.url).path:
+    parts = split_url(spec.url)
+    if parts.scheme == "unix" and not parts.path:
         raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
-    if "," in urlsplit(spec.url).netloc.rpartition("@")[2]:
+    if "," in parts.netloc.rpartition("@")[2]:
         raise ValueError(
             "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "
             "if they are members of one cluster"
