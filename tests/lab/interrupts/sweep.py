@@ -8,6 +8,7 @@ between any two lines of one function. The storm reaches those, at random.
 
 import asyncio
 import gc
+import inspect
 import sys
 import threading
 import time
@@ -161,7 +162,7 @@ BLOCKS: list[Callable[[], Any]] = [
 ]
 """The actions whose lock is released at once after nearly every interruption."""
 BLOCKING: list[Callable[[], None]] = [
-    *(each for each in BLOCKS if not asyncio.iscoroutinefunction(each)),
+    *(each for each in BLOCKS if not inspect.iscoroutinefunction(each)),
     by_hand,
     skipped,
     lost,
@@ -254,7 +255,7 @@ def check(where: str) -> float:
 
 def sweep(action: Callable[[], Any], first: int = 1, every: int = 1, most: int = 1_000_000) -> Swept:
     """Interrupt *action* at the event *first* and at each *every*-th event after it; check after each interruption."""
-    if not asyncio.iscoroutinefunction(action):
+    if not inspect.iscoroutinefunction(action):
         return _sweep(action, first, every, most)
     with asyncio.Runner() as runner:
         # An exception in a callback of the event loop would end the loop itself, so only tasks are interrupted.
