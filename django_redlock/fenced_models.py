@@ -5,7 +5,7 @@ It protects less than :func:`django_redlock.fenced`: only rows that are updated 
 are not protected, and neither are rows that are inserted or deleted.
 """
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import models, transaction
@@ -17,9 +17,17 @@ from .exceptions import StaleTokenError
 
 M = TypeVar("M", bound=models.Model)
 
+MYPY = False  # mypy takes it for True: its plugin for Django knows the managers of querysets, and pyright does not
+
 
 class FencedQuerySet(models.QuerySet[M]):
     """A queryset with :meth:`fenced_update`, for models with the columns of :class:`FencedModel`."""
+
+    if TYPE_CHECKING and not MYPY:
+
+        @classmethod
+        def as_manager(cls) -> "FencedManager[Any]":
+            """Return a manager with the methods of this queryset."""
 
     def fenced_update(self, lease: Lease, **values: Any) -> int:
         """
@@ -54,6 +62,16 @@ class FencedQuerySet(models.QuerySet[M]):
     async def afenced_update(self, lease: Lease, **values: Any) -> int:
         """Do what :meth:`fenced_update` does without blocking."""
         return await sync_to_async(self.fenced_update)(lease, **values)
+
+
+if TYPE_CHECKING and not MYPY:
+    N = TypeVar("N", bound=models.Model)
+
+    class FencedManager(FencedQuerySet[M], models.Manager[M]):
+        """What ``as_manager()`` returns: a manager of the model that it is an attribute of."""
+
+        def __get__(self, instance: None, cls: type[N]) -> "FencedManager[N]":
+            """Return the manager with its model."""
 
 
 class FencedModel(models.Model):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, over
 from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import Model, QuerySet
-from django.db.models.manager import BaseManager
+from django.db.models.manager import BaseManager, Manager
 from django.utils.asyncio import async_unsafe
 
 from .conf import DEFAULT_ALIAS
@@ -37,16 +37,11 @@ from .inventory import State, find_locks
 from .nodes.base import run
 from .routers import reads_pinned, refuse_reads_elsewhere
 
-if TYPE_CHECKING:
-    from typing import Never
-
-    from django.db.models import Manager
-    from django.db.models.options import Options
-
 M = TypeVar("M", bound=Model)
 Many = QuerySet[M] | BaseManager[M] | Sequence[M]
 Result = TypeVar("Result")
 
+MYPY = False  # mypy takes it for True: its plugin for Django knows the managers of querysets, and pyright does not
 TRIES = 3  # attempts to find related rows that stay the same, or rows that are not locked
 COMMITTED = "The transaction had already been committed: its changes are kept, but they may not have been exclusive."
 
@@ -172,10 +167,10 @@ class LockableQuerySet(QuerySet[M]):
     Use it as a base class of your own querysets, or as it is: ``objects = LockableQuerySet.as_manager()``.
     """
 
-    if TYPE_CHECKING:
+    if TYPE_CHECKING and not MYPY:
 
         @classmethod
-        def as_manager(cls) -> "LockableManager[Model]":  # type: ignore[override]  # it gets its model from __get__()
+        def as_manager(cls) -> "LockableManager[Any]":
             """Return a manager with the methods of this queryset."""
 
     @overload
@@ -224,21 +219,14 @@ class LockableQuerySet(QuerySet[M]):
         return rows
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING and not MYPY:
     N = TypeVar("N", bound=Model)
-    Derived = TypeVar("Derived", bound="LockableManager[Never]")
 
-    class LockableManager(LockableQuerySet[M], Manager[M]):  # type: ignore[misc]
-        """What ``as_manager()`` returns, to a type checker: a manager of the model that it is an attribute of."""
+    class LockableManager(LockableQuerySet[M], Manager[M]):
+        """What ``as_manager()`` returns: a manager of the model that it is an attribute of."""
 
-        @overload  # type: ignore[override]
-        def __get__(self: Derived, instance: Options[Any] | None, cls: type[Any] | None = None) -> Derived: ...
-
-        @overload
-        def __get__(self, instance: None, cls: type[N]) -> "LockableManager[N]": ...
-
-        def __get__(self, instance: Any, cls: Any = None) -> Any:
-            """Return the manager with its model; a class that django-stubs' plugin derives has a model, and stays."""
+        def __get__(self, instance: None, cls: type[N]) -> "LockableManager[N]":
+            """Return the manager with its model."""
 
 
 class _MovedError(Exception):

@@ -92,10 +92,10 @@ class HeldLockAdminMixin(AnyModelAdmin):
 
     # Columns
 
-    def action_checkbox(self, row: HeldLock) -> SafeString:
+    def action_checkbox(self, obj: HeldLock) -> SafeString:
         """Return the tickbox of a row: that of Django or of the theme, whose template is rendered only once."""
         box = tickbox(super().action_checkbox, get_language())
-        text = {KEY: escape(row.pk), NAME: escape(str(row))}
+        text = {KEY: escape(obj.pk), NAME: escape(str(obj))}
         return SafeString(re.sub(f"[{KEY}{NAME}]", lambda found: text[found[0]], box))
 
     @admin.display(description=_("Lock"), ordering="name")

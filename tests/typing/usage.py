@@ -28,6 +28,7 @@ from django_redlock import (
 )
 from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, override_singleton, singleton_task
 from django_redlock.middleware import locked_paths
+from tests.shop.models import Order, Pallet
 
 
 def blocks() -> None:
@@ -130,10 +131,6 @@ def rows(user: User, users: QuerySet[User]) -> None:
     lock_for_update([user], nowait=True, skip_locked=True)  # type: ignore[call-overload]
 
 
-class Order(models.Model):  # noqa: DJ008
-    objects = LockableQuerySet.as_manager()
-
-
 class ParcelQuerySet(LockableQuerySet["Parcel"]):
     def heavy(self) -> "ParcelQuerySet":
         return self.filter(pk__gt=7)
@@ -143,7 +140,10 @@ class Parcel(models.Model):  # noqa: DJ008
     objects = ParcelQuerySet.as_manager()
 
 
-def querysets() -> None:
+def querysets(lease: Lease) -> None:
+    assert_type(Pallet.objects.get(weight=7), Pallet)
+    assert_type(Pallet.objects.filter(weight=7).fenced_update(lease, weight=8), int)
+    Pallet.objects.fenced_update(lock("a"), weight=8)  # type: ignore[arg-type]
     with Order.objects.redlock_for_update(wait=5) as orders:
         assert_type(orders, list[Order])
     with Order.objects.filter(pk=7).order_by("pk").redlock_for_update(skip_locked=True) as orders:

@@ -98,7 +98,8 @@ def undefined(code: CodeType, namespace: dict[str, Any]) -> set[str]:
     for inner in codes(code):
         for step in dis.get_instructions(inner):
             used.get(step.opname, set()).add(str(step.argval))
-    return (used["LOAD_GLOBAL"] | used["LOAD_NAME"]) - used["STORE_NAME"] - namespace.keys() - vars(builtins).keys()
+    known = used["STORE_NAME"] | namespace.keys() | vars(builtins).keys() | {"__annotations__"}  # Python makes this one
+    return (used["LOAD_GLOBAL"] | used["LOAD_NAME"]) - known
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
