@@ -3,7 +3,8 @@ A hostile server: a relay to an honest server that answers one kind of request w
 
 It is a process of its own, so that the processor time and the memory of a test are those of the client alone. The kinds
 of request are ``auth``, ``greeting``, ``script``, ``survey`` and ``subscription``, for Redis, etcd and ZooKeeper alike;
-``FORMS`` are what it can answer. An attack goes on until the client ends the connection.
+``FORMS`` are what it can answer. An attack goes on until the client ends the connection. ``rediss`` is Redis with TLS,
+where the form ``handshake`` attacks every connection before its first request.
 
     with hostile("redis", server.url) as node:
         node.attack("script", "nested")
@@ -13,6 +14,7 @@ of request are ``auth``, ``greeting``, ``script``, ``survey`` and ``subscription
 import json
 import select
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from urllib.parse import urlsplit
 STAGES = ("auth", "greeting", "script", "survey", "subscription")
 FORMS = ("nested", "line", "lines", "bulk", "pieces", "slow", "types", "control")
 LOUD = "\x1b[31;1m\x07\x00evil\r\n\x9b2J\u202e\x85second line"
+TLS_FORMS = ("nested", "bulk", "slow", "handshake")
 MANY = 3000  # a reply that never ends is sent in this many pieces of up to 64 kB
 
 Attack = Iterator[bytes]
@@ -41,20 +44,22 @@ class Hostile:
         honest: The URL of the honest server behind it.
         process: The process.
         port: Its port.
+        options: The options in its URL.
     """
 
-    def __init__(self, kind: str, honest: str, process: "subprocess.Popen[str]", port: int) -> None:
+    def __init__(self, kind: str, honest: str, process: "subprocess.Popen[str]", port: int, options: str = "") -> None:
         self.kind = kind
         self.honest = honest
         self.port = port
         self._process = process
+        self._options = options
         self._stage = ""
 
     @property
     def url(self) -> str:
         """Its URL, with a user if the login is attacked."""
-        user = "default:sesame@" if self._stage == "auth" or self.kind == "redis" else ""
-        return f"{self.kind}://{user}127.0.0.1:{self.port}"
+        user = "default:sesame@" if self._stage == "auth" or self.kind in ("redis", "rediss") else ""
+        return f"{self.kind}://{user}127.0.0.1:{self.port}{self._options}"
 
     def attack(self, stage: str, form: str) -> None:
         """Answer the requests of one kind on new connections like this; other requests reach the honest server."""
@@ -67,13 +72,17 @@ class Hostile:
 
 
 @contextmanager
-def hostile(kind: str, honest: str) -> Iterator[Hostile]:
-    """Run a hostile server in front of the honest one with this URL, on this machine."""
+def hostile(kind: str, honest: str, certificates: Path | None = None) -> Iterator[Hostile]:
+    """Run a hostile server in front of the honest one with this URL, on this machine; with certificates, it has TLS."""
     command = [sys.executable, str(Path(__file__)), kind, str(urlsplit(honest).port)]
+    options = ""
+    if certificates is not None:
+        command += [str(certificates / "server.crt"), str(certificates / "server.key")]
+        options = f"?ssl_ca_certs={certificates / 'ca.crt'}"
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield Hostile(kind, honest, process, int(process.stdout.readline()))
+            yield Hostile(kind, honest, process, int(process.stdout.readline()), options)
         finally:
             process.kill()
 
@@ -234,8 +243,11 @@ def asks_zookeeper(stage: str, op: int, watched: bool) -> bool:
 class Relay:
     """One connection of a client, and the one to the honest server."""
 
-    def __init__(self, client: socket.socket, kind: str, port: int, stage: str, form: str) -> None:
+    def __init__(
+        self, client: socket.socket, kind: str, port: int, stage: str, form: str, tls: ssl.SSLContext | None
+    ) -> None:
         self.client = client
+        self.tls = tls
         self.kind = kind
         self.stage = stage
         self.form = form
@@ -243,23 +255,37 @@ class Relay:
         self.begun = False
 
     def run(self) -> None:
+        """Serve the connection until one side ends it."""
+        with suppress(OSError), self.server, self.client:
+            if self.form == "handshake":
+                self.send(byte.to_bytes() for byte in b"\x16\x03\x03\x40\x00" + b"\x02" * 100)
+            elif self.tls:
+                with self.tls.wrap_socket(self.client, server_side=True) as self.client:
+                    self.relay()
+            else:
+                self.relay()
+
+    def relay(self) -> None:
         """Pass on what comes until a request is to be attacked."""
-        with self.client, self.server, suppress(OSError):
-            while True:
-                for source in select.select([self.client, self.server], [], [])[0]:
-                    data = source.recv(2**20)
-                    if not data:
-                        return
-                    if source is self.server:
-                        self.client.sendall(data)
-                    elif attack := self.attack_on(data):
-                        return self.send(attack)
-                    else:
-                        self.server.sendall(data)
+        while True:
+            for source in select.select([self.client, self.server], [], [])[0]:
+                data = source.recv(2**20)
+                while isinstance(source, ssl.SSLSocket) and source.pending():
+                    data += source.recv(2**20)
+                if not data:
+                    return
+                if source is self.server:
+                    self.client.sendall(data)
+                elif attack := self.attack_on(data):
+                    return self.send(attack)
+                else:
+                    self.server.sendall(data)
 
     def attack_on(self, data: bytes) -> Attack | None:
         """Return the attack if this is the kind of request to attack."""
-        if self.kind == "redis" and asks_redis(self.stage, data):
+        if not self.stage:
+            return None
+        if self.kind in ("redis", "rediss") and asks_redis(self.stage, data):
             login = b"+OK\r\n" if b"\r\nAUTH\r\n" in data and self.stage != "auth" else b""
             named = b"+OK\r\n" if b"\r\nHELLO\r\n" in data and self.stage == "subscription" else b""
             return chain([login, named], in_redis(self.stage, self.form))
@@ -286,20 +312,23 @@ class Relay:
         self.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in attack:
             self.client.sendall(piece)
-            if self.form == "slow":
+            if self.form in ("slow", "handshake"):
                 time.sleep(1)
         while self.client.recv(65_536):
             pass
 
 
-def main(kind: str, port: int) -> None:
+def main(kind: str, port: int, *certificate: str) -> None:
     """Serve until the test ends; each line of the input is a stage and a form."""
     attack = ["", ""]
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certificate else None
+    if tls:
+        tls.load_cert_chain(*certificate)
 
     def serve() -> None:
         while True:
             client, _ = listener.accept()
-            relay: Callable[[], None] = Relay(client, kind, port, *attack).run
+            relay: Callable[[], None] = Relay(client, kind, port, *attack, tls).run
             threading.Thread(target=relay, daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
@@ -311,4 +340,4 @@ def main(kind: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.models import key_of
 from django_redlock.testing import Servers
 from tests.held import DETAIL, LIST, LIVE, NODES, client_of
-from tests.hostile import FORMS, STAGES, Hostile, hostile
-from tests.managers import Flavour, real_manager
+from tests.hostile import FORMS, STAGES, TLS_FORMS, Hostile, hostile
+from tests.managers import Flavour, patient_manager, real_manager
 
 NODE_TIMEOUT = 0.25  # seconds
 PROCESSOR = NODE_TIMEOUT + 0.05  # seconds of processor time
@@ -26,11 +27,16 @@ PATIENT = 30.0  # seconds that nothing takes, however busy the machine is
 KINDS = ["redis", "etcd", "zookeeper"]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def node(request: pytest.FixtureRequest) -> Iterator[Hostile]:
     """A hostile server of each kind."""
-    honest = request.getfixturevalue("nodes")[4] if request.param == "redis" else request.getfixturevalue(request.param)
-    with hostile(request.param, honest.url) as one:
+    kind = request.param
+    honest = request.getfixturevalue("nodes")[4] if kind in ("redis", "rediss") else request.getfixturevalue(kind)
+    certificates = request.getfixturevalue("certificates").folder if kind == "rediss" else None
+    with hostile(kind, honest.url, certificates) as one:
+        manager = patient_manager([one.url])
+        manager.lock("free", wait=0).acquire().release()  # it is honest until it attacks
+        manager.close()
         yield one
 
 
@@ -74,7 +80,7 @@ async def ask(flavour: Flavour, manager: LockManager, stage: str) -> None:
             await flavour.release(lease)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("node", "form"), [*product(KINDS, FORMS), *product(["rediss"], TLS_FORMS)], indirect=["node"])
 @pytest.mark.parametrize("honest", [0, 2], ids=["alone", "one of three"])
 async def test_hostile_node_costs_little(nodes: Servers, node: Hostile, flavour: Flavour, honest: int, form: str):
     """
@@ -122,6 +128,7 @@ def output_of(command: str, *arguments: str) -> str:
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("node", [*KINDS, "rediss"], indirect=True)
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_control_character_of_a_node_reaches_a_person(node: Hostile, stage: str, caplog: pytest.LogCaptureFixture):
     """Whatever text a node puts into its replies, logs, errors, commands and pages show it escaped, and cut short."""
