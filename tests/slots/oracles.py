@@ -188,8 +188,12 @@ def _uncovered(history: "History", answer: "Answer", task_id: str | None, how: s
         return "" if ended else f"{told}, and nothing ran after it"
     if any(run.id == task_id for run in ended) or task_id in broker.lost | history.revoked:
         return ""
-    # The end of a run that no quorum of nodes has heard of is redelivered; until then, its slot is taken.
-    unheard = options.lease + RETURN if history.profile.outage == "quorum" else 0.0
+    # The end of a run that no quorum of nodes has heard of is under way for longer than a worker waits for it, or it is
+    # redelivered; until then, its slot is taken.
+    longest = max(history.profile.ways)
+    unheard = longest if longest > history.profile.node_timeout else 0.0
+    if history.profile.outage == "quorum":
+        unheard = options.lease + RETURN
     held = [(run.start, run.start + options.hold_for) for run in mine]
     held += [(run.start, run.end + unheard) for run in mine if run.end is not None]
     if any(start <= answer.began < end for start, end in held):
