@@ -129,6 +129,75 @@ def test_selected_text_stays_selected(held, open_page):
         expect(rows).to_have_count(2)
 
 
+SELECT = """([first, last, backwards]) => {
+    const ends = [[first.firstChild, 0], [last.firstChild, 3]];
+    document.getSelection().setBaseAndExtent(...(backwards ? ends.reverse() : ends).flat());
+}"""
+SELECTED = "(([s]) => [s.toString(), s.anchorNode.data, s.focusNode.data])([document.getSelection()])"
+
+
+def select(page, first, last, backwards: bool = False) -> list[str]:
+    """Select from the begin of one element into another one; return the text, and those of its ends."""
+    page.evaluate(SELECT, [first.element_handle(), last.element_handle(), backwards])
+    return page.evaluate(SELECTED)
+
+
+def test_selected_text_above_the_list_stays_selected(held, open_page):
+    """
+    What is said about the nodes can be selected while locks come and go.
+    """
+    page = open_page()
+    quorum = page.locator(".redlock-nodes [data-say]")
+    before = select(page, quorum, quorum)
+
+    with lock("another", ttl=30):
+        later(page)
+        expect(page.locator("#result_list tbody tr")).to_have_count(2)
+        assert page.evaluate(SELECTED) == before
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_selected_text_stays_selected_on_the_page_of_a_lock(held, open_page, backwards):
+    """
+    The page changes around the selected text; when the lock has gone, the text stays, and looks old.
+    """
+    page = open_page()
+    page.locator("#result_list .redlock-name").click()
+    part = page.locator("[data-refresh]")
+    extended = part.locator("dt:has-text('Extended') + dd")
+    times = extended.inner_text()
+    title, value = part.locator("dt", has_text="Fencing token"), part.locator("dt:has-text('Fingerprint') + dd")
+    before = select(page, title, value, backwards)
+    assert str(held.fencing_token) in before[0]
+
+    assert held.extend()
+    later(page)
+    expect(extended).not_to_have_text(times)
+    assert page.evaluate(SELECTED) == before
+    held.release()
+    later(page)
+    expect(part).to_have_class("redlock-old")
+    assert page.evaluate(SELECTED) == before
+    page.evaluate("document.getSelection().removeAllRanges()")
+    later(page)
+    expect(part).to_contain_text("Nobody holds this lock now.")
+    expect(part).not_to_have_class("redlock-old")
+
+
+def test_selected_text_that_begins_above_the_page_of_a_lock_stays_selected(held, open_page):
+    """
+    All of the page stays as it is then, and looks old.
+    """
+    page = open_page()
+    page.locator("#result_list .redlock-name").click()
+    part = page.locator("[data-refresh]")
+    ends = select(page, page.locator("h1").last, part.locator(".redlock-state"))[1:]
+
+    later(page)
+    expect(part).to_have_class("redlock-old")
+    assert page.evaluate(SELECTED)[1:] == ends
+
+
 def test_time_of_day_is_in_one_line(held, open_page):
     """
     On the narrowest screen no line breaks within a moment.

@@ -48,12 +48,50 @@
     const aged = () => grow(part, part.querySelector('.redlock-taken'));
     const grown = (row) => grow(row, row.querySelector('.redlock-state')?.parentElement);
 
-    // Put new content in place, and leave the focus and the scrolled tables where they were.
-    function renew(root, change) {
+    function selected(element) {
+        const chosen = document.getSelection();
+        return !chosen.isCollapsed && chosen.containsNode(element, true);
+    }
+
+    // Find the selected text of an element in its new content; return where the selection begins and ends there, in
+    // characters, or undefined if the new content does not have the text, or the selection is not all in the element.
+    function found(root, content) {
+        const chosen = document.getSelection();
+        const ends = [[chosen.anchorNode, chosen.anchorOffset], [chosen.focusNode, chosen.focusOffset]];
+        if (!ends.every(([node]) => root.contains(node))) { return undefined; }
+        const places = ends.map(([node, offset]) => {
+            const before = document.createRange();
+            before.setStart(root, 0);
+            before.setEnd(node, offset);
+            return before.toString().length;
+        });
+        const start = Math.min(...places), text = root.textContent.slice(start, Math.max(...places));
+        const near = (place) => Math.abs(place - start);
+        const [place] = [content.lastIndexOf(text, start), content.indexOf(text, start)].filter(
+            (each) => each >= 0).sort((one, other) => near(one) - near(other));
+        return place === undefined ? undefined : places.map((each) => each - start + place);
+    }
+
+    function select(root, places) {
+        const ends = places.map((place) => {
+            const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+            // Between two texts, a selection begins in the second one and ends in the first one.
+            const least = place === Math.min(...places) ? place + 1 : place;
+            let before = 0;
+            while (walk.nextNode() && before + walk.currentNode.length < least) { before += walk.currentNode.length; }
+            return [walk.currentNode, place - before];
+        });
+        document.getSelection().setBaseAndExtent(...ends.flat());
+    }
+
+    // Put new content in place, and leave the focus, the selected text and the scrolled tables where they were.
+    function renew(root, fresh) {
         const stops = () => Array.from(root.querySelectorAll('a[href], button, [tabindex]'));
         const wide = () => Array.from(root.querySelectorAll('.redlock-wide'));
         const at = stops().indexOf(document.activeElement), scrolled = wide().map((each) => each.scrollLeft);
-        change();
+        const places = selected(root) && found(root, fresh.textContent);
+        root.replaceChildren(...fresh.childNodes);
+        if (places) { select(root, places); }
         wide().forEach((each, i) => { each.scrollLeft = scrolled[i] || 0; });
         if (at >= 0) { stops()[at]?.focus({preventScroll: true}); }
     }
@@ -72,10 +110,6 @@
     }
 
     // While something is ticked, focused or selected, rows keep their places: nobody should tick the wrong lock.
-    function selected(element) {
-        const chosen = document.getSelection();
-        return !chosen.isCollapsed && chosen.containsNode(element, true);
-    }
     const used = (element) => element.contains(document.activeElement) || selected(element);
     const busy = () => used(body()) || body().querySelector('input:checked');
 
@@ -152,7 +186,7 @@
     async function list(reply, asked) {
         const data = await reply.json();
         const nodes = live.querySelector('.redlock-nodes'), before = spoken(nodes);
-        renew(nodes, () => { nodes.innerHTML = data.nodes; });
+        renew(nodes, new DOMParser().parseFromString(data.nodes, 'text/html').body);
         nodes.classList.remove('redlock-old');
         const news = changes(before, spoken(nodes));
         merge(data, asked, at(nodes), news);
@@ -164,16 +198,16 @@
     async function detail(reply, asked) {
         const page = new DOMParser().parseFromString(await reply.text(), 'text/html');
         const fresh = page.querySelector('[data-refresh]');
-        const chosen = document.getSelection();
-        if (!fresh || (!chosen.isCollapsed && part.contains(chosen.anchorNode))) { return; }
+        if (!fresh) { return; }
         fresh.querySelectorAll('[data-left]').forEach((cell) => { cell.dataset.asked = asked; });
         if ('blind' in fresh.dataset && !('blind' in part.dataset)) { // what was known of the lock stays, and looks old
             aged();
             status.textContent = unknown([fresh.dataset.blind]);
             return;
         }
+        if (selected(part) && !found(part, fresh.textContent)) { return aged(); }
         const before = spoken(part);
-        renew(part, () => part.replaceChildren(...fresh.childNodes));
+        renew(part, fresh);
         announce(changes(before, spoken(part)));
         part.toggleAttribute('data-blind', 'blind' in fresh.dataset);
         part.classList.remove('redlock-old');
