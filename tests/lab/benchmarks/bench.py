@@ -145,11 +145,9 @@ def proxies(urls: list[str], round_trip: float = 0.0) -> Iterator[Proxies]:
         process.join(10)
 
 
-class _Exact(asyncio.DefaultEventLoopPolicy):
-    """Event loops that wait with ``select``, whose timeout is counted in microseconds and not in milliseconds."""
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.SelectorEventLoop(selectors.SelectSelector())
+def _exact() -> asyncio.AbstractEventLoop:
+    """Return an event loop that waits with ``select``, whose timeout is in microseconds and not in milliseconds."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
 def _serve(pipe: Connection, urls: list[str]) -> None:
@@ -157,7 +155,7 @@ def _serve(pipe: Connection, urls: list[str]) -> None:
 
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # before 3.12 it reports every connection that was reset
     sys.setswitchinterval(0.001)  # two threads of this process take turns for every byte
-    asyncio.set_event_loop_policy(_Exact())
+    asyncio.new_event_loop = _exact  # in this process only
     with ExitStack() as stack:
         running = [stack.enter_context(FaultProxy(url)) for url in urls]
         pipe.send([proxy.url for proxy in running])
