@@ -212,7 +212,7 @@ def _node(snapshot: Snapshot, index: int, inspection: Any) -> NodeRow:
     held = f"{count}{'+' if snapshot.cut_short else ''}" if snapshot.has_quorum else DASH
     row = NodeRow(status.name, status.votes, detail or gettext("yes"), f"{inspection.round_trip * 1000:.2f} ms")
     if not info:
-        remedy = remedy_of(inspection.failure).replace("`", "") if detail and not status.answered else ""
+        remedy = remedy_of(inspection.failure).replace("`", "") if inspection.detail and not status.answered else ""
         return replace(
             row,
             round_trip=row.round_trip if inspection.store else DASH,

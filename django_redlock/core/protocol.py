@@ -273,6 +273,10 @@ class Failure(Enum):
     NO_LEADER = "has no leader at present"
     LEADER_CHANGED = "has changed its leader"
     NO_SPACE = "is out of space"
+    TOO_MANY = (
+        "has too many records to list them or to delete old ones, though locks work (while nobody holds a lock, delete "
+        "its path; a lower OPTIONS['fence_keep'] keeps fewer)"
+    )
 
     # Databases
     DISK = "cannot use its disk"
@@ -301,7 +305,7 @@ LASTING = frozenset(
         *(Failure.READONLY, Failure.MASTERDOWN, Failure.CLUSTERDOWN, Failure.CROSSSLOT, Failure.TRYAGAIN),
         *(Failure.MOVED, Failure.ASK, Failure.WRONG_MODE, Failure.REPLICA, Failure.UNKNOWN_TO_SENTINEL),
         *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.OWN_TRANSACTION),
-        *(Failure.NO_SPACE, Failure.DISK),
+        *(Failure.NO_SPACE, Failure.TOO_MANY, Failure.DISK),
         *(Failure.CERTIFICATE_EXPIRED, Failure.CERTIFICATE_REFUSED, Failure.WRONG_CERTIFICATE),
         *(Failure.NO_CLIENT_CERTIFICATE, Failure.ABSURD_TOKEN),
     }

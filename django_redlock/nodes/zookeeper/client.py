@@ -48,7 +48,7 @@ NOT_SERVING = "has no leader at present, or too many connections"
 SILENT = logging.Logger("kazoo", logging.CRITICAL + 1)  # at level DEBUG, kazoo would log passwords
 
 LARGEST = 2 * 2**20  # bytes of the replies to requests that are sent together, except for listings
-LARGEST_LISTING = 4 * 2**20  # bytes of a listing: 116,000 names of ours
+LARGEST_LISTING = 16 * 2**20  # bytes of the listings that are requested together
 READ = 250  # bytes that each read counts, so that a member cannot keep a thread busy with small pieces
 LONGEST_WRITTEN = 65_536  # bytes of the reply to a transaction, which has about 80 for each of 400 writes
 SHORTEST_NAME = 8  # bytes of a name in a listing, with its length
@@ -300,7 +300,7 @@ class ZookeeperClient:
     def children(self, listings: Sequence[Listing]) -> list[list[str]]:
         """Return the first names in some folders, sorted."""
         results = [self._send(listing) for listing in listings]
-        return [found or [] for found in self._wait(results, LARGEST_LISTING * len(results))]
+        return [found or [] for found in self._wait(results, LARGEST_LISTING)]
 
     def exists(self, paths: Iterable[str]) -> list[Znode | None]:
         """Return some znodes without their content, None for those that do not exist; this needs no rights."""

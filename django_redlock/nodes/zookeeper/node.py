@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from importlib.util import find_spec
+from itertools import accumulate
 from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote
@@ -50,7 +51,9 @@ AT_ONCE = 400  # records in one transaction
 
 FOLDERS = 16  # folders of each kind, because a member lists everything in a folder at once
 
-FOLDERS_AT_ONCE = 4
+NAMES_AT_ONCE = 100_000  # in the folders that are listed together
+
+MOST_NAMES = 380_000  # in a folder that can be listed: 36 bytes each, and READ for each packet, are LARGEST_LISTING
 
 NAMES = "h"
 
@@ -131,7 +134,7 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """Return the meaning of an error; a broken connection is replaced by one to the next member."""
         failure = self.explain(error).failure
-        if isinstance(error, NoAuthError):
+        if isinstance(error, NoAuthError) or failure is Failure.TOO_MANY:
             return failure
         self.close()
         if not isinstance(error, AuthFailedError):
@@ -232,24 +235,34 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
 
     def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
         """Return the records of some names, in the order of the digests of the names."""
-        folders = self.folders(NAMES)
-        total = sum(folder.children for folder in self.connection.exists(folders) if folder)
-        return *self._page(folders, after), total
+        return self._page(self.folders(NAMES), after)
 
     def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
         """Return some records of any kind whose paths follow *after*."""
-        return self._page(self.folders(*KINDS), after)
+        return self._page(self.folders(*KINDS), after)[:2]
 
-    def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Stored], str]:
-        """Return some records whose paths follow *after*, and the last path of them; empty if there are no more."""
+    def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Stored], str, int]:
+        """
+        Return some records whose paths follow *after*, the last path of them, and the number of all records.
+
+        The path is empty if there are no more. A member lists a folder as a whole, and a listing that is too long would
+        cost the connection, so the number of names decides which folders are listed together.
+        """
         begun, _, last = after.rpartition("/")
+        sizes = {
+            path: known.children if known else 0
+            for path, known in zip(folders, self.connection.exists(folders), strict=True)
+        }
         later = [folder for folder in folders if folder >= begun]
-        some = later[:FOLDERS_AT_ONCE]
+        ends = accumulate(sizes[folder] for folder in later)
+        some = [folder for folder, end in zip(later, ends, strict=True) if end <= NAMES_AT_ONCE] or later[:1]
+        if any(sizes[folder] > MOST_NAMES for folder in some):
+            raise AnswerError(Failure.TOO_MANY)
         listed = self.connection.children([Listing(each, last if each == begun else "", PAGE + 1) for each in some])
         paths = [f"{folder}/{name}" for folder, names in zip(some, listed, strict=True) for name in names]
         found = dict(zip(paths[:PAGE], self.connection.get(paths[:PAGE]), strict=True))
-        end = paths[PAGE - 1] if len(paths) > PAGE else f"{some[-1]}/~" if len(later) > len(some) else ""
-        return {path: record(one) for path, one in found.items() if one}, end
+        end = paths[PAGE - 1] if len(paths) > PAGE else f"{later[len(some)]}/" if len(later) > len(some) else ""
+        return {path: record(one) for path, one in found.items() if one}, end, sum(sizes.values())
 
     def delete(self, versions: Mapping[str, int]) -> None:
         """Delete records, and rewrite the record of the era, which changes its version: see above."""

@@ -5,13 +5,18 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
-from itertools import count
+from io import StringIO
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
 
-from django_redlock.core.protocol import POSITIVE, Failure, Kind, Release
+from django_redlock import lock, locks
+from django_redlock.admin.pages import panels
+from django_redlock.core.protocol import POSITIVE, Failure, Kind, Release, Survey
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
@@ -68,6 +73,58 @@ def test_refusal_is_confirmed_by_a_write(
     between(table, monkeypatch, change_eras)
 
     assert table.execute([acquire()])[0].kind in POSITIVE
+
+
+def test_folder_with_more_records_than_a_listing_takes(
+    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+):
+    """A listing says so and costs no connection, and locks work; a full folder that can be listed is listed alone."""
+    monkeypatch.setattr(replicated, "CLEANING", -100.0)
+    candidates = (f"n{number}" for number in count())
+    names = list(islice((name for name in candidates if "/h00/" in table.key("h", f"{{{name}}}")), 8))
+    assert {reply.kind for reply in table.execute([acquire(name) for name in names])} == {Kind.ACCEPTED}
+    assert other.execute([acquire("ended", ttl=0.01, keep=0.01)])[0].kind is Kind.ACCEPTED
+    connection = table.connection
+
+    def clean() -> None:
+        for _ in range(10):
+            table._clean_at = 0.0
+            table.clean()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "MOST_NAMES", 7)
+        (refused,) = table.execute([Survey(size=100)])
+        clean()
+        (busy,) = table.execute([acquire(names[0], "b" * 32)])
+    monkeypatch.setattr(tables, "NAMES_AT_ONCE", 3)
+    (listed,) = table.execute([Survey(size=100)])
+    clean()
+
+    assert (refused.failure, busy.kind) == (Failure.TOO_MANY, Kind.BUSY)
+    assert table.connection is connection
+    assert sorted(row.slug for row in listed.rows) == sorted(f"{{{name}}}" for name in names)
+    assert (listed.total, listed.cursor) == (9, "")
+    assert table.execute([Survey(size=100)])[0].total == 8
+
+
+def test_person_reads_why_there_is_no_listing(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch):
+    """The command and the page name the reason and what to do, nobody is sent to check the address, and locks work."""
+    monkeypatch.setattr(tables, "MOST_NAMES", -1)
+    out = StringIO()
+    with override_settings(
+        REDLOCK={"default": {"NODES": zookeeper.url, "OPTIONS": {"node_timeout": 5.0, "ttl": 30.0}}}
+    ):
+        with pytest.raises(CommandError) as refused:
+            call_command("redlock_list", stdout=out, stderr=out)
+        (panel,) = panels()
+        with lock("a", wait=0):
+            pass
+        locks.reset()
+
+    for said in (f"{refused.value} {out.getvalue()}", panel.rows[0].answers):
+        assert "has too many records to list them" in said
+        assert "delete its path" in said
+    assert panel.rows[0].remedy == ""
 
 
 def test_stale_write_after_delete_and_create_fails(
