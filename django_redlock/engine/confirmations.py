@@ -24,8 +24,12 @@ class Confirmation(NamedTuple):
     """
     The confirmation of one claim.
 
+    It keeps no more of the claim than it needs: a busy process has hundreds, and the garbage collector looks at each.
+
     Args:
-        granted: The claim.
+        slugs: The name of the claim, as written in its keys.
+        secret: The secret of the claim.
+        fencing_token: Its fencing token.
         owner: Its owner.
         state: The owner's state from now on.
         ttl: For how long the lock lasts from now on, in seconds.
@@ -34,7 +38,9 @@ class Confirmation(NamedTuple):
         until: When the claim lapses by itself.
     """
 
-    granted: Granted
+    slugs: tuple[str, ...]
+    secret: str
+    fencing_token: int
     owner: Owner
     state: str
     ttl: float
@@ -49,9 +55,8 @@ class Confirmation(NamedTuple):
 
         A node that did not get the claim gets the lock as well, unless it knows of a later holder or of a release.
         """
-        slugs, secret, _, fencing_token = self.granted[:4]
-        value = encode_since(secret, self.owner, self.since, self.state, self.ttl)
-        return Term(slugs, secret, value, self.ttl, fencing_token)
+        value = encode_since(self.secret, self.owner, self.since, self.state, self.ttl)
+        return Term(self.slugs, self.secret, value, self.ttl, self.fencing_token)
 
 
 class Confirmations(Chore):
@@ -91,7 +96,8 @@ class Confirmations(Chore):
         self._notice_fork()
         runtime = self._manager.runtime
         now = runtime.clock()
-        one = Confirmation(granted, owner, state, ttl, runtime.wall(), now + GATHER, now + owner.ttl)
+        claim = granted.slugs, granted.secret, granted.fencing_token
+        one = Confirmation(*claim, owner, state, ttl, runtime.wall(), now + GATHER, now + owner.ttl)
         if self._at_once and not self._carry_out([one]):
             return
         self._open.append(one)
