@@ -23,6 +23,7 @@ from ..records.table import AnswerError
 
 LARGEST = 2 * 2**20  # bytes of a reply; a hundred records with long references take fewer
 LONGEST_HEAD = 65_536  # bytes of a reply before its body
+MOST_LINES = 5000  # lines of a reply's head, and chunks of its body, which have two thousand bytes or more each
 LAST_READS = 4  # reads of what has arrived by the end of the time, of 8 kB or more each
 UNASKED = 131_072  # bytes of notifications within a second: a few hundred
 OUTDATED = b"revision of auth store is old"  # users or roles have changed since the member gave a signed token
@@ -115,13 +116,30 @@ class Timed(RawIOBase):
         super().close()
 
 
+class Lines(BufferedReader):
+    """
+    The lines of a response: those of its head, and the size of each chunk of its body.
+
+    Their number is bounded, because to read a chunk of one byte takes as much of the processor as one of thousands.
+    """
+
+    left = MOST_LINES
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line."""
+        self.left -= 1
+        if self.left < 0 and isinstance(self.raw, Timed) and not self.raw.unasked:
+            raise EtcdError(Failure.MALFORMED)
+        return super().readline(size)
+
+
 class Response(HTTPResponse):
     """A response that must be complete when the timeout of its connection has passed, and is bounded."""
 
     def __init__(self, connection: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(connection, *args, **options)
         self.timed = Timed(self.fp.detach(), connection)
-        self.fp = BufferedReader(self.timed)
+        self.fp = Lines(self.timed)
 
     def begin(self) -> None:
         """Read what comes before the body."""
