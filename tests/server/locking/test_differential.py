@@ -312,6 +312,8 @@ class Declarations:
 @cache
 def places_of_keys(client: redis.Redis, command: str, length: int) -> list[int]:
     """Return which words of a command are keys, as the server itself says."""
+    if length == 1:  # Redis 7 takes the question for a mistake
+        return []
     try:
         return list(map(int, client.command_getkeys(command, *map(str, range(1, length)))))
     except redis.ResponseError as error:
