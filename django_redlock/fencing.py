@@ -17,7 +17,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from inspect import iscoroutinefunction
 from threading import get_ident
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -54,27 +54,22 @@ ISOLATION = {
 }
 
 
-@overload
-def fenced(
-    lease: Lease | Iterable[Lease],
-    *,
-    using: str | Iterable[str] = DEFAULT_DB_ALIAS,
-    margin: float | None = None,
-    retries: int = 0,
-    nested: Literal[False] = False,
-    route_reads: bool = False,
-) -> "Fenced": ...
+class FenceOptions(TypedDict, total=False):
+    """The options of :func:`fenced` that go with all others."""
+
+    using: str | Iterable[str]
+    margin: float | None
+    route_reads: bool
 
 
 @overload
 def fenced(
-    lease: Lease | Iterable[Lease],
-    *,
-    using: str | Iterable[str] = DEFAULT_DB_ALIAS,
-    margin: float | None = None,
-    nested: bool,
-    route_reads: bool = False,
+    lease: Lease | Iterable[Lease], *, retries: int = 0, nested: Literal[False] = False, **options: Unpack[FenceOptions]
 ) -> "Fenced": ...
+
+
+@overload
+def fenced(lease: Lease | Iterable[Lease], *, nested: bool, **options: Unpack[FenceOptions]) -> "Fenced": ...
 
 
 @explained

@@ -32,8 +32,8 @@ nitpicky = True  # a reference that leads nowhere is a warning, and the build tu
 nitpick_ignore = [
     ("py:class", name)
     for name in (
-        *("BaseCommand", "Command", "CommandKeys", "Decorated", "Fenced", "Handle", "Key", "Many", "RowLock"),
-        *("RowOptions", "SkippingLock", "Wait"),
+        *("BaseCommand", "Command", "CommandKeys", "Decorated", "FenceOptions", "Fenced", "Handle", "Key", "Many"),
+        *("RowLock", "RowOptions", "SkippingLock", "Wait"),
     )
 ]
 nitpick_ignore += [("py:obj", "typing.~P")]  # the parameters of a task

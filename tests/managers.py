@@ -69,7 +69,7 @@ def leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     while made:
         made.pop().close()
-    if "unit" not in request.keywords:
+    if not request.node.get_closest_marker("unit"):
         gc.collect()
 
 

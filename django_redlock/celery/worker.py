@@ -53,7 +53,7 @@ SPREAD = 3.0  # seconds over which the messages of a burst come back
 SHORT, SOON = 0.25, 0.5  # the longest run that is worth waiting for in a process, and the longest wait, in seconds
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
-LONG_KEPT = 60.0  # seconds after which it may do so in practice; no visibility timeout is shorter
+LONG_KEPT = 60.0  # seconds after which it may well have done so: few brokers have a shorter visibility timeout
 REMEMBERED = 60.0  # seconds for which a note records that a message is done, if the result backend records it too
 CONSEQUENCES = {
     "wait": "is put back to wait for its slot",
@@ -105,6 +105,7 @@ class Arrival:
         self._refused = False  # because another run is known to have the slot
         self._superseded = False  # by a message of the same pending call with newer arguments
         self._received = received if isinstance(received := request.get(RECEIVED_HEADER), float) else None
+        # At the beginning of the run, because most messages are acknowledged then, and not delivered again.
         self._long_kept = self._received is not None and steady() - self._received > LONG_KEPT
         self._began = False  # whether this is the message of a pending call of which a copy has begun a run
         secret = request.get(RUN_HEADER)  # which the worker drew for the run

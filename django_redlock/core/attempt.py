@@ -133,8 +133,7 @@ class Attempt:
         if self._wanted.shared:  # the value describes no single holder
             self.value = encode(self.secret, Owner(kind=SHARED_KIND, ttl=ttl))
         elif not again:
-            owner = self._wanted.owner
-            self.value = encode_since(self.secret, owner, self.at.wall / 1e6, owner.state, owner.ttl)
+            self.value = encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
         fencing_token = max(self.at.wall, self._above_highest())
         first = self._first_round(fencing_token, since.wall)
         self.at = yield first

@@ -193,17 +193,17 @@ class Owner(NamedTuple):
 
 def encode(secret: str, owner: Owner) -> str:
     """Return the value to store under the holder's key."""
-    return encode_since(secret, owner, owner.since, owner.state, owner.ttl)
+    return encode_since(secret, owner, owner.since)
 
 
-def encode_since(secret: str, owner: Owner, since: float, state: str, ttl: float) -> str:
-    """Return the value of :func:`encode` for a hold that began at *since*, and with this *state* and *ttl*."""
+def encode_since(secret: str, owner: Owner, since: float) -> str:
+    """Return the value of :func:`encode` for a hold that began at *since*."""
     # Only the beginning is cached: each call of a task has a ref of its own, so a text with the ref would never be used
     # again.
-    start = _start(owner.host, owner.pid, owner.kind, owner.label, state)
+    start = _start(owner.host, owner.pid, owner.kind, owner.label, owner.state)
     call = f',"call":{quoted(owner.call[:MAX_STATE])}' if owner.call else ""
     process = f',"process":{quoted(owner.process)}' if owner.process else ""
-    return f'{secret}{start}{quoted(owner.ref[:MAX_REF])}{call},"ttl":{ttl!r}{process},"since":{since!r}}}'
+    return f'{secret}{start}{quoted(owner.ref[:MAX_REF])}{call},"ttl":{owner.ttl!r}{process},"since":{since!r}}}'
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.attempt import Granted
-from ..core.names import Owner, encode_since
+from ..core.names import Owner, encode
 from ..core.protocol import ANSWERS, Extend, Kind, Reply, Term
 from ..core.round import Round, count
 from .process import process
@@ -30,10 +30,7 @@ class Confirmation(NamedTuple):
         slugs: The name of the claim, as written in its keys.
         secret: The secret of the claim.
         fencing_token: Its fencing token.
-        owner: Its owner.
-        state: The owner's state from now on.
-        ttl: For how long the lock lasts from now on, in seconds.
-        since: When it was confirmed, in seconds since the epoch.
+        owner: Its owner from now on; the lock lasts for the owner's ``ttl``.
         due: When to send it, in seconds on the steady clock.
         until: When the claim lapses by itself.
     """
@@ -42,9 +39,6 @@ class Confirmation(NamedTuple):
     secret: str
     fencing_token: int
     owner: Owner
-    state: str
-    ttl: float
-    since: float
     due: float
     until: float
 
@@ -55,8 +49,8 @@ class Confirmation(NamedTuple):
 
         A node that did not get the claim gets the lock as well, unless it knows of a later holder or of a release.
         """
-        value = encode_since(self.secret, self.owner, self.since, self.state, self.ttl)
-        return Term(self.slugs, self.secret, value, self.ttl, self.fencing_token)
+        value = encode(self.secret, self.owner)
+        return Term(self.slugs, self.secret, value, self.owner.ttl, self.fencing_token)
 
 
 class Confirmations(Chore):
@@ -96,8 +90,9 @@ class Confirmations(Chore):
         self._notice_fork()
         runtime = self._manager.runtime
         now = runtime.clock()
+        confirmed = owner._replace(state=state, ttl=ttl, since=runtime.wall())
         claim = granted.slugs, granted.secret, granted.fencing_token
-        one = Confirmation(*claim, owner, state, ttl, runtime.wall(), now + GATHER, now + owner.ttl)
+        one = Confirmation(*claim, confirmed, now + GATHER, now + owner.ttl)
         if self._at_once and not self._carry_out([one]):
             return
         self._open.append(one)

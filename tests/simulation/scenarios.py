@@ -175,7 +175,7 @@ def moving_endpoint(seed: int) -> Violations:
 
 
 def _newcomer_tries(schedule: Schedule, lease: Lease, cold: Client) -> Routine:
-    """Let a client that has just started try to take the lock, which the holder must still believe to have."""
+    """Let a client that has just started try to take the lock, which the holder must not have lost."""
 
     def attempt() -> Routine:
         yield from cold.acquire(("a",), 0.0)

@@ -138,7 +138,7 @@ class SentinelNode(DiscoveredNode):
         tls = {key: value for key, value in spec.options.items() if key.startswith("ssl_")}
         options = [tls if urlsplit(url).scheme in ("rediss", "valkeys") else {} for url in spec.sentinels]
         sentinels = [Endpoint(NodeSpec(url, options=own)) for url, own in zip(spec.sentinels, options, strict=True)]
-        service = split_url(spec.url).netloc
+        service = urlsplit(spec.url).netloc
         super().__init__(spec, prefix, sentinels, ["SENTINEL", "MASTER", service])
         self.address = f"{service} of {', '.join(sorted(sentinel.address for sentinel in sentinels))}"
         self.name = spec.name or service

@@ -219,10 +219,7 @@ class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, Async
                     await asyncio.sleep(GATHER)
                     writer.transport.resume_reading()  # type: ignore[attr-defined]
 
-    @staticmethod
-    def close(connection: aioconnection.AbstractConnection) -> None:
-        """Close a connection, without an await."""
-        hang_up(connection)
+    close = staticmethod(hang_up)
 
 
 async def connect(connection: ResolvedConnection) -> None:
