@@ -92,11 +92,6 @@ class Round:
     _as_hoped: int = 0
 
     @property
-    def in_full(self) -> bool:
-        """Whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
-        return not self.timeout and not self.unattended
-
-    @property
     def wanted(self) -> bool:
         """Whether a request that a node could not understand should be sent again, in full."""
         # An attempt that nobody waits for must not be: it would take the lock for a caller that has gone.

@@ -63,7 +63,8 @@ class Connection:
         """Send this node's request of a round."""
         request = round.requests[self.node]
         self.in_flight.append((request, round, now))
-        self.link.send(request, packed, in_full=round.in_full)
+        in_full = not (round.timeout or round.unattended)  # nobody would read that the node does not know the script
+        self.link.send(request, packed, in_full=in_full)
 
     def read(self) -> None:
         """
@@ -133,15 +134,25 @@ class ConnectionSet:
             del self._by_fd[connection.fd]
             self._poll.unregister(connection.fd)
 
-    def ready(self, seconds: float) -> list[Connection]:
-        """Wait until connections can be read, have ended, or have arrived; return those that can be read."""
-        ready = []
+    def read(self, seconds: float) -> list[tuple[Connection, LinkError | None]]:
+        """
+        Wait until something has come, at most *seconds*, and read it.
+
+        Returns:
+            The connections that were read, each with the error if its link broke; none if only a link has arrived.
+        """
+        found: list[tuple[Connection, LinkError | None]] = []
         for fd, _ in self._poll.poll(max(1, round(seconds * 1000))):
             if (connection := self._by_fd.get(fd)) is not None:
-                ready.append(connection)
+                try:
+                    connection.read()
+                except LinkError as error:
+                    found.append((connection, error))
+                else:
+                    found.append((connection, None))
             elif self._wakeup:  # it announced links, which are in ``arrived``
                 self._wakeup.hush()
-        return ready
+        return found
 
     def expect(self, node: int) -> None:
         """Expect a link to *node*; its arrival wakes the waiting thread."""

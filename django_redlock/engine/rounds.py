@@ -139,7 +139,7 @@ class Gather:
         for node in spared or ():
             round.receive(node, failed(Failure.FAILED_LATELY))
         if round.timeout and not round.closed:
-            self._look_once_more(connections)
+            self._hear(connections, 0.0)  # replies that came in time, but that a busy interpreter has not read yet
             if not round.closed:
                 self._time_out(connections, round, late=expects and patience is not None and patience.late)
         if fresh or round.mending:
@@ -204,13 +204,8 @@ class Gather:
 
     def _read(self, connections: ConnectionSet, connection: Connection) -> None:
         """Read the replies that have come; if the link broke, the next one shows whether the node works."""
-        try:
-            connection.read()
-        except LinkError as error:
-            self._drop(connections, connection, error)
-        else:
-            if (breaker := self.breakers[connection.node]).rest:
-                breaker.answered()
+        if self._catch_up(connections, connection) and (breaker := self.breakers[connection.node]).rest:
+            breaker.answered()
 
     def _wait(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], left: float) -> bool:
         """Wait for an event and deal with it; return False if no more events can come."""
@@ -219,14 +214,16 @@ class Gather:
             return True
         if not self._expects(connections, round):
             return False
-        for connection in connections.ready(left):
-            self._read(connections, connection)
+        self._hear(connections, left)
         return True
 
-    def _look_once_more(self, connections: ConnectionSet) -> None:
-        """Read replies that came in time, but that a busy interpreter has not read yet."""
-        for connection in connections.ready(0.0):
-            self._read(connections, connection)
+    def _hear(self, connections: ConnectionSet, seconds: float) -> None:
+        """Read the replies that come; if a link broke, the next one shows whether the node works."""
+        for connection, error in connections.read(seconds):
+            if error:
+                self._drop(connections, connection, error)
+            elif (breaker := self.breakers[connection.node]).rest:
+                breaker.answered()
 
     def _hear_out(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes]) -> None:
         """Wait for the other replies to a refused round, for as long as its patience lasts."""
@@ -268,8 +265,7 @@ class Gather:
         until = deadline if round.mending else self._clock() + min(GRACE, round.timeout)
         while connections.connecting and (left := until - self._clock()) > 0:
             if not connections.arrived:  # the link of an instant node may have arrived already, without a wake-up
-                for connection in connections.ready(left):
-                    self._read(connections, connection)
+                self._hear(connections, left)
             self._welcome(connections, round, packed)
 
     def _welcome(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes]) -> None:

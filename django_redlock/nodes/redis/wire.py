@@ -82,17 +82,15 @@ class Encoder:
         key = -id(request) if in_full else id(request)
         data = packed.get(key)
         if data is None:
-            if many(request):
-                data = b"".join([self._command(part, in_full) for part in split(request)])
-            else:
-                data = self._command(request, in_full)
-            packed[key] = data
+            data = packed[key] = self._command(request, in_full)
         return data
 
     def _command(self, request: Request, in_full: bool) -> bytes:
-        """Return the command that runs the request's script, by its digest or with its text."""
+        """Return the command that runs the request's script, by its digest or with its text; or one for each part."""
         kind = type(request)
         keys, count, text = self._say[kind](request)
+        if keys > PART and many(request):  # each name has a key, so most requests need no second look
+            return b"".join([self._command(part, in_full) for part in split(request)])
         return f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()
 
     # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order.
