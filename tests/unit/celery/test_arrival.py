@@ -10,7 +10,7 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
-from django_redlock.celery import Return, singleton_task
+from django_redlock.celery import Return
 from django_redlock.celery.slots import HEADER
 from django_redlock.signals import lock_taken
 from django_redlock.testing import Simulation
@@ -134,17 +134,6 @@ def test_message_is_put_back_any_number_of_times(make, worker, memory_nodes, opt
     assert datetime.fromisoformat(headers["eta"]) - before < timedelta(seconds=70)
 
 
-def test_put_back_message_hides_what_its_caller_hides(make, worker):
-    """A message that was put back still shows the text that stands in for its arguments."""
-    task = make(on_overlap="wait")
-    task.apply_async((7,), {"since": "PASSWORD"}, task_id="x", kwargsrepr="HIDDEN")
-
-    with locks["default"].lock(NAME, ttl=30, wait=0):
-        worker.run()
-
-    assert worker.headers[0]["kwargsrepr"] == "HIDDEN"
-
-
 # Who ends without a run leaves nothing behind
 
 
@@ -168,42 +157,6 @@ def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
 
     assert names() == set()
     assert not task.delay(7).duplicate
-
-
-def test_run_without_nodes_frees_the_slot(make, worker, memory_nodes):
-    """
-    With ``on_unavailable={"run": "run"}`` the place in the queue is free when the run has ended.
-    """
-
-    def switch(down):
-        for node in memory_nodes:
-            node.down = down
-
-    task = make(lambda self, shop_id: switch(False), on_unavailable={"run": "run"})
-    task.delay(7)
-    switch(True)
-
-    assert worker.run() == "SUCCESS"
-    assert names() == set()
-
-
-def test_message_whose_header_was_lost(app, worker):
-    """A project that replaces all headers of a message loses ours, and the message still has its slot."""
-
-    class Mine(app.Task):
-        def apply_async(self, args=None, kwargs=None, **options):
-            return super().apply_async(args, kwargs, **options | {"headers": {"tenant": "x"}})
-
-    runs = []
-
-    @singleton_task(name="shop.sync", base=Mine)
-    def sync(shop_id):
-        runs.append(shop_id)
-
-    sync.delay(7)
-
-    assert worker.run() == "SUCCESS"
-    assert (runs, names()) == ([7], set())
 
 
 def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):

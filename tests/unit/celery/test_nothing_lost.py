@@ -26,7 +26,7 @@ from django_redlock.exceptions import QuorumUnavailableError
 from django_redlock.signals import SIGNALS, lock_acquired
 from django_redlock.testing import Simulation
 
-from .slots import NAME, names, tickets
+from .slots import NAME, names, set_down, tickets
 
 EVENTS = (singleton_duplicate, singleton_overlap, singleton_lost, singleton_stolen)
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body")
@@ -157,12 +157,8 @@ def test_slot_that_a_dead_worker_left_to_a_retry(app, make, worker, runs, monkey
                 self.retry(countdown=0)
 
     def die(*about, **more):
-        switch(down=True)
+        set_down(simulation.nodes)
         raise SystemExit(-9)
-
-    def switch(down):
-        for node in simulation.nodes:
-            node.down = down
 
     task = make(body, acks_late=True)
     with Simulation(nodes=3, check=False) as simulation:
@@ -170,8 +166,7 @@ def test_slot_that_a_dead_worker_left_to_a_retry(app, make, worker, runs, monkey
         copy = worker.take()
         with pytest.raises(SystemExit):
             worker.run(copy)
-        switch(down=False)
-
+        set_down(simulation.nodes, False)
         assert worker.run(copy, redelivered=True) == "IGNORED"
         assert task.singleton.holder(7).state == "claimed"
         simulation.advance(11.0)
@@ -348,8 +343,8 @@ def test_nodes_fall_silent_after_the_slot_was_taken(
     result = task.delay(7)
 
     def fall_silent(lease, **about):
-        for node in memory_nodes:
-            node.down = node.down or lease.name == NAME
+        if lease.name == NAME:
+            set_down(memory_nodes)
 
     lock_acquired.connect(fall_silent)
     first = worker.run(redelivered=True)
@@ -435,21 +430,6 @@ def begin_and_die(make, worker, runs, **options):
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_killed_run_finds_its_slot_taken(make, worker, runs, overlap):
-    """A message whose run began and did not end waits for the slot that another call has, and runs."""
-    task, result, message = begin_and_die(make, worker, runs, on_overlap=overlap)
-    other = task.delay(7)
-    assert not other.duplicate
-
-    assert worker.run(message, redelivered=True) == "IGNORED"
-    assert result.state == "PENDING"
-    worker.run_all()
-
-    assert runs == [result.id, other.id, result.id]
-    assert (result.state, other.state, names()) == ("SUCCESS", "SUCCESS", set())
-
-
-@pytest.mark.parametrize("overlap", OVERLAPS)
 def test_message_that_is_put_back_has_begun_still(make, worker, runs, overlap):
     """A message that was put back is a new one for the broker; it has begun all the same. ``wait_for`` is no limit."""
     limit = {"wait_for": 0.0} if overlap in ("wait", "follow") else {}
@@ -466,43 +446,24 @@ def test_message_that_is_put_back_has_begun_still(make, worker, runs, overlap):
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_retry_finds_its_slot_taken(make, worker, runs, overlap):
-    """A retry whose slot was lost during its countdown waits for the one who has it."""
-
-    def body(self, shop_id):
-        runs.append(self.request.retries)
-        if not self.request.retries:
-            raise self.retry(countdown=0)
-
-    task = make(body, on_overlap=overlap)
-    result = task.delay(7)
-    worker.run()
-    task.singleton.release(7)
-
-    with locks["default"].lock(NAME, ttl=30, wait=0):
-        assert worker.run() == "IGNORED"
-        assert result.state == "RETRY"
-    assert worker.run_all() == ["SUCCESS"]
-
-    assert runs == [0, 1]
-
-
-@pytest.mark.parametrize("overlap", OVERLAPS)
-def test_rejected_message_finds_its_slot_taken(make, worker, runs, overlap):
-    """So does a message that the body rejected, for the broker to deliver it again."""
+@pytest.mark.parametrize("how", ["retry", "reject"])
+def test_work_that_is_to_go_on_finds_its_slot_taken(make, worker, runs, overlap, how):
+    """A retry whose slot was lost waits for the one who has it, and so does a message that its body rejected."""
 
     def body(self, shop_id):
         runs.append(shop_id)
         if len(runs) == 1:
-            raise Reject("busy", requeue=True)
+            raise self.retry(countdown=0) if how == "retry" else Reject("busy", requeue=True)
 
     task = make(body, acks_late=True, on_overlap=overlap)
     result = task.delay(7)
     message = worker.take()
-    assert worker.run(message) == "REJECTED"
+    worker.run(message)
+    task.singleton.release(7)
+    again = worker.take() or message
 
     with locks["default"].lock(NAME, ttl=30, wait=0):
-        assert worker.run(message, redelivered=True) == "IGNORED"
+        assert worker.run(again, redelivered=how == "reject") == "IGNORED"
     assert worker.run_all() == ["SUCCESS"]
 
     assert (runs, result.state) == ([7, 7], "SUCCESS")
@@ -536,23 +497,24 @@ ENDS = [SystemExit(3), SystemExit(-15), SoftTimeLimitExceeded(), Limit(), ValueE
 
 
 @pytest.mark.parametrize("error", ENDS)
-@pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
+@pytest.mark.parametrize("options", [{}, {"on_duplicate": "rerun"}, {"on_duplicate": "replace"}, {"acks_late": True}])
 @pytest.mark.parametrize("where", ["prerun", "init", "before_start"])
-def test_ended_before_the_body_begins(app, worker, monkeypatch, where, strategy, error):
-    """What ends a task before its body begins ends its slot as well."""
-
-    class Mine(app.Task):
-        def before_start(self, *about):
-            if where == "before_start":
-                raise error
-
-    @singleton_task(name="shop.sync", base=Mine, on_duplicate=strategy)
-    def sync(shop_id): ...
+def test_ended_before_the_body_begins(app, worker, monkeypatch, where, options, error):
+    """
+    What ends a task before its body begins ends its slot as well, but for the message of a process that is stopped, if
+    it is acknowledged late.
+    """
 
     def fail(*about, **more):
         raise error
 
-    sync.delay(7)
+    class Mine(app.Task):
+        before_start = fail if where == "before_start" else app.Task.before_start
+
+    @singleton_task(name="shop.sync", base=Mine, **options)
+    def sync(shop_id): ...
+
+    first = sync.delay(7)
     if where == "init":
         monkeypatch.setattr(app.loader, "on_task_init", fail)
     if where == "prerun":
@@ -564,35 +526,9 @@ def test_ended_before_the_body_begins(app, worker, monkeypatch, where, strategy,
         signals.task_prerun.disconnect(fail)
 
     if where != "prerun" or not isinstance(error, Exception):  # Celery logs those, and runs the task
-        assert names() == set()
-    assert not sync.delay(7).duplicate
-
-
-@pytest.mark.parametrize("where", ["prerun", "before_start"])
-def test_stopped_before_the_body_begins(app, worker, monkeypatch, where):
-    """With late acknowledgement, the slot of a message whose process is stopped stays with the message."""
-
-    class Mine(app.Task):
-        def before_start(self, *about):
-            if where == "before_start":
-                raise SystemExit(-15)
-
-    @singleton_task(name="shop.sync", base=Mine, acks_late=True)
-    def sync(shop_id): ...
-
-    def fail(*about, **more):
-        raise SystemExit(-15)
-
-    result = sync.delay(7)
-    if where == "prerun":
-        signals.task_prerun.connect(fail)
-    try:
-        with pytest.raises(SystemExit):
-            worker.run()
-    finally:
-        signals.task_prerun.disconnect(fail)
-
-    assert sync.delay(7).id == result.id
+        keeps = "acks_late" in options and error.args == (-15,)
+        assert names() == ({NAME} if keeps else set())
+        assert (sync.delay(7).id == first.id) is keeps
 
 
 # Receivers, history, metrics, events

@@ -32,17 +32,26 @@ def each() -> Any:
         ({"on_duplicate": "jion"}, ValueError, r"on_duplicate must be one of .*'jion'; did you mean 'join'\?"),
         ({"on_overlap": "weit"}, ValueError, r"on_overlap must be one of .*, not .weit.; did you mean .wait.\?"),
         ({"on_duplicates": "skip"}, TypeError, r"no option 'on_duplicates'; did you mean 'on_duplicate'\?"),
-        ({"leese": 3}, TypeError, r"did you mean 'lease'\?"),
         ({"ttl": 3}, TypeError, r"did you mean 'lease'\?"),
-        ({"if_taken": "skip"}, TypeError, r"did you mean 'on_duplicate'\?"),
+        # Names that options have elsewhere.
+        ({"wait": 3}, TypeError, r"did you mean 'wait_for'\?"),
+        ({"timeout": 3}, TypeError, r"did you mean 'queue_ttl'\?"),
+        ({"graceful": True}, TypeError, r'did you mean on_duplicate="join"\?'),
+        ({"unlock_before_run": True}, TypeError, r'did you mean scope="until_executing"\?'),
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"lease": float("nan")}, ValueError, "lease must be a finite number"),
         ({"queue_ttl": -1}, ValueError, "queue_ttl must be more than 0 seconds"),
         ({"max_hold": 0}, ValueError, "max_hold must be more than 0 seconds"),
+        ({"lock_direct_calls": "no"}, TypeError, "lock_direct_calls must be True or False, not 'no'"),
         (
             {"max_hold": 9, "scope": "until_executing"},
             ValueError,
             "max_hold has no meaning with scope='until_executing'",
+        ),
+        (
+            {"on_unavailable": {"enqueue": "raise"}, "scope": "while_executing"},
+            ValueError,
+            "'enqueue'.*has no meaning with scope='while_executing'",
         ),
         ({"using": None}, TypeError, "using must be the name of an alias"),
         ({"group": ""}, TypeError, "group must be None or a name"),
@@ -56,16 +65,11 @@ def test_wrong_option_fails_when_decorating(options, error, message):
         singleton_task(**options)(nothing)
 
 
-def test_second_decorator_is_refused(app):
-    """A task cannot be made a singleton afterwards."""
-    with pytest.raises(TypeError, match="remove the other task decorator"):
-        singleton_task(shared_task(nothing))
-
-
 @pytest.mark.parametrize(
     ("decorated", "message"),
     [
         (Task(), "remove the other task decorator"),
+        (shared_task(nothing), "remove the other task decorator"),
         (dict, "not the class dict. Derive it from SingletonTask"),
         ("shop.tasks.pay", "decorates a function, not 'shop.tasks.pay'"),
         (later, "the slot would be free before the body of later runs.*async_to_sync"),
@@ -192,34 +196,6 @@ def test_error_can_be_pickled_and_stored():
     assert str(copy) == str(DuplicateTask(*error.args)) == "'task:shop.sync' is running as task abc."
 
 
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [
-        ("wait", "'wait_for'"),
-        ("hold", "'hold_for'"),
-        ("timeout", "'queue_ttl'"),
-        ("lock_timeout", "'lease'"),
-        ("graceful", 'on_duplicate="join"'),
-        ("heartbeat", "'lease'"),
-        ("unlock_before_run", 'scope="until_executing"'),
-        ("raise_on_duplicate", 'on_duplicate="raise"'),
-    ],
-)
-def test_names_that_others_use(wrong, right):
-    """The name that an option has elsewhere is refused, with its name here."""
-    with pytest.raises(TypeError, match=f"no option '{wrong}'; did you mean {right}"):
-        singleton_task(**{wrong: 1})
-
-
-@pytest.mark.parametrize("option", ["lock_direct_calls"])
-def test_flags_are_true_or_false(option):
-    """
-    A text such as "no" is not taken for yes.
-    """
-    with pytest.raises(TypeError, match=f"{option} must be True or False, not 'no'"):
-        SingletonOptions(**{option: "no"})
-
-
 @pytest.mark.parametrize("chosen", [True, "raise"])
 def test_options_of_a_call_are_a_dict(app, chosen):
     """Anything but a dict is refused with an example of one."""
@@ -252,18 +228,6 @@ def test_names_of_the_projects_own(app, worker, name):
 
     assert worker.run() == "SUCCESS"
     assert calls == ["event"]
-
-
-@pytest.mark.parametrize(
-    ("options", "wrong"),
-    [({"on_unavailable": {"enqueue": "raise"}}, "'enqueue'")],
-)
-def test_options_without_effect(options, wrong):
-    """
-    With ``scope="while_executing"`` a call is sent without a look at the slot: options for it are refused.
-    """
-    with pytest.raises(ValueError, match=f"{wrong}.*has no meaning with scope='while_executing'"):
-        SingletonOptions(scope="while_executing", **options)
 
 
 def test_override_of_a_coroutine_function(make):

@@ -1,7 +1,5 @@
 """A worker and a message."""
 
-from typing import Any
-
 import pytest
 from celery import Task, chain
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
@@ -34,18 +32,6 @@ def test_slot_is_held_while_the_body_runs(make, worker):
 
     assert [(result.id, result.reason) for result in seen] == [(first.id, "running")]
     assert not task.delay(7).duplicate
-
-
-def test_lease_in_the_body(make, worker):
-    """The body can ask for its lease; outside it there is none."""
-    seen = []
-    task = make(lambda self, shop_id: seen.append(self.singleton.lease))
-    task.delay(7)
-    worker.run()
-
-    assert seen[0].name == NAME
-    assert seen[0].reason == "released"
-    assert task.singleton.lease is None
 
 
 def test_check_raises_when_the_slot_was_lost(make, worker):
@@ -111,60 +97,27 @@ def test_every_way_out_frees_the_slot(make, worker, error, state, late):
     assert not taken()
 
 
-def test_message_by_name_is_excluded(make, worker, app):
-    """A message that was sent by name, by a process that does not know the task, does not run beside another."""
-    states = []
+@pytest.mark.parametrize("how", ["drop", "fail"])
+def test_message_that_was_sent_by_name_does_not_run_beside_another(make, worker, app, how):
+    """It is revoked, or fails, and says why; it leaves the holder's slot alone. Afterwards such a message runs."""
+    taken_still = []
 
     def body(self, shop_id):
-        if not states:
-            app.send_task("shop.sync", (7,), task_id="by-name")
-            states.append(worker.run())
+        if not taken_still:
+            app.send_task("shop.sync", (7,), task_id="second")
+            worker.run()
+            taken_still.append(taken())
 
-    task = make(body)
-    task.delay(7)
+    task = make(body, on_overlap=how)
+    first = task.delay(7)
     worker.run()
 
-    assert states == ["IGNORED"]
-    assert task.AsyncResult("by-name").state == "REVOKED"
+    error = TaskRevokedError if how == "drop" else DuplicateTask
+    with pytest.raises(error, match=f"{NAME}.* is running as task {first.id}"):
+        task.AsyncResult("second").get(timeout=1)
+    assert taken_still == [True]
     app.send_task("shop.sync", (7,))
     assert worker.run() == "SUCCESS"
-
-
-def test_skipped_message_has_an_outcome(make, worker):
-    """A skipped message is revoked, says why, and leaves the holder's slot alone; its worker waits for nothing."""
-    results = []
-
-    def body(self, shop_id):
-        self.apply_async((7,), task_id="second")
-        worker.run()
-        results.append(taken())
-
-    task = make(body)
-    first = task.delay(7)
-    worker.run()
-
-    with pytest.raises(TaskRevokedError, match=f"Skipped: {NAME} is running as task {first.id}"):
-        task.AsyncResult("second").get(timeout=1)
-    assert results == [True]
-
-
-def test_overlap_can_raise(make, worker):
-    """
-    With ``on_overlap="fail"`` the second message fails with the error.
-    """
-
-    def body(self, shop_id):
-        if self.request.id != "second":
-            self.apply_async((7,), task_id="second")
-            worker.run()
-
-    task = make(body, on_overlap="fail")
-    first = task.delay(7)
-    worker.run()
-
-    with pytest.raises(DuplicateTask) as caught:
-        task.AsyncResult("second").get(timeout=1)
-    assert caught.value.holder_id == first.id
 
 
 def test_direct_call_touches_no_lock(make, worker):
@@ -183,25 +136,6 @@ def test_direct_call_touches_no_lock(make, worker):
 
     assert worker.run() == "SUCCESS"
     assert seen == [(9, False), (7, True), (7, True), (8, False)]
-
-
-def test_eager(make, app):
-    """In eager mode and with ``apply()`` the slot is taken and freed inline, and nesting does not wait for itself."""
-    seen = []
-
-    def body(self, shop_id):
-        seen.append((taken(), self.request.is_eager, self.request.called_directly))
-        if len(seen) == 1:
-            seen.append(task.delay(7).state)
-
-    task = make(body)
-    app.conf.task_always_eager = True
-
-    result = task.delay(7)
-    assert (result.state, result.duplicate, result.accepted) == ("SUCCESS", False, True)
-    assert task.apply((7,)).state == "SUCCESS"
-    assert seen == [(True, True, False), "IGNORED", (True, True, False)]
-    assert not taken()
 
 
 def test_handlers_of_the_project_run_once(app, worker):
@@ -242,24 +176,6 @@ def test_two_singletons_nested(make, worker):
     worker.run()
 
     assert seen == [(True, True), (True, False)]
-    assert not taken()
-
-
-def test_retry_keeps_the_slot(make, worker):
-    """During the countdown of a retry the slot stays taken, and a duplicate joins the same id."""
-
-    def body(self, shop_id):
-        if not self.request.retries:
-            raise self.retry(countdown=100)
-
-    task = make(body)
-    first = task.delay(7)
-    assert worker.run() == "RETRY"
-
-    joined = task.delay(7)
-
-    assert (joined.id, joined.reason) == (first.id, "queued")
-    assert worker.run() == "SUCCESS"
     assert not taken()
 
 
@@ -361,20 +277,6 @@ def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
     assert taken()
 
 
-def test_slot_of_the_next_holder_is_left_alone(make, worker, memory_nodes):
-    """A run that lost its slot does not free that of the one who has it now."""
-
-    def body(self, shop_id):
-        for node in memory_nodes:
-            node.store.reset()
-        self.delay(7)
-
-    make(body).delay(7)
-    worker.run()
-
-    assert taken()
-
-
 def test_replaced_by_itself(make, worker):
     """A task that replaces itself hands its slot over."""
 
@@ -459,25 +361,6 @@ def test_nodes_down_in_eager_mode(make, memory_nodes):
 
     with pytest.raises(QuorumUnavailableError):
         task.apply((7,), throw=True)
-
-
-def test_copy_of_a_running_message_is_looked_at_later(make, worker):
-    """A message that the broker delivers again while its first copy runs neither runs nor is lost nor revoked."""
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        seen.append(self.request.id)
-        if len(seen) == 1:
-            seen.append(worker.run(message, redelivered=True))
-
-    task = make(body)
-    result = task.delay(7)
-    message = worker.take()
-
-    assert worker.run(message) == "SUCCESS"
-    assert seen == [result.id, "IGNORED"]
-    assert [(each["id"], bool(each["eta"])) for each in worker.headers] == [(result.id, True)]
-    assert result.state == "SUCCESS"
 
 
 def test_errback_of_a_skipped_task(make, worker, app):

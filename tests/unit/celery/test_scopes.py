@@ -12,24 +12,8 @@ from django_redlock.inventory import force_release, held_locks
 from .slots import NAME, names
 
 
-def test_running_sends_every_call(make, worker):
-    """
-    With ``scope="while_executing"`` any number of messages wait, and nobody is asked when they are sent.
-    """
-    task = make(scope="while_executing")
-
-    results = [task.delay(7) for _ in range(3)]
-
-    assert [result.duplicate for result in results] == [False] * 3
-    assert len({result.id for result in results}) == len(worker.headers) == 3
-    assert names() == set()
-    assert worker.run_all() == ["SUCCESS"] * 3
-
-
 def test_running_excludes_runs(make, worker):
-    """
-    With ``scope="while_executing"`` a second run waits until the first has ended, and uses up no retry.
-    """
+    """With ``scope="while_executing"`` every call is sent; a second run waits for the first, and uses up no retry."""
     seen = []
 
     def body(self, shop_id):
@@ -39,28 +23,35 @@ def test_running_excludes_runs(make, worker):
             seen.append(worker.headers[0]["retries"])
 
     task = make(body, scope="while_executing", max_retries=0)
-    task.delay(7)
-    task.delay(7)
+    assert not task.delay(7).duplicate
+    assert not task.delay(7).duplicate
+    assert names() == set()
 
     assert worker.run_all() == ["SUCCESS", "SUCCESS"]
     assert seen == [0, "IGNORED", 0, 0]
 
 
-def test_retry_of_a_running_scope(make, worker):
-    """
-    With ``scope="while_executing"`` a retry leaves the slot free while it waits.
-    """
+@pytest.mark.parametrize(
+    ("scope", "kept"),
+    [("until_executed", {NAME}), ("while_executing", set()), ("until_and_while_executing", {f"queued:{NAME}"})],
+)
+def test_slot_during_the_countdown_of_a_retry(make, worker, scope, kept):
+    """A retry keeps the slot of those that wait, if its scope has one, and a duplicate joins the same id."""
 
     def body(self, shop_id):
         if not self.request.retries:
             raise self.retry(countdown=100)
 
-    task = make(body, scope="while_executing")
-    task.delay(7)
-
+    task = make(body, scope=scope)
+    first = task.delay(7)
     assert worker.run() == "RETRY"
-    assert names() == set()
+
+    assert names() == kept
+    if kept:
+        joined = task.delay(7)
+        assert (joined.id, joined.reason) == (first.id, "queued")
     assert worker.run() == "SUCCESS"
+    assert names() == set()
 
 
 def test_queued_lets_equals_run_side_by_side(make, worker):
@@ -115,25 +106,6 @@ def test_queued_and_running(make, worker):
 
     assert worker.run_all() == ["SUCCESS", "SUCCESS"]
     assert seen == [False, True, True, "IGNORED", {NAME, f"queued:{NAME}"}]
-    assert names() == set()
-
-
-def test_retry_of_queued_and_running(make, worker):
-    """
-    With ``scope="until_and_while_executing"`` a retry waits with the slot of those that wait.
-    """
-
-    def body(self, shop_id):
-        if not self.request.retries:
-            raise self.retry(countdown=100)
-
-    task = make(body, scope="until_and_while_executing")
-    first = task.delay(7)
-    worker.run()
-
-    assert names() == {f"queued:{NAME}"}
-    assert task.delay(7).id == first.id
-    assert worker.run() == "SUCCESS"
     assert names() == set()
 
 
