@@ -85,7 +85,6 @@ def many(options: argparse.Namespace) -> int:
 
 
 def parse() -> argparse.Namespace:
-    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--profile", default="all", choices=["all", *PROFILES])
     parser.add_argument(

@@ -12,10 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 from .database import Database
-from .driver import Lease, Process
+from .driver import Process
 from .mutants import READ_BEFORE_CLAIM
 from .profiles import CALM, LOSS, PAUSE, TTL
-from .scenarios import THREE, Violations, amnesia, visit
+from .scenarios import Scenario, Violations, amnesia, break_links, scenario, visit
 from .schedule import Client, Schedule
 from .world import Routine, Sleep
 
@@ -38,7 +38,7 @@ class Assumption:
     letter: str
     broken: str
     oracle: str
-    scenario: Callable[[int], Violations]
+    scenario: Scenario
     change: Callable[[], Any] = nullcontext
 
 
@@ -62,7 +62,6 @@ def need(assumption: Assumption) -> Need:
 
 
 def shown(needs: list[Need]) -> str:
-    """Return the text to print."""
     lines = [
         f"{need.assumption.letter:<3} {need.assumption.broken}  <- schedule {need.seed + 1}: {need.what or 'NOTHING'}"
         for need in needs
@@ -71,95 +70,60 @@ def shown(needs: list[Need]) -> str:
     return "\n".join([*lines, f"{missed} of {len(needs)} assumptions are needed"])
 
 
-def most_clocks_step(seed: int) -> Violations:
+@scenario()
+def most_clocks_step(schedule: Schedule, holder: Client, cold: Client) -> Routine:
     """
     Two of three nodes' clocks step forward together, and a client comes that has not heard from any of them before.
     """
-    schedule = Schedule(THREE, seed)
-    holder, cold = (schedule.start_client(idle=True) for _ in range(2))
-
-    def story() -> Routine:
-        yield from visit(holder)
-        lease = yield from holder.acquire(("a",), 0.0)
-        assert isinstance(lease, Lease)
-        for machine in schedule.machines[:2]:
-            machine.set_clock(60.0)
-        yield Sleep(0.1)
-        cold.spawn(cold.acquire(("a",), 0.0))
-
-    holder.spawn(story())
-    schedule.world.run(3.0)
-    return schedule.oracles.violations
+    yield from visit(holder)
+    yield from holder.acquire(("a",), 0.0)
+    for machine in schedule.machines[:2]:
+        machine.set_clock(60.0)
+    yield Sleep(0.1)
+    cold.spawn(cold.acquire(("a",), 0.0))
 
 
-def step_is_undone_unseen(seed: int) -> Violations:
+@scenario()
+def step_is_undone_unseen(schedule: Schedule, holder: Client, other: Client, third: Client) -> Routine:
     """One node's clock steps forward and back again before a client that knows the node hears from it."""
-    schedule = Schedule(THREE, seed)
-    holder, other, third = (schedule.start_client(idle=True) for _ in range(3))
-
-    def story() -> Routine:
-        other.spawn(visit(other))
-        yield from visit(holder)
-        yield Sleep(0.1)
-        cut_off(holder, 2)
-        yield from holder.acquire(("a",), 0.0)
-        schedule.machines[0].set_clock(60.0)
-        third.spawn(visit(third))
-        yield Sleep(0.1)
-        schedule.machines[0].set_clock(-60.0)
-        other.spawn(other.acquire(("a",), 0.0))
-
-    holder.spawn(story())
-    schedule.world.run(3.0)
-    return schedule.oracles.violations
+    other.spawn(visit(other))
+    yield from visit(holder)
+    yield Sleep(0.1)
+    break_links(holder, "deaf", {2})
+    yield from holder.acquire(("a",), 0.0)
+    schedule.machines[0].set_clock(60.0)
+    third.spawn(visit(third))
+    yield Sleep(0.1)
+    schedule.machines[0].set_clock(-60.0)
+    other.spawn(other.acquire(("a",), 0.0))
 
 
-def one_of_three_forgets(seed: int) -> Violations:
+@scenario(seconds=5.0, restart_guard=False)
+def one_of_three_forgets(schedule: Schedule, first: Client, second: Client) -> Routine:
     """The only node that two quorums share forgets the token of the first, and the clock of the second is behind."""
-    schedule = Schedule(THREE, seed, restart_guard=False)
     schedule.oracles.guarded = False
-    first, second = (schedule.start_client(idle=True) for _ in range(2))
     second.wall.step(-2.0)
-
-    def story() -> Routine:
-        second.spawn(visit(second))
-        yield from visit(first)
-        yield Sleep(0.1)
-        cut_off(first, 2)
-        yield from first.release((yield from first.acquire(("a",), 0.0)))
-        schedule.machines[1].crash(forget=True)
-        schedule.machines[1].start()
-        cut_off(second, 0)
-        second.spawn(second.acquire(("a",), 2.0))
-
-    first.spawn(story())
-    schedule.world.run(5.0)
-    return schedule.oracles.violations
+    second.spawn(visit(second))
+    yield from visit(first)
+    yield Sleep(0.1)
+    break_links(first, "deaf", {2})
+    yield from first.release((yield from first.acquire(("a",), 0.0)))
+    schedule.machines[1].crash(forget=True)
+    schedule.machines[1].start()
+    break_links(second, "deaf", {0})
+    second.spawn(second.acquire(("a",), 2.0))
 
 
-def cut_off(client: Client, node: int) -> None:
-    """Let no further request of a client arrive at a node."""
-    for connections in client._connection_sets:
-        connections.by_node[node].wire.deaf = True
-
-
-def tokens_are_forgotten(seed: int) -> Violations:
+@scenario(seconds=10.0)
+def tokens_are_forgotten(schedule: Schedule, first: Client, second: Client) -> Routine:
     """All nodes forget the last token, and much later a client comes whose clock is further behind than that."""
-    schedule = Schedule(THREE, seed)
-    first, second = (schedule.start_client(idle=True) for _ in range(2))
     second.wall.step(-60.0)
-
-    def story() -> Routine:
-        yield from first.release((yield from first.acquire(("a",), 0.0)))
-        for machine in schedule.machines:
-            machine.crash(forget=True)
-            machine.start()
-        yield Sleep(5 * TTL)
-        second.spawn(second.acquire(("a",), None))
-
-    first.spawn(story())
-    schedule.world.run(10.0)
-    return schedule.oracles.violations
+    yield from first.release((yield from first.acquire(("a",), 0.0)))
+    for machine in schedule.machines:
+        machine.crash(forget=True)
+        machine.start()
+    yield Sleep(5 * TTL)
+    second.spawn(second.acquire(("a",), None))
 
 
 def slow_clocks(seed: int) -> Violations:
@@ -197,8 +161,7 @@ def few_secrets() -> Iterator[None]:
         yield
 
 
-def schedules_of(profile: Any) -> Callable[[int], Violations]:
-    """Return the scenario of a profile."""
+def schedules_of(profile: Any) -> Scenario:
     return lambda seed: Schedule(profile, seed).run().violations
 
 

@@ -58,7 +58,6 @@ class Database:
         self._faults = faults
 
     def row(self, name: str) -> Row:
-        """Return the row of a lock."""
         return self.rows.setdefault(name, Row())
 
     # A client's statements; each is to be yielded, and returns the result
@@ -76,11 +75,9 @@ class Database:
         return Call(begin)
 
     def read(self, name: str, guard: str) -> Call:
-        """Return the committed value of a counter."""
         return self.ask(lambda answer: answer(self.row(name).counters[guard]))
 
     def write(self, name: str, value: int) -> Call:
-        """Set the counter without a fence."""
         return self.ask(lambda answer: answer(self._write(name, UNFENCED, value)))
 
     def compare_and_write(self, name: str, value: int, token: int) -> Call:
@@ -94,7 +91,6 @@ class Database:
         )
 
     def commit(self, session: Session, name: str, value: int, token: int, owner: str) -> Call:
-        """Set the claimed counter and commit."""
         return self.ask(lambda answer: answer(self._commit(session, name, value, token, owner)))
 
     # The server's part
@@ -174,7 +170,6 @@ def increment(database: Database, client: Any, name: str, token: int, owner: str
 
 
 def increment_claimed(database: Database, client: Any, name: str, token: int, owner: str) -> Routine:
-    """Claim the row, read, write, commit."""
     with transaction(client, name) as session:
         if not (yield database.claim(session, name, token, owner)):
             return False

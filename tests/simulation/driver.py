@@ -71,8 +71,6 @@ class ConnectionSet:
 
 @dataclass(eq=False, slots=True)
 class Bell:
-    """The event that notifies a waiter."""
-
     rung: bool = False
     task: Task | None = None
 
@@ -137,12 +135,10 @@ class Process(Computer):
         self._watchdog: Task | None = None
 
     def clock(self) -> float:
-        """Return the time on the clock that measures leases."""
         steady = self.steady
         return steady.base + self.world.now * steady.rate
 
     def instant(self) -> Instant:
-        """Return one reading of both clocks."""
         return Instant(self.clock(), int(self.wall() * 1e6))
 
     def breathe(self) -> Sleep:

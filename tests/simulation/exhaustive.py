@@ -45,8 +45,6 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The phase of a client."""
-
     key: Hashable = None
     asks: dict[int, Any] = field(default_factory=dict)
     said: dict[int, Hashable] = field(default_factory=dict)
@@ -59,7 +57,6 @@ IDLE = Phase()
 
 
 def secret(client: int, attempt: int) -> str:
-    """Return the secret of an attempt."""
     return f"{client}{attempt}".rjust(SECRET_SIZE, "x")
 
 
@@ -278,14 +275,12 @@ class Search:
 
 
 def objection(tokens: tuple[int, ...], client: Client, token: int) -> str:
-    """Return the violation of a token, or nothing."""
     if token in tokens:
         return f"token {token} was given before"
     return f"token {token} after {client.after}" if token <= client.after else ""
 
 
 def way(parents: dict[Hashable, tuple[Hashable, str] | None], key: Hashable) -> list[str]:
-    """Return the steps that lead to a state."""
     steps: list[str] = []
     while (step := parents[key]) is not None:
         key, what = step
@@ -307,7 +302,6 @@ CONFIGURATIONS = {
 
 
 def table() -> str:
-    """Search each of the configurations; return the text to print."""
     lines = ["| three nodes, two clients | states | acquisitions | violations |", "| --- | ---: | ---: | ---: |"]
     for name, (walls, numbers) in CONFIGURATIONS.items():
         search = Search(Production(walls=walls), numbers=numbers)

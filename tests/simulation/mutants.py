@@ -31,8 +31,6 @@ ENOUGH = 600  # schedules of each haunt after which a mutant counts as alive
 
 
 def hunt(mutant: Mutant) -> Kill:
-    """Run schedules until an oracle objects to a mutant, or the limit is reached."""
-
     def objection(haunt: str, seed: int) -> str | None:
         violations = Schedule(PROFILES[haunt], seed).run().failures if haunt in PROFILES else SCENARIOS[haunt](seed)
         return violations[0][1] if violations else None
@@ -41,12 +39,10 @@ def hunt(mutant: Mutant) -> Kill:
 
 
 def always(value: Any) -> Wrong:
-    """Put a value in its place."""
     return lambda right: value
 
 
 def returns(value: Any) -> Wrong:
-    """Return the same value whatever the arguments are."""
     return lambda right: lambda *args, **options: value
 
 
@@ -327,10 +323,7 @@ MUTANTS = (
         trusts_new_sets,
     ),
     Mutant(
-        "objections to a node are ignored",
-        LOSES,
-        (Admission, "judge"),
-        always(lambda self, node, reply, *args: reply),
+        "objections to a node are ignored", LOSES, (Admission, "judge"), always(lambda self, node, reply, *args: reply)
     ),
     Mutant(
         "a node whose clock ran forward votes for clients that know it",
@@ -384,10 +377,7 @@ MUTANTS = (
         writes_over_others,
     ),
     Mutant(
-        "a hold is not lengthened by the uncertainty about the leader's clock",
-        LEADERS,
-        (Moment, "margin"),
-        always(0.0),
+        "a hold is not lengthened by the uncertainty about the leader's clock", LEADERS, (Moment, "margin"), always(0.0)
     ),
     # The fenced transaction
     Mutant(

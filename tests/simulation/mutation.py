@@ -36,7 +36,6 @@ class Mutant:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Make the protocol wrong."""
         with ExitStack() as stack:
             for owner, name, wrong in ((*self.target, self.wrong), *self.also):
                 stack.enter_context(patch.object(owner, name, wrong(getattr(owner, name))))
@@ -65,7 +64,6 @@ def hunt(mutant: Mutant, objection: Callable[[str, int], str | None], enough: in
 
 
 def score(kills: list[Kill]) -> str:
-    """Return the text to print about a hunt."""
     lines = [f"{kill.schedules:>5}  {kill.mutant.name}  <- {kill.what or 'ALIVE'}" for kill in kills]
     killed = sum(kill.what is not None for kill in kills)
     return "\n".join([*lines, f"killed {killed} of {len(kills)} mutants"])

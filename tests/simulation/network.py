@@ -49,7 +49,6 @@ class Machine(Place):
         return Greeting(run_id=self._run(), age=age, promoted=self._promoted)
 
     def link(self, client: Computer, profile: Profile, faults: "Faults") -> "Wire":
-        """Return a connection of a process."""
         return Wire(client, self, profile, faults)
 
     def listen(self, process: str, notification: Callable[[str], object]) -> None:
@@ -62,7 +61,6 @@ class Machine(Place):
         return holder == SHARED and secret in self.store.records.shared.get(slug, ()) if shared else holder == secret
 
     def endless(self) -> list[str]:
-        """Return the names with a holder whose hold has no end."""
         rows = self.store.execute(Survey(size=100)).rows
         return [row.slug for row in rows if row.value and row.left is None]
 
@@ -96,14 +94,12 @@ class Machine(Place):
             self.at_end.pop()()
 
     def start(self) -> None:
-        """Start again."""
         if not self.up:
             self.world.log(self.name, "starts")
             self.up = True
             self.booted = self.world.now
 
     def stop(self, seconds: float) -> None:
-        """Do nothing for the given time."""
         self.world.log(self.name, "stops", f"for {seconds:.3f}")
         self.stopped_until = self.world.now + seconds
 
@@ -118,7 +114,6 @@ class Machine(Place):
         self.at(self.stopped_until, call, *args)
 
     def execute(self, request: Request, repeated: bool) -> Reply:
-        """Execute a request in one atomic step."""
         missing = self._oracles.missing(self, request) if isinstance(request, Extend) else NOBODY
         reply = self.store.execute(request)
         if self.world.trace is not None:
@@ -128,7 +123,6 @@ class Machine(Place):
 
 
 def describe(request: Request) -> str:
-    """Return the text of a request in the trace."""
     match request:
         case Extend():
             return "Extend " + ", ".join(f"{term.secret[:4]} #{term.fencing_token % 10**9}" for term in request.terms)
@@ -171,7 +165,6 @@ class Wire:
         self.on_end: Callable[[], object] = lambda: None
 
     def send(self, request: Request) -> None:
-        """Send a request."""
         faults, world = self._faults, self._world
         random, profile = world.random.random, self._profile
         if faults.on:
@@ -239,7 +232,6 @@ class Faults:
         self._blocked[client.name, machine.number] = self._world.now + seconds
 
     def loses_notification(self) -> bool:
-        """Return whether a notification is lost."""
         return self.on and self._world.random.random() < self._profile.hush
 
     def passes(self, client: Computer, machine: Machine) -> float:

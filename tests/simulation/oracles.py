@@ -33,8 +33,6 @@ ROUNDING = 1e-6
 
 @dataclass(slots=True)
 class Figures:
-    """The counts over schedules."""
-
     schedules: int = 0
     acquisitions: int = 0
     one_round: int = 0
@@ -44,7 +42,6 @@ class Figures:
     violations: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, other: "Figures") -> None:
-        """Add the figures of other schedules."""
         self.schedules += other.schedules
         self.acquisitions += other.acquisitions
         self.one_round += other.one_round
@@ -98,7 +95,6 @@ class Oracles:
         self._first_bytes: dict[Round, float] = {}
 
     def violated(self, oracle: str, what: str) -> None:
-        """Note a violation."""
         self._world.log("ORACLE", f"{oracle}: {what}")
         self.violations.append((oracle, what))
         self.figures.violations[oracle] += 1

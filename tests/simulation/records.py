@@ -52,23 +52,18 @@ class Store(Place):
         self._released: set[str] = set()
 
     def greeting(self) -> Greeting:
-        """Return how the node introduces itself."""
         return Greeting(run_id=self.name, age=float("inf"))
 
     def link(self, client: "Process", profile: Profile, faults: Faults) -> "RecordLink":
-        """Return a link of a process."""
         return RecordLink(client, self, profile, faults)
 
     def start(self) -> None:
         """Do nothing: members start again by themselves."""
 
     def stop(self, seconds: float) -> None:
-        """Freeze one of the members."""
         self.cluster.stop(self.world.random.choice(self.cluster.members), seconds)
 
     def listen(self, process: str, notification: Callable[[str], object]) -> None:
-        """Notify the waiters of a process from now on."""
-
         def changed(value: str) -> None:
             for waiter in json.loads(b64decode(value)).get("to", ()):
                 notification(waiter)
@@ -76,7 +71,6 @@ class Store(Place):
         self.cluster.watchers[coded(f"{PREFIX}w/{process}")] = changed
 
     def record(self, slug: str) -> dict[str, Any]:
-        """Return the record of a name."""
         _, value = self.cluster.values.get(coded(f"{PREFIX}h/{slug}"), (0, ""))
         record: dict[str, Any] = json.loads(b64decode(value)) if value else {}
         return record
@@ -94,7 +88,6 @@ class Store(Place):
         return holder == SHARED and secret in record.get("sharers", ()) if shared else holder == secret
 
     def endless(self) -> list[str]:
-        """Return the names with a holder whose hold has no end."""
         records = [json.loads(b64decode(value)) for _, value in self.cluster.values.values()]
         return [record["slug"] for record in records if record.get("holder", ("", 0.0))[1] is None]
 
@@ -116,7 +109,6 @@ class Store(Place):
 
 
 def coded(key: str) -> str:
-    """Return a key as the gateway has it."""
     return b64encode(key.encode()).decode()
 
 
@@ -139,7 +131,6 @@ class RecordLink:
         worker.links.append(self)
 
     def send(self, request: Request) -> None:
-        """Send a request."""
         if self._worker.ended:
             self.client.after(0.0, self.end)
         else:
@@ -217,7 +208,6 @@ class Worker:
     # For the table, in the greenlet
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
         self.process.after(seconds, self._resume, self._ticket)
         self._hub.switch()
 
@@ -269,7 +259,6 @@ class MemberLink:
         self._timeout = timeout
 
     def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return the reply."""
         if self._boot != self._member.boot:
             raise ConnectionResetError
         return self._worker.ask(self._member, path, body, self._timeout, self.note)
@@ -293,11 +282,9 @@ class SimulatedTable(EtcdTable):
         self._at = worker.process.world.random.randrange(3)
 
     def now(self) -> float:
-        """Return the process's steady clock."""
         return self._worker.process.clock()
 
     def wall(self) -> float:
-        """Return the process's wall clock."""
         return self._worker.process.wall()
 
     def pause(self, longest: float = PAUSE) -> None:
@@ -305,7 +292,6 @@ class SimulatedTable(EtcdTable):
         self._worker.sleep(self._worker.process.world.random.uniform(0, longest))
 
     def dial(self, number: int, timeout: float) -> Any:
-        """Return a connection to a member."""
         self._links[:] = [MemberLink(self._worker, self._worker.store.cluster.members[number], timeout)]
         return self._links[0]
 

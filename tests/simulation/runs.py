@@ -43,7 +43,6 @@ class Runs:
 
 
 def begin(path: list[str]) -> None:
-    """Prepare a process that does nothing but run schedules."""
     sys.path[:] = path
     gc.freeze()
     gc.disable()  # garbage of schedules is collected between them
@@ -72,7 +71,6 @@ def add(runs: Iterable[Run]) -> Run:
 
 
 def line(name: str, figures: Figures) -> str:
-    """Return a profile's line of the table."""
     found = dict(figures.violations)
     overlaps, tokens = found.pop("overlap", 0), found.pop("token", 0)
     lost = [f"{figures.lost[guard]:,} of {figures.committed[guard]:,}" for guard in (UNFENCED, COMPARED, CLAIMED)]

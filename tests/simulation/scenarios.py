@@ -4,9 +4,12 @@ Situations that rarely occur by chance, with chance in everything else.
 A scenario takes a seed and returns the violations that the oracles found.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
+from functools import wraps
+from inspect import signature
 from random import Random
+from typing import Any
 
 from django_redlock.core.acquisition import GaveUp
 from django_redlock.core.protocol import Survey
@@ -19,11 +22,51 @@ from .schedule import THEMES, Client, Schedule
 from .world import EPOCH, Routine, Sleep
 
 Violations = list[tuple[str, str]]
+Scenario = Callable[[int], Violations]
+Story = Callable[..., Routine]
 
 POLL = 1.1  # seconds after which the first waiter asks again, at most
 UNKNOWN = 3.0  # seconds: the clock is read in whole ones for the hold, for the election, and for the waiter
 
 THREE = replace(CALM, name="three nodes", sizes=((3, None),))
+
+
+def scenario(profile: Profile = THREE, seconds: float = 3.0, **options: Any) -> Callable[[Story], Scenario]:
+    """Make a scenario of a story, a generator. Its first client plays it; none of them does anything on its own."""
+
+    def of_story(story: Story) -> Scenario:
+        @wraps(story)
+        def scenario(seed: int) -> Violations:
+            schedule = Schedule(profile, seed, **options)
+            clients = [schedule.start_client(idle=True) for _ in signature(story).parameters][1:]
+            clients[0].spawn(story(schedule, *clients))
+            schedule.world.run(seconds)
+            return schedule.oracles.violations
+
+        return scenario
+
+    return of_story
+
+
+def break_links(client: Client, fault: str, nodes: Set[int]) -> None:
+    """Break a client's connections to some nodes, in one of the ways of :class:`.Wire`."""
+    for connections in client._connection_sets:
+        for node in connections.by_node.keys() & nodes:
+            setattr(connections.by_node[node].wire, fault, True)
+
+
+def visit(client: Client) -> Routine:
+    """Let a client hear from every node, under a name of its own."""
+    yield from client.release((yield from client.acquire((client.name,), 0.0)))
+
+
+def holds_anything(machine: Any) -> bool:
+    return bool(machine.store.execute(Survey(("{a}",))).rows[0].value)
+
+
+def keeps(schedule: Schedule, lease: Lease) -> None:
+    if not lease.believed():
+        schedule.oracles.violated("stuck", "the holder lost the lock")
 
 
 def same_microsecond(seed: int) -> Violations:
@@ -77,140 +120,105 @@ def simultaneous(seed: int) -> Violations:
     return [*schedule.oracles.violations, ("winner", f"{winners}")]
 
 
-def lost_replies(seed: int) -> Violations:
-    """An attempt whose replies were all lost blocks the lock for at most one node timeout."""
-    return _failed_attempt(seed, _mute)
+def failed_attempt(fault: str) -> Scenario:
+    """Return the scenario in which all connections fail during an attempt: it blocks the lock for a node timeout."""
+
+    @scenario()
+    def story(schedule: Schedule, first: Client, second: Client) -> Routine:
+        yield from first.release((yield from first.acquire(("warm",), 0.0)))
+        break_links(first, fault, {0, 1, 2})
+        outcome = yield from first.acquire(("a",), 0.0)
+        if not isinstance(outcome, GaveUp):
+            schedule.oracles.violated("votes", "an attempt without replies was granted")
+        yield Sleep(second.rules.timeout(TTL))
+        second.spawn(follow(schedule, second))
+
+    def follow(schedule: Schedule, second: Client) -> Routine:
+        outcome = yield from second.acquire(("a",), 0.0)
+        if not isinstance(outcome, Lease):
+            schedule.oracles.violated("stuck", "a failed attempt blocks the lock for longer than one node timeout")
+
+    return story
 
 
-def reset_connections(seed: int) -> Violations:
-    """The same when the connections are reset after the nodes executed the request."""
-    return _failed_attempt(seed, _reset)
-
-
-def late_raises(seed: int) -> Violations:
+@scenario()
+def late_raises(schedule: Schedule, client: Client, watcher: Client) -> Routine:
     """A node stops between the two rounds of an attempt, and gets the second when the lock has long expired."""
-    schedule = Schedule(THREE, seed)
-    client, watcher = _bystander(schedule), _bystander(schedule)
     client.wall.step(2.0)  # so far ahead that nodes accept no token of the first round
     stopping = schedule.world.random.choice(schedule.machines)
 
-    def attempt() -> Routine:
-        yield from visit(client)
-        watcher.spawn(watch())
-        yield from client.acquire(("a",), 0.0)
-
     def watch() -> Routine:
-        while not stopping.store.execute(Survey(("{a}",))).rows[0].value:
+        while not holds_anything(stopping):
             yield Sleep(0.00002)
         stopping.stop(1.2 * TTL)
 
-    client.spawn(attempt())
-    schedule.world.run(3.0)
-    return schedule.oracles.violations
+    yield from visit(client)
+    watcher.spawn(watch())
+    yield from client.acquire(("a",), 0.0)
 
 
-def stepping_node(seed: int) -> Violations:
+@scenario()
+def stepping_node(schedule: Schedule, holder: Client, warm: Client, cold: Client) -> Routine:
     """
     A bare quorum holds the lock, and one of its nodes drops the key because its clock steps.
 
     Two other clients then try: one that knows the nodes, and one that has just started. Both try again when the clock
     is back.
     """
-    schedule = Schedule(THREE, seed)
-    machines, oracles = schedule.machines, schedule.oracles
-    holder, warm, cold = (_bystander(schedule) for _ in range(3))
-
-    def story() -> Routine:
-        warm.spawn(visit(warm))
-        yield from visit(holder)
-        yield Sleep(0.3)
-        for connections in holder._connection_sets:
-            connections.by_node[2].wire.deaf = True
-        lease = yield from holder.acquire(("a",), 0.0)
-        machines[0].set_clock(60.0)
-        yield Sleep(0.3)
+    warm.spawn(visit(warm))
+    yield from visit(holder)
+    yield Sleep(0.3)
+    break_links(holder, "deaf", {2})
+    lease = yield from holder.acquire(("a",), 0.0)
+    for seconds, pause in ((60.0, 0.3), (-60.0, 0.0)):
+        schedule.machines[0].set_clock(seconds)
+        yield Sleep(pause)
         for client in (warm, cold):
-            client.spawn(attempt(client))
+            client.spawn(client.acquire(("a",), 0.0))
         yield Sleep(0.2)
-        machines[0].set_clock(-60.0)
-        for client in (warm, cold):
-            client.spawn(attempt(client))
-        yield Sleep(0.1)
-        if not lease.believed():
-            oracles.violated("stuck", "the holder lost the lock")
-
-    def attempt(client: Client) -> Routine:
-        yield from client.acquire(("a",), 0.0)
-
-    holder.spawn(story())
-    schedule.world.run(3.0)
-    return oracles.violations
+    keeps(schedule, lease)
 
 
-def moving_endpoint(seed: int) -> Violations:
+@scenario()
+def moving_endpoint(schedule: Schedule, holder: Client, cold: Client) -> Routine:
     """
     A bare quorum holds the lock, and a replica that lacks it takes the place of one of its nodes.
 
     The replica has the served key of its master, or no data at all. Then a client that has just started tries.
     """
-    schedule = Schedule(THREE, seed)
-    machines, oracles = schedule.machines, schedule.oracles
-    holder, cold = _bystander(schedule), _bystander(schedule)
-
-    def story() -> Routine:
-        served = machines[0].store.records.served
-        machines[0].store.records.served = schedule.world.random.choice((served, None))
-        machines[0].copy()
-        machines[0].store.records.served = served
-        yield from visit(holder)
-        for connections in holder._connection_sets:
-            connections.by_node[2].wire.deaf = True
-        lease = yield from holder.acquire(("a",), 0.0)
-        machines[0].fail_over()
-        yield from _newcomer_tries(schedule, lease, cold)
-
-    holder.spawn(story())
-    schedule.world.run(3.0)
-    return oracles.violations
-
-
-def _newcomer_tries(schedule: Schedule, lease: Lease, cold: Client) -> Routine:
-    """Let a client that has just started try to take the lock, which the holder must not have lost."""
-
-    def attempt() -> Routine:
-        yield from cold.acquire(("a",), 0.0)
-
-    cold.spawn(attempt())
+    machine = schedule.machines[0]
+    served = machine.store.records.served
+    machine.store.records.served = schedule.world.random.choice((served, None))
+    machine.copy()
+    machine.store.records.served = served
+    yield from visit(holder)
+    break_links(holder, "deaf", {2})
+    lease = yield from holder.acquire(("a",), 0.0)
+    machine.fail_over()
+    cold.spawn(cold.acquire(("a",), 0.0))
     yield Sleep(0.1)
-    if not lease.believed():
-        schedule.oracles.violated("stuck", "the holder lost the lock")
+    keeps(schedule, lease)
 
 
-def moved_set(seed: int) -> Violations:
+@scenario()
+def moved_set(schedule: Schedule, holder: Client, cold: Client) -> Routine:
     """
     Three other servers take the addresses of all nodes while a lock is held: long running, empty, new to these locks.
 
     Nothing distinguishes them from a new installation, for a client that has just started.
     """
-    schedule = Schedule(THREE, seed)
-    machines, oracles = schedule.machines, schedule.oracles
-    holder, cold = _bystander(schedule), _bystander(schedule)
-
-    def story() -> Routine:
-        for machine in machines:
-            served, machine.store.records.served = machine.store.records.served, None
-            machine.copy()
-            machine.store.records.served = served
-        yield from visit(holder)
-        lease = yield from holder.acquire(("a",), 0.0)
-        for machine in machines:
-            machine.fail_over()
-            machine._promoted = ""
-        yield from _newcomer_tries(schedule, lease, cold)
-
-    holder.spawn(story())
-    schedule.world.run(3.0)
-    return oracles.violations
+    for machine in schedule.machines:
+        served, machine.store.records.served = machine.store.records.served, None
+        machine.copy()
+        machine.store.records.served = served
+    yield from visit(holder)
+    lease = yield from holder.acquire(("a",), 0.0)
+    for machine in schedule.machines:
+        machine.fail_over()
+        machine._promoted = ""
+    cold.spawn(cold.acquire(("a",), 0.0))
+    yield Sleep(0.1)
+    keeps(schedule, lease)
 
 
 def leader_dies_with_the_holder(seed: int) -> Violations:
@@ -223,7 +231,7 @@ def leader_dies_with_the_holder(seed: int) -> Violations:
     profile = replace(CALM, name="leader", sizes=((1, None),), stores=(1,), cancel=0.0)
     schedule = Schedule(replace(profile, apart=(0.0, 60.0)[seed % 2]), seed)
     world, oracles, (store,) = schedule.world, schedule.oracles, schedule.stores
-    holder, waiter = _bystander(schedule), _bystander(schedule)
+    holder, waiter = schedule.start_client(idle=True), schedule.start_client(idle=True)
 
     def story() -> Routine:
         yield from visit(holder)
@@ -250,77 +258,53 @@ def leader_dies_with_the_holder(seed: int) -> Violations:
     return oracles.violations
 
 
-def visit(client: Client) -> Routine:
-    """Let a client hear from every node, under a name of its own."""
-    lease = yield from client.acquire((client.name,), 0.0)
-    yield from client.release(lease)
-
-
-def cancelled(seed: int) -> Violations:
+@scenario()
+def cancelled(schedule: Schedule, holder: Client, victim: Client) -> Routine:
     """
     An acquisition that is cancelled leaves nothing behind: no key, and no entry in a queue.
 
     Its links are warm or cold, the lock is free or held, and it is cancelled at any moment, as a thread or as a task.
     """
-    schedule = Schedule(THREE, seed)
-    world, random, oracles = schedule.world, schedule.world.random, schedule.oracles
-    holder, victim = _bystander(schedule), _bystander(schedule)
-    held, warm = random.random() < 0.5, random.random() < 0.7
-
-    def story() -> Routine:
-        lease = (yield from holder.acquire(("a",), 0.0)) if held else None
-        if warm:
-            victim.spawn(visit(victim))
-            yield Sleep(0.1)
-        task = victim.spawn(attempt())
-        yield Sleep(random.choice((0.0005, 0.002, 0.3)) * random.random())
-        if not victim.sessions:
-            task.cancel()
-        yield Sleep(victim.rules.timeout(TTL))
-        if isinstance(lease, Lease):
-            yield from holder.release(lease)
-            yield Sleep(0.01)
-        for machine in schedule.machines:
-            left = machine.store.execute(Survey(("{a}",))).rows[0].value
-            if not victim.sessions and (left or machine.store.waiters("{a}")):
-                oracles.violated("ghost", f"a cancelled acquisition left something on node {machine.number}")
+    random = schedule.world.random
 
     def attempt() -> Routine:
         yield from victim.acquire(("a",), None)
         victim.sessions.append((None, "a"))  # it was quicker
 
-    holder.spawn(story())
-    world.run(3.0)
-    return oracles.violations
+    lease = (yield from holder.acquire(("a",), 0.0)) if random.random() < 0.5 else None
+    if random.random() < 0.7:
+        victim.spawn(visit(victim))
+        yield Sleep(0.1)
+    task = victim.spawn(attempt())
+    yield Sleep(random.choice((0.0005, 0.002, 0.3)) * random.random())
+    if not victim.sessions:
+        task.cancel()
+    yield Sleep(victim.rules.timeout(TTL))
+    if isinstance(lease, Lease):
+        yield from holder.release(lease)
+        yield Sleep(0.01)
+    for machine in schedule.machines:
+        if not victim.sessions and (holds_anything(machine) or machine.store.waiters("{a}")):
+            schedule.oracles.violated("ghost", f"a cancelled acquisition left something on node {machine.number}")
 
 
-def sent_releases(seed: int) -> Violations:
+@scenario()
+def sent_releases(schedule: Schedule, holder: Client) -> Routine:
     """
     A release is sent, and nobody uses the nodes again; requests to two of three nodes are lost, or their replies.
 
     The lock is free on every node long before its lease would have ended.
     """
-    schedule = Schedule(THREE, seed)
-    world, oracles = schedule.world, schedule.oracles
-    holder = _bystander(schedule)
-    fault = world.random.choice(("deaf", "mute", "doomed", "broken"))
-
-    def story() -> Routine:
-        yield from visit(holder)
-        lease = yield from holder.acquire(("a",), 0.0)
-        yield Sleep(0.01)
-        for connections in holder._connection_sets:
-            for connection in list(connections.by_node.values())[:2]:
-                setattr(connection.wire, fault, True)
-        yield from holder.release(lease, sends=True)
-        yield Sleep(0.5 * TTL)
-        for machine in schedule.machines:
-            if machine.store.execute(Survey(("{a}",))).rows[0].value:
-                oracles.violated("stuck", f"node {machine.number} still has a lock that was released")
-
-    holder.spawn(story())
-    world.run(3.0)
-    return oracles.violations
+    random = schedule.world.random
+    yield from visit(holder)
+    lease = yield from holder.acquire(("a",), 0.0)
+    yield Sleep(0.01)
+    break_links(holder, random.choice(("deaf", "mute", "doomed", "broken")), set(random.sample(range(3), 2)))
+    yield from holder.release(lease, sends=True)
+    yield Sleep(0.5 * TTL)
+    for machine in schedule.machines:
+        if holds_anything(machine):
+            schedule.oracles.violated("stuck", f"node {machine.number} still has a lock that was released")
 
 
 def no_lock(seed: int) -> Violations:
@@ -335,14 +319,14 @@ def no_lock(seed: int) -> Violations:
                 yield from increment(schedule.database, client, "a", token, owner, CLAIMED)
 
     for _ in range(4):
-        client = _bystander(schedule)
+        client = schedule.start_client(idle=True)
         client.spawn(work(client))
     schedule.world.run(120.0)
     schedule.oracles.finish([], schedule.database)
     return schedule.oracles.violations
 
 
-def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Callable[[int], Violations]:
+def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Scenario:
     """Return the scenario in which the first *forgetful* nodes lose their data again and again, without the guard."""
     profile = replace(LOSS, name="amnesia", sizes=((nodes, quorum),), crash=2.0, **hazards)
 
@@ -356,7 +340,7 @@ def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Callab
     return scenario
 
 
-def lagging(lag: float) -> Callable[[int], Violations]:
+def lagging(lag: float) -> Scenario:
     """Return the scenario in which nodes lose their data and the wall clocks of clients lag by up to *lag* seconds."""
     profile = replace(WITHIN, name="lagging", skew=0.0, rate=0.0, crash=0.6, forget=1.0)
 
@@ -369,56 +353,15 @@ def lagging(lag: float) -> Callable[[int], Violations]:
     return lambda seed: Lagging(profile, seed).run().violations
 
 
-def _failed_attempt(seed: int, fail: Callable[[Client], None], profile: Profile = THREE) -> Violations:
-    schedule = Schedule(profile, seed)
-    world, oracles = schedule.world, schedule.oracles
-    first, second = _bystander(schedule), _bystander(schedule)
-
-    def attempt() -> Routine:
-        lease = yield from first.acquire(("warm",), 0.0)
-        yield from first.release(lease)
-        fail(first)
-        outcome = yield from first.acquire(("a",), 0.0)
-        if not isinstance(outcome, GaveUp):
-            oracles.violated("votes", "an attempt without replies was granted")
-        second.spawn(follow())
-
-    def follow() -> Routine:
-        yield Sleep(second.rules.timeout(TTL))
-        outcome = yield from second.acquire(("a",), 0.0)
-        if not isinstance(outcome, Lease):
-            oracles.violated("stuck", "a failed attempt blocks the lock for longer than one node timeout")
-
-    first.spawn(attempt())
-    world.run(3.0)
-    return oracles.violations
-
-
-def _bystander(schedule: Schedule) -> Client:
-    """Start a client that does nothing on its own."""
-    return schedule.start_client(idle=True)
-
-
-def _mute(client: Client) -> None:
-    for connections in client._connection_sets:
-        for connection in connections.by_node.values():
-            connection.wire.mute = True
-
-
-def _reset(client: Client) -> None:
-    for connections in client._connection_sets:
-        for connection in connections.by_node.values():
-            connection.wire.doomed = True
-
-
-SCENARIOS: dict[str, Callable[[int], Violations]] = {
+SCENARIOS: dict[str, Scenario] = {
     "same microsecond": same_microsecond,
-    "lost replies": lost_replies,
+    "simultaneous": simultaneous,
+    "lost replies": failed_attempt("mute"),
     "late raises": late_raises,
     "stepping node": stepping_node,
     "moving endpoint": moving_endpoint,
     "moved set": moved_set,
-    "connections reset": reset_connections,
+    "connections reset": failed_attempt("doomed"),
     "no lock": no_lock,
     "cancelled": cancelled,
     "sent releases": sent_releases,

@@ -41,8 +41,6 @@ THEMES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one schedule."""
-
     seed: int
     profile: Profile
     figures: Figures
@@ -130,8 +128,6 @@ class Client(Process):
 
 
 class Schedule:
-    """Everything in one schedule."""
-
     def __init__(self, profile: Profile, seed: int, traced: bool = False, **options: object) -> None:
         self.profile = profile
         self.seed = seed

@@ -98,7 +98,6 @@ class World:
         self.now = max(self.now, until)
 
     def log(self, who: str, what: str, *details: object) -> None:
-        """Add a line to the trace."""
         if self.trace is not None:
             self.trace.append(f"{self.now:9.6f} {who:<8} {what} {' '.join(map(str, details))}".rstrip())
 
@@ -115,7 +114,6 @@ class Clock:
         return self.base + self._world.now * self.rate
 
     def step(self, seconds: float) -> None:
-        """Set it forward, or back."""
         self.base += seconds
 
 
@@ -131,7 +129,6 @@ class Task:
         self.waiting = False
 
     def wake(self) -> None:
-        """Resume the task soon if it waits."""
         if self.waiting:
             self.waiting = False
             self._ticket += 1
@@ -184,7 +181,6 @@ class Computer(Place):
         return self.random() * LAG
 
     def spawn(self, routine: Routine) -> Task:
-        """Start a task."""
         task = Task(self, routine)
         self.after(0.0, task.resume, 0)
         return task

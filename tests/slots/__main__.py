@@ -28,7 +28,6 @@ PART = 25  # schedules that a process runs at a time
 
 
 def part(name: str, first: int, count: int) -> list[Outcome]:
-    """Run some schedules of a profile; returns those to which an oracle objects."""
     outcomes = (run(PROFILES[name], seed) for seed in range(first, first + count))
     return [outcome for outcome in outcomes if outcome.violations]
 
@@ -53,7 +52,6 @@ def many(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Return 1 if something is not as it should be, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.slots", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--profile", default="all", choices=["all", *PROFILES])
     parser.add_argument("--schedules", type=int, default=20_000, help="how many in all, as many of each profile")

@@ -84,7 +84,6 @@ class Broker:
         self.ends: dict[str, str] = {}
 
     def publish(self, message: Message) -> None:
-        """Take a message."""
         self._world.reach()
         machine = self._world.machine
         name = machine.name if machine else ""
@@ -106,7 +105,6 @@ class Broker:
         self._world.reach()
 
     def take(self) -> Message | None:
-        """Give out a message that is due."""
         due = [message for message in self.queue if message.due <= self._world.now]
         if not due:
             return None
@@ -286,11 +284,9 @@ class Revoked:
         return task_id in self._here
 
     def add(self, task_id: str) -> None:
-        """Remember an id in this worker."""
         self._here.add(task_id)
 
     def discard(self, task_id: str) -> None:
-        """Forget an id in this worker."""
         self._here.discard(task_id)
 
     def tell(self, workers: list[Machine], task_id: str) -> None:
@@ -302,10 +298,7 @@ class Revoked:
     @contextmanager
     def known(self) -> Iterator["Revoked"]:
         """Let Celery and production use this."""
-        with (
-            patch.object(celery.worker.request, "revoked_tasks", self),
-            patch.object(request, "revoked_tasks", self),
-        ):
+        with patch.object(celery.worker.request, "revoked_tasks", self), patch.object(request, "revoked_tasks", self):
             yield self
 
 
@@ -336,12 +329,7 @@ def receive(task: Any, message: Message, now: float) -> Any:
 
 
 def work(
-    machine: Machine,
-    task: Any,
-    broker: Broker,
-    profile: "Profile",
-    over: list[bool],
-    employ: Callable[[], Machine],
+    machine: Machine, task: Any, broker: Broker, profile: "Profile", over: list[bool], employ: Callable[[], Machine]
 ) -> None:
     """Do what a worker does, one message at a time, until the schedule is over."""
     world, chance = machine.world, machine.world.random

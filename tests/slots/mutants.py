@@ -26,13 +26,10 @@ LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
 
 @contextmanager
 def no_turn(ticket: Any) -> Iterator[None]:
-    """Let everybody in."""
     yield
 
 
 def fresh_id(right: Any) -> Any:
-    """Take the record over under the caller's own id."""
-
     def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
         return right(call, run, seen, record._replace(task_id=call.ticket.task_id))
 
@@ -40,8 +37,6 @@ def fresh_id(right: Any) -> Any:
 
 
 def without_number(right: Any) -> Any:
-    """Give each message of a pending call the same number."""
-
     def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
         return right(call, run, seen, record._replace(number=0))
 
@@ -68,8 +63,6 @@ def forgets_the_note(right: Any) -> Any:
 
 
 def sees_nothing(right: Any) -> Any:
-    """Look at the record of a pending call and find none."""
-
     def look(call: Any) -> Any:
         run, _ = right(call)
         return run, slots.Seen("", 0.0, 0)
@@ -87,13 +80,10 @@ def shared_token(right: Any) -> Any:
 
 
 def never_free(right: Any) -> Any:
-    """Leave the slot of a run as it is."""
     return lambda execution, hold=True: None
 
 
 def not_waiting(right: Any) -> Any:
-    """Skip a message that finds the slot taken."""
-
     def wait(arrival: Any, holder: Any, follow: bool) -> Any:
         arrival._skip("Skipped.")
 
@@ -162,8 +152,6 @@ def nobody_else(right: Any) -> Any:
 
 
 def gives_up(right: Any) -> Any:
-    """Leave a split vote as it is."""
-
     def contend(acquisition: Any) -> Iterator[None]:
         yield from ()
 
@@ -277,10 +265,7 @@ MUTANTS = (
         lambda right: lambda received, ticket: False,
     ),
     Mutant(
-        "a run that may be dead is left alone",
-        ("dropped",),
-        (worker.Arrival, "_watch"),
-        lambda right: raises_ignore,
+        "a run that may be dead is left alone", ("dropped",), (worker.Arrival, "_watch"), lambda right: raises_ignore
     ),
     Mutant("no note of what gave up", ("waits briefly",), (worker, "discard"), frees_only),
     Mutant("older messages of revoked ones run", ("replace revoked",), (request, "discard"), frees_only),
@@ -302,8 +287,6 @@ MUTANTS = (
 
 
 def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:
-    """Run schedules with a wrong protocol until an oracle objects."""
-
     def objection(haunt: str, seed: int) -> str | None:
         # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
         violations = run(replace(PROFILES[haunt], longest=LONGEST), seed).violations

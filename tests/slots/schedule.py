@@ -93,14 +93,11 @@ class History:
     left: set[str] = field(default_factory=set)
 
     def state(self, task_id: str) -> str:
-        """Return the state of a task."""
         return results.state(task_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a schedule."""
-
     profile: str
     seed: int
     violations: list[str]
@@ -130,7 +127,6 @@ def run(profile: Profile, seed: int, *, traced: bool = False) -> Outcome:
 
 
 def play(history: History, task: Any, revoked: Revoked) -> None:
-    """Let the machines do their work until there is none."""
     profile, world, broker = history.profile, history.world, history.broker
     over: list[bool] = []
     workers: list[Machine] = []
@@ -206,7 +202,6 @@ def make_call(history: History, task: Any, machine: Machine, value: str, options
 
 
 def machine_sent(history: History, machine: Machine) -> int:
-    """Return how many messages a machine has sent."""
     return history.broker.by_sender.get(machine.name, 0)
 
 

@@ -111,7 +111,6 @@ class TurnLink:
         self._replies: deque[Reply | None] = deque()
 
     def fileno(self) -> int:
-        """Return a number that nothing polls."""
         return 0
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
@@ -168,11 +167,9 @@ class TurnConnectionSet(ConnectionSet):
         self._world = world
 
     def connection(self, connection: Connection) -> None:
-        """Add the connection to a node."""
         self.by_node[connection.node] = connection
 
     def drop(self, connection: Connection) -> None:
-        """Remove the connection to a node."""
         del self.by_node[connection.node]
 
     def ready(self, seconds: float) -> list[Connection]:
@@ -314,7 +311,6 @@ class World:
 
     @property
     def now(self) -> float:
-        """The time, in seconds."""
         return self.sim.clock()
 
     @property
@@ -324,7 +320,6 @@ class World:
         return next((machine for machine in self.machines if machine.greenlet is current), None)
 
     def add(self, name: str, work: Callable[[Machine], None]) -> Machine:
-        """Start a machine."""
         machine = Machine(self, name, work)
         self.machines.append(machine)
         return machine
@@ -401,14 +396,12 @@ class World:
         self._countdown = 0
 
     def count_request(self) -> None:
-        """Note that a request is being sent."""
         if self._countdown:
             self._countdown -= 1
             if not self._countdown:
                 self._then()
 
     def take_away(self, number: int, how: Away) -> None:
-        """Make a node unreachable."""
         node = self.sim.nodes[number]
         self.note(f"{node.name} is {how}")
         node.down, node.deaf, node.silent = how == "down", how in ("deaf", "paused"), how == "mute"

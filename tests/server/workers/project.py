@@ -15,13 +15,12 @@ from functools import cache
 from typing import Any
 
 import redis
-from celery import Celery, Task, current_task, shared_task
+from celery import Celery, Task, shared_task
 from celery.concurrency.asynpool import AsynPool
 from celery.signals import task_prerun
 from django.dispatch import receiver
 
 from django_redlock.celery import singleton_overlap, singleton_task
-from django_redlock.signals import lock_acquired
 
 LEASE = 9.0  # seconds, of the tasks whose lease is to run out; renewed after a third
 LIMIT = 4  # seconds, the hard time limit of the tasks that exceed it
@@ -85,10 +84,6 @@ class Stage:
     def wait(self) -> bool:
         """Wait until the test allows to go on; returns whether it did."""
         return bool(self._client.blpop([self._word], timeout=600))
-
-    def first(self) -> bool:
-        """Return whether this is asked for the first time."""
-        return bool(self._client.set(f"first:{self._word}", "yes", nx=True))
 
     def close(self) -> None:
         """Hang up."""
@@ -163,11 +158,6 @@ def try_on(what: str) -> str:
 
 
 @singleton_task(lease=600.0)
-def die(status: int) -> None:
-    os._exit(status)
-
-
-@singleton_task(lease=600.0)
 def stubborn(what: str) -> None:
     """Carry on when told to stop, as often as that may be."""
     event = "started"
@@ -236,17 +226,6 @@ def spin(what: str) -> None:
         time.sleep(0.01)
 
 
-# The delay lets RETRY be stored before FAILURE: an attempt may store it after the next one has stored its result.
-@singleton_task(lease=600.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=1)
-def failing(number: int) -> None:
-    raise OSError(number)
-
-
-@singleton_task(lease=600.0, on_overlap="follow")
-def hold_joined(what: str) -> str:
-    return perform(what)
-
-
 @singleton_task(on_overlap="follow")
 def price(product: int) -> int:
     return product * 100
@@ -260,7 +239,7 @@ def total(prices: list[int]) -> int:
 @receiver(singleton_overlap)
 def tell_overlap(sender: Any, **about: Any) -> None:
     """Tell the test, where it waits for it, that a message came while its duplicate ran."""
-    if sender.name in (hold_joined.name, resume.name):
+    if sender.name == resume.name:
         stage(sender.request.args[0]).say("overlapped")
 
 
@@ -291,12 +270,6 @@ def show_headers(self: Any, what: str) -> None:
 @singleton_task(lease=LEASE, acks_late=True)
 def hold_watched(what: str) -> str:
     return perform(what)
-
-
-@singleton_task(key=("what",), on_duplicate="replace")
-def newest(what: str, which: str) -> str:
-    stage(what).say(which)
-    return which
 
 
 @singleton_task(key=("what",), on_duplicate="rerun")
@@ -357,17 +330,3 @@ def wait_in_a_receiver(sender: Any, args: Any, **about: Any) -> None:
     if sender.name == slow_receiver.name:
         stage(args[0]).say("before")
         stage(args[0]).wait()
-
-
-@singleton_task(lease=600.0, redelivery="drop")
-def silenced(what: str) -> str:
-    return perform(what)
-
-
-@receiver(lock_acquired)
-def wait_with_the_slot(sender: Any, lease: Any, **about: Any) -> None:
-    """Let the test silence the nodes once a run has its slot, and before its body begins; the first time only."""
-    run = current_task
-    if run and run.name == silenced.name and stage(run.request.args[0]).first():
-        stage(run.request.args[0]).say("taken")
-        stage(run.request.args[0]).wait()

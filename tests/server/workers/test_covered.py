@@ -24,6 +24,17 @@ def three() -> Iterator[Servers]:
         yield three
 
 
+@pytest.fixture(scope="module", autouse=True)
+def after_a_dead_caller(worker, stages, surroundings):
+    """A call after one whose caller died before it sent its message; it runs when the dead caller's claim lapses."""
+    what = "after a dead caller"
+    died = subprocess.run([sys.executable, "-c", CALLER % (what, what)], env=surroundings, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not free("hold", what)()
+    stages(what).allow()
+    return what, task("hold").apply_async((what,))
+
+
 def redlock(urls: list[str]) -> dict[str, object]:
     """Return the settings of a caller, with the node timeout that users have."""
     return {"default": {"NODES": urls, "OPTIONS": {"restart_guard": False}}}
@@ -56,6 +67,7 @@ def test_entry_that_one_node_kept_joins_and_drops_nobody(three, start, stage, st
         later = task("hold").apply_async((what,), queue=what)
 
         assert (later.accepted, later.id == first.id) == (True, False)
+        three[0].thaw()
         stage.allow()
         assert answer(later) == f"{what} done"
 
@@ -92,16 +104,11 @@ project.app.tasks["tests.server.workers.project.hold"].apply_async((%r,), queue=
 """
 
 
-def test_caller_that_dies_before_it_sends_keeps_nobody_from_sending(worker, stage, surroundings, what):
+def test_caller_that_dies_before_it_sends_keeps_nobody_from_sending(after_a_dead_caller):
     """The next call waits for a moment, is sent, and runs; no call joins one that was never sent."""
-    died = subprocess.run([sys.executable, "-c", CALLER % (what, what)], env=surroundings, check=False)
-    assert died.returncode == -signal.SIGKILL
-    assert not free("hold", what)()
-
-    result = task("hold").apply_async((what,))
+    what, result = after_a_dead_caller
 
     assert result.accepted
-    stage.allow()
     assert answer(result) == f"{what} done"
     wait_until(free("hold", what))
 

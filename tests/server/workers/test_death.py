@@ -6,8 +6,8 @@ import time
 from io import StringIO
 
 import pytest
-from celery import Task, _state, chain, chord, group
-from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
+from celery import Task, _state, chain, chord
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from django.core.management import call_command
 
 from django_redlock.celery import singleton_task
@@ -38,35 +38,6 @@ def long(worker, stages, broker):
     calls = {name: f"{name} over {broker[:5]}" for name in ("hold", "endless", "endless_long", "endless_late")}
     results = {name: task(name).delay(what) for name, what in calls.items()}
     return calls, results, {name: stages(what).hear("started") for name, what in calls.items()}, time.monotonic()
-
-
-@ON_BOTH
-def test_child_that_exits_frees_the_slot(worker):
-    """``os._exit`` is like SIGKILL."""
-    with pytest.raises(WorkerLostError):
-        answer(task("die").delay(3))
-
-    assert free("die", 3)()
-
-
-def test_retries_are_used_up(worker):
-    """``autoretry_for`` until there are no retries left ends with the error and a free slot."""
-    with pytest.raises(OSError, match="7"):
-        answer(task("failing").delay(7))
-
-    assert free("failing", 7)()
-
-
-def test_equals_in_a_group(worker, stage, what):
-    """
-    A group with two equal members ends, and with ``on_overlap="follow"`` both have the value of the one run.
-    """
-    result = group(task("hold_joined").si(what) for _ in range(2)).delay()
-    wait_until(lambda: sorted(stage.heard()) == ["overlapped", "started"])
-    stage.allow()
-
-    assert answer(result) == [f"{what} done"] * 2
-    assert sorted(stage.heard()) == ["ended", "overlapped", "started"]
 
 
 @ON_BOTH

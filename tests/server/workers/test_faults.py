@@ -113,30 +113,6 @@ def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results
     assert stage.heard() == ["ended"]
 
 
-# The lock nodes
-
-
-@ON_REDIS
-def test_nodes_fall_silent_after_the_slot_was_taken(worker, servers, stage, what):
-    """A run that has its slot, and whose nodes then fall silent before its body begins, is put back, and runs later."""
-    result = task("silenced").delay(what)
-    stage.hear("taken")
-    for node in servers:
-        node.freeze()
-    try:
-        stage.allow()
-        wait_until(lambda: result.state == "RETRY")
-    finally:
-        for node in servers:
-            node.thaw()
-
-    stage.hear("started")
-    stage.allow()
-    assert answer(result) == f"{what} done"
-    wait_until(free("silenced", what))
-    assert stage.heard() == ["ended"]
-
-
 # What began and did not end
 
 

@@ -1,7 +1,6 @@
 """What differs between the pools: child processes, threads, gevent and one process that does it all."""
 
 import os
-import signal
 from contextlib import ExitStack
 from importlib.util import find_spec
 
@@ -158,16 +157,6 @@ def test_threads_of_a_child(prefork, what):
     assert pid != os.getpid()
     assert "django_redlock watchdog" in names
     assert free("report", what)()
-
-
-def test_killed_by_memory_limit_signal(prefork, stage, what):
-    """A child that a signal of the system ends, as a segfault or the memory's limit does, frees its slot."""
-    result = send("hold_long", prefork, what)
-    os.kill(stage.hear("started"), signal.SIGSEGV)
-
-    wait_until(result.ready)
-
-    wait_until(free("hold_long", what))
 
 
 def test_body_that_stops_the_interpreter(stalled):

@@ -23,13 +23,11 @@ def leaving(start):
 
 @pytest.fixture(scope="module", autouse=True)
 def delayed(worker, broker):
-    """Calls with a countdown: one that is revoked and one that is replaced before it is due, and what comes after."""
+    """A call with a countdown that is revoked before it is due."""
     about = f"countdown over {broker[:5]}"
     revoked = task("hold_long").apply_async((about,), countdown=10)
     revoked.revoke()
-    early = task("newest").apply_async((about, "early"), countdown=10)
-    late = task("newest").apply_async((about, "late"), countdown=1)
-    return about, revoked, early, late, task("double").apply_async((3,), countdown=12)
+    return about, revoked
 
 
 @ON_BOTH
@@ -88,22 +86,6 @@ def test_warm_shutdown(leaving, stage, what):
     assert free("hold", what)()
 
 
-def test_rerun(worker, stage, what):
-    """Five calls during a run cause one more, with the arguments of the last, right after it."""
-    first = task("trailing").apply_async((what, 0))
-    stage.hear("run 0")
-
-    later = [task("trailing").apply_async((what, number)) for number in range(1, 6)]
-    stage.allow()
-    assert answer(first) == 0
-    stage.hear("run 5")
-    stage.allow()
-
-    assert answer(later[0]) == answer(later[4]) == 5
-    wait_until(lambda: not task("trailing").singleton.is_locked(what, 0))
-    assert stage.heard() == []
-
-
 def test_rerun_after_an_older_call_has_expired(worker, stage, what):
     """One of the calls during a run has expired. The last one has the same id, and its arguments run."""
     first = task("trailing").apply_async((what, 0))
@@ -149,17 +131,7 @@ def test_revoked_with_a_countdown(delayed, stages, what):
     assert task("hold_long").singleton.cancel(what) == cancelled.id
     assert free("hold_long", what)()
 
-    about, revoked, *_ = delayed
+    about, revoked = delayed
     wait_until(free("hold_long", about))
     wait_until(lambda: revoked.state == "REVOKED")
     assert "started" not in stages(about).heard()
-
-
-def test_replaced_with_a_countdown(delayed, stages):
-    """``replace`` of a task that waits for its countdown moves the time: the earlier message never runs."""
-    about, _, early, late, afterwards = delayed
-
-    assert answer(late) == "late"
-    assert answer(afterwards) == 6
-    assert (early.id, early.state) == (late.id, "SUCCESS")
-    assert stages(about).heard() == ["late"]

@@ -49,17 +49,16 @@ def test_node_is_there_again_during_the_run(worker, node, stage, what):
     wait_until(lambda: not on_node(node, "hold", what))
 
 
-@pytest.mark.parametrize("name", ["hold", "hold_long"])
-def test_node_is_there_again_after_the_run(worker, node, stage, what, name):
+def test_node_is_there_again_after_the_run(worker, node, stage, what):
     """The node gives the slot up, though it was to wait for an hour, as soon as it can be reached."""
-    result, _ = begin(stage, node, what, name, f"after-{name}")
+    result, _ = begin(stage, node, what, "hold_long", "after")
     stage.allow()
     assert answer(result) == f"{what} done"
-    assert free(name, what)()
+    assert free("hold_long", what)()
 
     node.thaw()
 
-    wait_until(lambda: not on_node(node, name, what))
+    wait_until(lambda: not on_node(node, "hold_long", what))
 
 
 def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, what):

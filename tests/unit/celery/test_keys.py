@@ -378,8 +378,7 @@ class Colour(Enum):
 
 
 @pytest.mark.parametrize(
-    ("value", "other"),
-    [(Colour.RED, Colour.GREEN), (timedelta(hours=1), timedelta(hours=2)), (1 + 2j, 2 + 1j)],
+    ("value", "other"), [(Colour.RED, Colour.GREEN), (timedelta(hours=1), timedelta(hours=2)), (1 + 2j, 2 + 1j)]
 )
 def test_values_that_json_does_not_have(make, value, other):
     """Members of an enum, durations and complex numbers can be part of a key, as pickle carries them."""
