@@ -71,23 +71,14 @@ WORKERS: dict[str, Any] = {
     **{"spread": 24.0, "calls": 10, "length": 5.0, "unseen": (0.0, 8.0, 8.0, 15.0)},
     "draws": {"late": (True, True, True, False)},
 }
+AT_ONCE: dict[str, Any] = {
+    **{"spread": 0.0, "calls": 1, "workers": 3},
+    "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))},
+}
 FAULTS: dict[str, dict[str, Any]] = {
-    "at once": {"spread": 0.0, "calls": 1, "workers": 3, "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))}},
-    "at once, one silent": {
-        "spread": 0.0,
-        "calls": 1,
-        "workers": 3,
-        "outage": "one",
-        "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))},
-    },
-    "by name, one silent": {
-        "spread": 0.0,
-        "calls": 1,
-        "owned": 1,
-        "workers": 4,
-        "outage": "one",
-        "draws": {"callers": CROWDS, "ways": (CLOSE, (0.0,))},
-    },
+    "at once": AT_ONCE,
+    "at once, one silent": {**AT_ONCE, "outage": "one"},
+    "by name, one silent": {**AT_ONCE, "owned": 1, "workers": 4, "outage": "one"},
     "one silent": {"outage": "one"},
     "one after another": {**LONG, "outage": "another", "recycled": 0.7},
     "flapping": {**LONG, "outage": "flapping", "recycled": 0.3},

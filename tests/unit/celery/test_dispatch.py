@@ -115,26 +115,18 @@ def test_missing_argument_takes_no_slot(make, worker):
 
 
 def test_argument_that_cannot_be_sent_leaves_no_slot(make):
-    """An argument that has no key is refused before a slot is taken; one that only cannot be sent frees it."""
+    """An argument that has no key, and a key function that fails, take no slot; what only cannot be sent frees it."""
     task = make(key=lambda call: "7")
 
     with pytest.raises(TypeError, match="argument 'shop_id', a object"):
         make(name="shop.other").delay(object())
+    with pytest.raises(KeyError):
+        make(name="shop.failing", key=lambda call: call.arguments["nothing"]).delay(7)
+    assert locks["default"].survey(count=10)[0].total == 0
     with pytest.raises(EncodeError):
         task.delay(object())
 
     assert not taken("task:shop.sync:7")
-
-
-def test_key_function_that_fails_leaves_no_slot(make, worker):
-    """An exception of a key's function reaches the caller, and nothing is locked."""
-    task = make(key=lambda call: call.arguments["nothing"])
-
-    with pytest.raises(KeyError):
-        task.delay(7)
-
-    assert locks["default"].survey(count=10)[0].total == 0
-    assert worker.headers == []
 
 
 @pytest.mark.server

@@ -104,14 +104,22 @@ def test_hook_that_nothing_calls_is_refused(base, hook):
         type("Tenant", (base,), {"abstract": True, hook: nothing})
 
 
-def test_unlock_before_run_warns(app, worker):
-    """
-    ``unlock_before_run`` is the scope "until_executing", and a warning says what it lets happen.
-    """
-    with pytest.warns(UserWarning, match='scope="until_and_while_executing"'):
-        app.task(name="shop.unlock", base=QueueOnce, once={"unlock_before_run": True}, lazy=False)(nothing)
+@pytest.mark.parametrize(
+    ("base", "options", "message", "option", "value"),
+    [
+        (
+            *(QueueOnce, {"once": {"unlock_before_run": True}}, 'scope="until_and_while_executing"'),
+            *("scope", "until_executing"),
+        ),
+        (Singleton, {"lock_expiry": 5}, "a run keeps its slot to its end", "queue_ttl", 5),
+    ],
+)
+def test_option_with_another_meaning_warns(app, base, options, message, option, value):
+    """``unlock_before_run`` and ``lock_expiry`` are options here, and a warning says what they let happen."""
+    with pytest.warns(UserWarning, match=message):
+        app.task(name="shop.warned", base=base, lazy=False, **options)(nothing)
 
-    assert app.tasks["shop.unlock"].singleton_options.scope == "until_executing"
+    assert getattr(app.tasks["shop.warned"].singleton_options, option) == value
 
 
 def test_wrong_options_of_celery_once(app):
@@ -136,24 +144,23 @@ def test_singleton(app, worker):
     assert not joins.delay(7).duplicate
 
 
-def test_lock_expiry_warns(app):
-    """``lock_expiry`` bounds the wait and no longer the run, and a warning says so."""
-    with pytest.warns(UserWarning, match="a run keeps its slot to its end"):
-        app.task(name="shop.expiry", base=Singleton, lock_expiry=5, lazy=False)(nothing)
-
-    assert app.tasks["shop.expiry"].singleton_options.queue_ttl == 5
-
-
 def test_delay_on_commit_is_there():
     """Unlike the originals, both classes keep what Celery gives tasks of Django."""
     assert issubclass(QueueOnce, DjangoTask)
     assert hasattr(Singleton, "delay_on_commit")
 
 
-def test_empty_keys_make_all_calls_equal(app):
-    """celery-once's ``keys: []`` means one of the task at all."""
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [
+        (QueueOnce, {"once": {"keys": []}}),
+        *((Singleton, {"unique_on": nothing}) for nothing in ([], (), "", [""])),
+    ],
+)
+def test_empty_keys_make_all_calls_equal(app, base, options):
+    """celery-once's ``keys: []`` and an empty ``unique_on`` of celery-singleton 0.3 mean one of the task at all."""
 
-    @app.task(base=QueueOnce, once={"keys": [], "graceful": True}, name="shop.nightly")
+    @app.task(base=base, name="shop.nightly", **options)
     def nightly(shop_id):
         pass
 
@@ -201,16 +208,6 @@ def test_errors_are_made_as_before():
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), again.holder_id) == (type(error), str(error), error.holder_id)
         assert (again.state, again.retry_after, again.name) == (error.state, error.retry_after, error.name)
-
-
-@pytest.mark.parametrize("unique_on", [[], (), "", [""]])
-def test_unique_on_nothing(app, unique_on):
-    """An empty ``unique_on`` makes all calls of the task equal, as in celery-singleton 0.3."""
-
-    @app.task(base=Singleton, name="shop.one", unique_on=unique_on)
-    def one(shop_id): ...
-
-    assert one.delay(7).id == one.delay(8).id
 
 
 class ShopEncoder(json.JSONEncoder):

@@ -24,12 +24,10 @@ def test_right_protocol_is_not_caught():
     haunts = {haunt for mutant in MUTANTS for haunt in mutant.haunts}
     nothing = Mutant("nothing", tuple(sorted(haunts)), MUTANTS[0].target, lambda right: right)
 
-    assert hunt(nothing, 3).what is None
+    assert hunt(nothing, 1).what is None
 
 
-@pytest.mark.parametrize("mutant", MUTANTS[:6], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS[5:17], ids=lambda mutant: mutant.name)
 def test_mutants_are_caught(mutant):
-    """
-    An oracle objects to a wrong protocol.
-    """
+    """An oracle objects to a wrong protocol; these are found within a few schedules."""
     assert hunt(mutant, 40).what

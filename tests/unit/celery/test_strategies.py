@@ -3,7 +3,6 @@
 import copy
 import logging
 import pickle
-import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -101,16 +100,6 @@ def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
     assert not task.delay(7).duplicate
     worker.run_all()
     assert names() == set()
-
-
-def test_explanation_of_a_slot_that_a_plain_lock_has(make):
-    """No task's result can be promised when the holder is not a task."""
-    task = make()
-    with locks["default"].lock(NAME, ttl=30, wait=0):
-        text = task.singleton.explain(7)
-
-    assert "already revoked, because the holder is not a task" in text
-    assert "None" not in text
 
 
 # replace
@@ -509,17 +498,23 @@ def test_early_release_of_a_lost_slot(make, worker):
 
 
 def test_stolen_slot_is_told(make, worker, told, caplog):
-    """A run learns that somebody took its slot, and so do all receivers; the log has one error."""
+    """
+    A run learns that somebody took its slot when it asks, by the error of ``check()``, which ends it, and so do all
+    receivers; the log has one error.
+    """
     seen = []
 
     def body(self, shop_id):
+        self.singleton.check()
         locks["default"].on_behalf(NAME, adopt=self.singleton.lease.secret, detached=True, wait=0).acquire()
         self.singleton.lease.extend()
         seen.append((self.singleton.lost, self.singleton.remaining))
+        self.singleton.check()
 
-    make(body).delay(7)
-    worker.run()
+    result = make(body).delay(7)
 
+    assert worker.run() == "FAILURE"
+    assert isinstance(result.result, LockLostError)
     assert seen == [(True, 0.0)]
     assert [(name, about["reason"]) for name, about in told] == [("singleton_stolen", "superseded")]
     assert names() == {NAME}
@@ -585,8 +580,8 @@ def test_holder(make, worker):
     assert task.singleton.holder(7) is None
 
 
-def test_cancel_frees_a_waiting_slot_at_once(make, worker):
-    """``cancel()`` revokes a waiting task and frees its slot; it leaves a running one alone."""
+def test_cancel_frees_a_waiting_slot_at_once(make, worker, monkeypatch):
+    """``cancel()`` revokes a waiting task and frees its slot, also if no worker can be told; it leaves a run alone."""
     seen = []
     task = make(lambda self, shop_id: seen.append(task.singleton.cancel(7)))
     first = task.apply_async((7,), countdown=7200)
@@ -598,6 +593,15 @@ def test_cancel_frees_a_waiting_slot_at_once(make, worker):
     worker.take()
     worker.run()
     assert seen == [None]
+
+    def away(task_id):
+        raise OSError("the broker is away")
+
+    task.delay(7)
+    monkeypatch.setattr(task.app.control, "revoke", away)
+    with pytest.raises(OSError, match="away"):
+        task.singleton.cancel(7)
+    assert names() == set()
 
 
 def test_explain(make, worker, memory_nodes):
@@ -616,27 +620,9 @@ def test_explain(make, worker, memory_nodes):
     assert f"return the result of task {first.id}" in text
     assert worker.headers[0]["id"] == first.id
     assert ticket_in(worker.headers[0]).secret not in text
-
-
-def test_interrupted_when_lost(app, worker):
-    """
-    With ``on_lost="raise"`` a body that loops without asking is interrupted, and fails with the loss.
-    """
-
-    def body(self):
-        lease = self.singleton.lease
-        locks["default"].on_behalf(lease.name, adopt=lease.secret, detached=True, wait=0).acquire()
-        threading.Thread(target=lease.extend).start()
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            pass
-
-    task = singleton_task(name="shop.loop", bind=True, on_lost="raise")(body)
-    result = task.delay()
-
-    assert worker.run() == "FAILURE"
-    with pytest.raises(LockLostError):
-        result.get(timeout=1)
+    task.singleton.release(7)
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert "already revoked, because the holder is not a task" in task.singleton.explain(7)
 
 
 def test_command(make, app, capsys, memory_nodes):
@@ -753,21 +739,6 @@ def test_skip_without_a_backend_that_can_store_it(make, monkeypatch, caplog):
 
     assert not task.delay(7).accepted
     assert "did not store that task" in caplog.text
-
-
-def test_cancel_frees_the_slot_though_no_worker_can_be_told(make, monkeypatch):
-    """A broker that does not take the revocation raises, and the slot is free all the same."""
-
-    def away(task_id):
-        raise OSError("the broker is away")
-
-    task = make()
-    task.apply_async((7,), countdown=600)
-    monkeypatch.setattr(task.app.control, "revoke", away)
-
-    with pytest.raises(OSError, match="away"):
-        task.singleton.cancel(7)
-    assert names() == set()
 
 
 @pytest.mark.parametrize("how", ["join", "skip", "rerun", "raise"])
