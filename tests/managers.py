@@ -418,8 +418,12 @@ Flavour = Blocking | Asyncio
 
 
 @pytest.fixture(params=[Blocking, Asyncio], ids=["blocking", "asyncio"])
-def flavour(request: pytest.FixtureRequest) -> Flavour:
-    return request.param()
+async def flavour(request: pytest.FixtureRequest) -> AsyncIterator[Flavour]:
+    """Each flavour in turn; it closes the managers of real nodes that the test made."""
+    one = request.param()
+    yield one
+    for manager in made:
+        await one.close(manager)
 
 
 # Database access and the caller's flavour are independent: threads and tasks both use the database's own thread.

@@ -147,7 +147,7 @@ async def aby_hand() -> None:
     await lease.arelease()
 
 
-BLOCKS: list[Callable[[], Any]] = [
+BLOCKING: list[Callable[[], None]] = [
     block,
     modules,
     stack,
@@ -157,12 +157,6 @@ BLOCKS: list[Callable[[], Any]] = [
     shared,
     limited,
     contended,
-    ablock,
-    amodules,
-]
-"""The actions whose lock is released at once after nearly every interruption."""
-BLOCKING: list[Callable[[], None]] = [
-    *(each for each in BLOCKS if not inspect.iscoroutinefunction(each)),
     by_hand,
     skipped,
     lost,

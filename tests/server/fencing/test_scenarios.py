@@ -101,9 +101,8 @@ IMPATIENT: dict[str, dict[str, Any]] = {
 @each("sqlite", "postgresql")  # MariaDB waits and gives up as PostgreSQL does
 def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stage):
     """
-    A holder stopped (SIGSTOP) inside its transaction keeps the fence. Its successor's claim times out as
-    configured in the database. When the holder wakes, it may not commit, because its lease has ended, and the successor
-    continues.
+    A holder stopped (SIGSTOP) inside its transaction keeps the fence. Its successor's claim times out as configured in
+    the database. When the holder wakes, it may not commit, because its lease has ended, and the successor continues.
     """
     vendor = connections[stage.database].vendor
     entry = stage.entry | {"OPTIONS": IMPATIENT[vendor]}

@@ -61,8 +61,6 @@ async def test_keys_of_a_lock_are_in_one_slot(three: Cluster, flavour: Flavour):
         lease = await held(flavour, manager, name, wait=0, **options)
         assert await flavour.extend(lease)
         assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_cluster_that_is_listed_twice_has_one_vote(three: Cluster, flavour: Flavour):
@@ -72,8 +70,6 @@ async def test_cluster_that_is_listed_twice_has_one_vote(three: Cluster, flavour
 
     with pytest.raises(QuorumUnavailableError, match="is the same server as"):
         await held(flavour, twice, wait=0)
-    await flavour.close(twice)
-    twice.close()
 
 
 async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flavour):
@@ -97,9 +93,6 @@ async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flav
     until(lambda: set(holders(manager, "{a}")) == {lease.secret})
     assert await flavour.release(lease) in ("released", "unknown")
     assert await flavour.release(await held(flavour, other)) == "released"
-    for each in (manager, other):
-        await flavour.close(each)
-        each.close()
 
 
 async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
@@ -137,8 +130,6 @@ async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
     assert lease.fencing_token > ahead
     assert holders(manager, "{between}") == [lease.secret]
     assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
@@ -157,9 +148,6 @@ async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
     later = await waiter
     assert later.fencing_token > lease.fencing_token
     assert later.release() == "released"
-    for each in (manager, other):
-        await flavour.close(each)
-        each.close()
 
 
 def test_failover_keeps_a_lock_that_was_replicated():
@@ -230,8 +218,6 @@ async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavo
     manager = real_manager([url], ttl=60.0, node_timeout=10.0)
 
     assert await flavour.release(await held(flavour, manager)) == "released"
-    await flavour.close(manager)
-    manager.close()
 
 
 NOWHERE = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$15\r\nnowhere.invalid\r\n:6379\r\n"
@@ -250,9 +236,7 @@ async def test_address_that_a_member_announces_is_named(flavour: Flavour):
 
 
 def test_doctor_examines_the_shard_that_decides(three: Cluster):
-    """
-    The inspection asks the master of the slot, and names the members that do not answer.
-    """
+    """The inspection asks the master of the slot, and names the members that do not answer."""
     node = open_node(NodeSpec(f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:{three.servers[0].port}"), "t:")
 
     found = inspect(node, 5.0)
@@ -264,23 +248,17 @@ def test_doctor_examines_the_shard_that_decides(three: Cluster):
 
 
 async def test_server_without_cluster_mode_is_a_configuration_error(nodes, flavour: Flavour):
-    """
-    The scheme and the server's mode must agree.
-    """
+    """The scheme and the server's mode must agree."""
     manager = real_manager([nodes.urls[0].replace("redis:", "redis+cluster:")])
 
     with pytest.raises(QuorumUnavailableError, match="runs in another mode") as refused:
         await held(flavour, manager, wait=60)
 
     assert (refused.value.misconfigured, refused.value.attempts) == (True, 1)
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_user_needs_one_more_right_than_elsewhere(three: Cluster, flavour: Flavour):
-    """
-    The rights that docs/operate/security.md lists, for keys with braces, and the right to ask for the slots.
-    """
+    """The rights that docs/operate/security.md lists, for keys with braces, and the right to ask for the slots."""
     rights = [right for right in RIGHTS if right.startswith("+")] + ["~{t}:*", "&{t}:w:*"]
     ports = ",".join(f"127.0.0.1:{server.port}" for server in three.servers)
     managers = []

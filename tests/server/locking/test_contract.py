@@ -80,10 +80,7 @@ async def test_fencing_tokens_increase_from_hold_to_hold(make: Manager, flavour:
 
 
 async def test_clock_that_was_set_back_still_gives_a_greater_token(make: Manager, flavour: Flavour, monkeypatch: Any):
-    """
-    The wall clock only makes the first proposal likely to succeed; a client an hour behind needs a second
-    round.
-    """
+    """The wall clock only makes the first proposal likely to succeed; a client an hour behind needs a second round."""
     ahead, behind = make(), make()
     lease = await flavour.acquire(ahead.lock("a"))
     await flavour.release(lease)
@@ -193,8 +190,6 @@ async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
         (loop_watchdog() if isinstance(flavour, Asyncio) else watchdog).watch(lease)
         await eventually(extended.is_set)
 
-    await flavour.close(manager)
-
 
 @pytest.mark.parametrize("renew", [True, False])
 async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavour: Flavour, renew: bool):
@@ -251,8 +246,7 @@ async def test_one_lock_may_have_a_bound_of_its_own(virtual: Virtual, flavour: F
 
 async def test_loss_is_reported_whatever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
     """
-    A lease that ends between two readings of the clock, in the middle of an extension, is reported like any
-    other.
+    A lease that ends between two readings of the clock, in the middle of an extension, is reported like any other.
     """
     manager = make()
     told: list[Lease] = []
@@ -276,7 +270,6 @@ async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flav
     assert await flavour.lost(lease)
 
     assert (lease.reason, lease.extensions) == ("expired", 0)
-    await flavour.close(manager)
 
 
 async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour: Flavour):
@@ -292,8 +285,7 @@ async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour:
 
 async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flavour):
     """
-    All names have one lease and one token; a caller that wants one of them is refused, and the other names stay
-    free.
+    All names have one lease and one token; a caller that wants one of them is refused, and the other names stay free.
     """
     manager = make()
     lease = await flavour.acquire(manager.lock(["b", "a"]))

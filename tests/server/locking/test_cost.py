@@ -38,7 +38,6 @@ def test_free_lock_costs_few_commands(nodes: Servers):
     assert acquired == Counter(["time", "mget", "exists", "zadd", "set", "pttl", "zrangebyscore", "set"])
     assert released == Counter(["time", "get", "zrange", "zrem", "del"])
     long.release()
-    manager.close()
 
 
 def test_only_lock_of_a_node_costs_one_command_more(nodes: Servers):
@@ -56,7 +55,6 @@ def test_only_lock_of_a_node_costs_one_command_more(nodes: Servers):
     assert acquired == Counter(["time", "mget", "exists", "zadd", "set", "pttl", "pexpire", "zrangebyscore", "set"])
     assert "executes eight or nine commands to grant it and five to release it" in CHANGES
     assert released == Counter(["time", "get", "zrange", "zrem", "del"])
-    manager.close()
 
 
 def test_index_of_another_type_leaves_nothing_behind(nodes: Servers):
@@ -72,4 +70,3 @@ def test_index_of_another_type_leaves_nothing_behind(nodes: Servers):
             manager.lock("free", wait=0).acquire()
         assert not client.exists("t:{free}:h", "t:{free}:f")
         client.delete("t:index")
-    manager.close()

@@ -169,7 +169,6 @@ async def test_silent_node_is_named_with_its_timeout(
     assert "timeout" in error
     assert f"node down: 127.0.0.1:{nodes[0].port} (default): timeout" in caplog.messages
     nodes[0].thaw()
-    await flavour.close(manager)
 
 
 # Nodes that failed lately
@@ -191,7 +190,6 @@ async def test_node_that_the_quorum_needs_is_asked_although_it_failed_lately(
     lease = await flavour.acquire(manager.lock("a", wait=0))
 
     assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
 
 
 def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server):

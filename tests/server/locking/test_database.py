@@ -60,9 +60,7 @@ SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[Healt
 @SETTINGS
 @SEQUENCES
 def test_database_answers_as_the_node_in_memory(table: LockTable, sequence: list[Request], together: bool):
-    """
-    Whatever requests come in whatever order, at once or one by one, replies and queues are the same.
-    """
+    """Whatever requests come in whatever order, at once or one by one, replies and queues are the same."""
     agree(table, sequence, together)
 
 
@@ -158,9 +156,7 @@ def overtaken(other: LockTable, between: Callable[[Callable[[], object]], None])
 
 @pytest.mark.parametrize("known", [False, True])
 def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bool):
-    """
-    Another client's write between our read and our write is not overwritten, whether the row is new or not.
-    """
+    """Another client's write between our read and our write is not overwritten, whether the row is new or not."""
     if known:
         table.execute([acquire()])
         table.execute([Release(("{x}",), SECRET)])
@@ -251,8 +247,7 @@ def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, kn
 
 def test_request_is_not_granted_after_its_own_release(table: LockTable, other: LockTable, overtaken: Any):
     """
-    A request behind its own release is refused, even if it was decided before the release and is written after
-    it.
+    A request behind its own release is refused, even if it was decided before the release and is written after it.
     """
     overtaken(Release(("{x}",), SECRET, 30.0))
 

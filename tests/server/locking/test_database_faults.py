@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.records.table import UntouchedError
-from tests.holder import held_until_killed
 from tests.managers import (
     EACH_TABLE_ONCE,
     SLOW_DATABASES,
@@ -43,7 +41,6 @@ from tests.managers import (
 from tests.services import Database, MariaDB, PostgreSQL, SQLite, django_database
 
 from .test_database import SECRET, acquire
-from .test_waiting import Line
 
 pytestmark = pytest.mark.usefixtures("unblocked")
 
@@ -71,46 +68,10 @@ def threads_of_ours() -> set[threading.Thread]:
 # A working lock on one database, beyond what a unique row gives
 
 
-HOLD = """
-import json, sys
-from django.conf import settings
-settings.configure(DATABASES=json.loads(sys.argv[1]))
-from tests.drivers import install_mysql
-install_mysql()
-from tests.managers import real_manager
-lease = real_manager(sys.argv[2:], ttl=4.0, node_timeout=0.9).lock("a", wait=20).acquire()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("tables", ["sqlite", *SLOW_DATABASES], indirect=True)
-def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
-    """No row stays behind as a lock for ever."""
-    entries = json.dumps({"default": {}, tables.aliases[0]: tables.entry()})
-    with closing(real_manager(tables.urls[:1])) as manager:
-        with held_until_killed([sys.executable, "-c", HOLD, entries, tables.urls[0]]), pytest.raises(LockTakenError):
-            manager.lock("a", wait=0).acquire()
-        assert manager.lock("a", wait=30).acquire().release() == "released"
-
-
 def test_greenlets_wait_and_are_renewed(sqlite_tables: Tables):
     """The thread of a database and the watchdog of greenlets are real threads, each with a connection of its own."""
     sqlite_tables.empty()
     run_greenlets(sqlite_tables.urls[:1], {"default": {}, sqlite_tables.aliases[0]: sqlite_tables.entry()})
-
-
-@EACH_TABLE_ONCE
-async def test_waiters_of_a_database_are_served_in_order(one: LockManager, flavour: Flavour):
-    """A caller that finds the lock taken gets it in its turn, without a notification."""
-    holder = await flavour.acquire(one.lock("a"))
-    line = Line(flavour, one)
-    tasks = [await line.join(number) for number in range(5)]
-
-    await flavour.release(holder)
-    await asyncio.gather(*tasks)
-
-    assert line.served == list(range(5))
 
 
 @pytest.mark.parametrize("tables", ["postgresql", "mariadb"], indirect=True)  # SQLite: see test_own_transaction
@@ -249,8 +210,6 @@ async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavo
 
         assert lease.valid()
         await flavour.release(lease)
-        await flavour.close(manager)
-        manager.close()
 
 
 @ONE_SERVER
@@ -272,8 +231,6 @@ async def test_frozen_database_keeps_nobody_longer_than_the_node_timeout(server:
         lease = await flavour.acquire(manager.lock("a", wait=30))
 
         await flavour.release(lease)
-        await flavour.close(manager)
-        manager.close()
 
 
 @contextmanager
@@ -510,18 +467,6 @@ def test_replaced_file_is_noticed_only_by_processes_that_knew_it(tmp_path: Path)
 
         assert lease.valid()
         assert second.valid()
-
-
-@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)  # the servers of the tests run without fsync
-def test_emptied_table_is_noticed_by_nobody(tables: Tables):
-    """The server is the same, so no process sees that rows are missing; the guarantees state this limit."""
-    with closing(patient_manager(tables.urls[:3], restart_guard=True)) as manager:
-        connect(manager)
-        first = manager.lock("a", wait=0, renew=False).acquire()
-        tables.empty()
-
-        assert manager.lock("a", wait=0).acquire().valid()
-        assert first.valid()
 
 
 def test_wrong_password_is_reported_without_showing_it(postgresql: PostgreSQL):

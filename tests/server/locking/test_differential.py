@@ -189,10 +189,7 @@ def test_all_shared_holders_are_asked_to_stop(real_node: Any, revoke: bool):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_waiter_is_queued_up_to_the_first_name_that_is_taken(real_node: Any, shared: bool):
-    """
-    A claim to a later name would keep it from a caller that holds the first name and wants the later
-    one, too.
-    """
+    """A claim to a later name would keep it from a caller that holds the first name and wants the later one, too."""
     held = [take("y"), take("xyz", "b", "p|1", shared=shared)]
 
     store, _ = agree(real_node, held)
@@ -254,9 +251,7 @@ def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
 
 
 def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
-    """
-    A number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote.
-    """
+    """A number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote."""
     manager, *_ = real_node
     for number, kind, fence in ((2**52 + 1, Kind.ACCEPTED, 2**52 + 1), (2**53 - 1, Kind.EXCLUDED, 0)):
         reply = run(manager, Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, number, None, 1e10))

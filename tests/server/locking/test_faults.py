@@ -11,9 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.core.attempt import Granted
 from django_redlock.core.protocol import Failure, Kind
-from django_redlock.core.round import survey_round
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
@@ -22,10 +20,9 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.redis.link import AsyncRedisLink
-from django_redlock.nodes.redis.node import RedisNode
-from django_redlock.testing import Server, Servers, start_servers
+from django_redlock.testing import Server, Servers
 from django_redlock.testing.proxy import FaultProxy
-from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, renew_now
+from tests.managers import Blocking, Flavour, eventually, held_by, renew_now
 from tests.managers import patient_manager as real_manager
 from tests.unit.locking.test_rounds import no_quorum, works
 
@@ -43,12 +40,7 @@ def restless_redelivery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flavour, fault: str):
-    """
-    Two of five may fail without a round that waits for them; with three gone the result is *no
-    quorum*.
-
-    A round does not care which of them fail: tests/unit/locking/test_rounds.py has every subset, and the exact time.
-    """
+    """Two of five may fail, and nobody waits for them; with three gone the result is *no quorum*."""
     managers = [real_manager(nodes.urls, ttl=600.0, max_ttl=600.0, node_timeout=limit) for limit in (PATIENCE, HASTE)]
     if fault != "missing at start":
         for manager in managers:
@@ -60,9 +52,6 @@ async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flav
         await (works(managers[0], flavour) if failed <= 2 else no_quorum(managers[1], flavour))
 
         assert time.monotonic() - started < PATIENCE
-    for manager in managers:
-        await flavour.close(manager)
-        manager.close()
 
 
 @pytest.mark.parametrize("linked", [True, False], ids=["linked", "not linked"])
@@ -91,13 +80,16 @@ async def test_many_releases_wait_once_for_silent_nodes(nodes: Servers, flavour:
     assert took < count * timeout / 3
     for number in (0, 1, count - 1):
         assert held_by(manager, f"{{n{number}}}")
-    await flavour.close(manager)
-    manager.close()
 
 
 def has_key(node: Server, *keys: str) -> bool:
     with node.client() as client:
         return bool(client.exists(*keys))
+
+
+async def free_on(nodes: Sequence[Server]) -> None:
+    """Wait until no node has the lock."""
+    await eventually(lambda: not any(has_key(node, "t:{a}:h") for node in nodes))
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -112,7 +104,6 @@ async def test_first_lock_of_a_process_reaches_distant_nodes(nodes: Servers, fla
         manager = real_manager([proxy.url for proxy in proxies], node_timeout=1.0)
         lease = await flavour.acquire(manager.lock("a", wait=0))
         assert await flavour.release(lease) == "released"
-        await flavour.close(manager)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -144,7 +135,6 @@ async def test_idle_connections_that_were_cut(
             lease = await flavour.acquire(manager.lock("a", wait=0))
             assert await flavour.release(lease) == "released"
         assert "node down" not in caplog.text
-        await flavour.close(manager)
 
 
 async def test_lock_that_is_taken_is_not_tried_again_for_a_connection_that_was_cut(nodes: Servers, flavour: Flavour):
@@ -161,9 +151,6 @@ async def test_lock_that_is_taken_is_not_tried_again_for_a_connection_that_was_c
 
         assert taken.value.attempts == 1
         held.release()
-        await flavour.close(manager)
-        manager.close()
-    other.close()
 
 
 async def on_all(lock: Lock, flavour: Flavour, nodes: Sequence[Server]) -> Lease:
@@ -190,7 +177,6 @@ async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Server
 
     with nodes[0].client() as client:
         assert client.get("t:{a}:h") is None
-    await flavour.close(manager)
 
 
 async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Servers, flavour: Flavour):
@@ -205,24 +191,7 @@ async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Se
     for node in range(3):
         nodes[node].thaw()
 
-    for node in nodes:
-        await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
-    await flavour.close(manager)
-
-
-async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers, flavour: Flavour):
-    """The server granted the lock, the reply was dropped, and the failed attempt still releases it."""
-    with FaultProxy(nodes[0].url) as proxy:
-        manager = real_manager([proxy.url, nodes[1].url], node_timeout=HASTE)
-        await flavour.release(await flavour.acquire(manager.lock("warm up")))
-        proxy.drop_next_reply()
-
-        with pytest.raises(QuorumUnavailableError):
-            await flavour.acquire(manager.lock("a", wait=0))
-
-        for node in nodes[:2]:
-            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
-        await flavour.close(manager)
+    await free_on(nodes)
 
 
 async def test_request_behind_its_own_release_is_refused(nodes: Servers):
@@ -237,7 +206,6 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
 
     assert round.replies[0].kind is Kind.CANCELLED
     assert held_by(manager, "{a}")
-    manager.close()
 
 
 async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(nodes: Servers, flavour: Flavour):
@@ -251,70 +219,6 @@ async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(n
         await flavour.acquire(manager.lock("a", wait=0))
 
     assert held_by(manager, "{a}")
-    await flavour.close(manager)
-    manager.close()
-
-
-async def test_node_that_restarts_empty_does_not_let_a_second_holder_in(nodes: Servers, flavour: Flavour):
-    """
-    Three nodes hold the lock, one of them restarts without data, and two free ones are no majority.
-    """
-    holder = real_manager(nodes.urls, restart_guard=False)
-    await flavour.release(await flavour.acquire(holder.lock("warm up")))
-    nodes[3].kill()
-    nodes[4].kill()
-    lease = await flavour.acquire(holder.lock("a", renew=False))
-    nodes[2].kill()
-    nodes.start()
-    never_restarted = tuple(node.name for node in holder.nodes[:2])
-    guarded = real_manager(nodes.urls, restart_guard=True, durable=never_restarted)
-    careless = real_manager(nodes.urls, restart_guard=False)
-
-    with pytest.raises(QuorumUnavailableError, match=r"votes again in"):
-        await flavour.acquire(guarded.lock("a", wait=0))
-
-    assert lease.valid()
-    second = await flavour.acquire(careless.lock("a", wait=0))  # which the guard is meant to prevent
-    await flavour.release(second)
-    await flavour.release(lease)
-    for manager in (holder, guarded, careless):
-        await flavour.close(manager)
-
-
-async def test_node_that_lost_its_data_gets_the_lock_back_with_the_next_extension(nodes: Servers, flavour: Flavour):
-    """A holder heals a node that forgot it, unless that node has seen a later token."""
-    manager = real_manager(nodes.urls)
-    lease = await flavour.acquire(manager.lock("a", renew=False))
-    with nodes[0].client() as client:
-        client.flushall()
-    with nodes[1].client() as client:
-        client.delete("t:{a}:h")
-        client.set("t:{a}:f", lease.fencing_token + 1)
-
-    assert await flavour.extend(lease)
-    assert await flavour.extend(lease)  # the earlier round has ended on every node when this one has
-
-    with nodes[0].client() as client:
-        assert client.get("t:{a}:h").startswith(lease.secret)
-        assert int(client.get("t:{a}:f")) == lease.fencing_token
-    with nodes[1].client() as client:
-        assert client.get("t:{a}:h") is None
-    await flavour.release(lease)
-    await flavour.close(manager)
-
-
-async def test_scripts_that_a_server_forgot_are_sent_again(nodes: Servers, flavour: Flavour):
-    """SCRIPT FLUSH costs one more message to each node, within the same attempt."""
-    manager = real_manager(nodes.urls)
-    await flavour.release(await flavour.acquire(manager.lock("a")))
-    for node in nodes:
-        with node.client() as client:
-            client.script_flush()
-
-    lease = await flavour.acquire(manager.lock("a", wait=0))
-
-    assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
 
 
 @pytest.mark.parametrize(("kind", "put"), [("h", "rpush"), ("f", "rpush"), ("q", "set")])
@@ -337,7 +241,6 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
         # of other tests may have this process send a heartbeat.
         of_lock = [key for key in client.keys("t:*") if key.startswith(("t:{a}:", "t:{0}:"))]
         assert of_lock == [f"t:{{a}}:{kind}"]
-    await flavour.close(manager)
 
 
 async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
@@ -352,73 +255,6 @@ async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Ser
 
         assert not client.exists("t:{a}:q")
     await flavour.release(holder)
-    await flavour.close(manager)
-    manager.close()
-
-
-async def test_node_that_was_a_replica_meanwhile_is_reported():
-    """The node's run id is unchanged, but its data is not, and each such change makes it another server."""
-    with start_servers(2) as servers, servers[0].client() as client:
-        node = open_node(NodeSpec(servers.urls[0]), "t:")
-        assert isinstance(node, RedisNode)
-        with servers[1].client() as master:
-            master.config_set("repl-diskless-sync-delay", "0")  # five seconds, as a rule
-        said = []
-        for _ in range(3):
-            link = node.connect(PATIENCE)
-            link.close()
-            said.append(link.greeting)
-            client.replicaof("127.0.0.1", servers[1].port)
-            await eventually(lambda: client.info("replication")["master_link_status"] == "up")
-            client.replicaof("NO", "ONE")
-
-    assert len({greeting.run_id for greeting in said}) == 1
-    assert len({greeting.promoted for greeting in said}) == 3
-    assert [bool(greeting.promoted) for greeting in said] == [False, True, True]
-
-
-async def test_evicting_node_gives_no_vote_unless_allowed_by_name(nodes: Servers, flavour: Flavour):
-    """A node that may drop keys with a ttl would drop locks."""
-    with nodes[0].client() as client:
-        client.config_set("maxmemory", "100mb")
-        client.config_set("maxmemory-policy", "volatile-lru")
-    name = f"127.0.0.1:{nodes[0].port}"
-    strict = real_manager(nodes.urls[:1])
-    lenient = real_manager(nodes.urls[:1], allow_evicting=(name,))
-    try:
-        with pytest.raises(QuorumUnavailableError, match=r"may evict keys \(OPTIONS\['allow_evicting'\]\)"):
-            await flavour.acquire(strict.lock("a", wait=0))
-        await flavour.release(await flavour.acquire(lenient.lock("a", wait=0)))
-    finally:
-        with nodes[0].client() as client:
-            client.config_set("maxmemory-policy", "noeviction")
-            client.config_set("maxmemory", "0")
-        await flavour.close(strict)
-        await flavour.close(lenient)
-
-
-async def test_one_server_under_two_addresses_has_one_vote(nodes: Servers, flavour: Flavour):
-    """Two addresses of one server have one run id."""
-    with FaultProxy(nodes[0].url) as proxy:
-        manager = real_manager([nodes[0].url, proxy.url])
-        with pytest.raises(QuorumUnavailableError, match="is the same server as"):
-            await flavour.acquire(manager.lock("a", wait=0))
-        await flavour.close(manager)
-
-
-async def test_node_that_requires_a_password_is_reported_without_showing_any(flavour: Flavour):
-    """Wrong and missing credentials are named; no password is in the error."""
-    with start_servers(1, password="sesame-right") as guarded:
-        port = guarded[0].port
-        for login, word in (("", "NOAUTH"), (":sesame-wrong@", "WRONGPASS")):
-            manager = real_manager([f"redis://{login}127.0.0.1:{port}"])
-            with pytest.raises(QuorumUnavailableError, match=word) as caught:
-                await flavour.acquire(manager.lock("a", wait=0))
-            assert "sesame" not in str(caught.value) + repr(caught.value) + repr(manager) + repr(manager.nodes)
-            await flavour.close(manager)
-        manager = real_manager(guarded.urls)
-        await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
-        await flavour.close(manager)
 
 
 async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Flavour):
@@ -435,7 +271,6 @@ async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Fl
     lease = await flavour.acquire(manager.lock("a", wait=10))
 
     assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
 
 
 async def test_link_that_is_closed_at_once_leaves_no_open_connection(nodes: Servers):
@@ -447,20 +282,6 @@ async def test_link_that_is_closed_at_once_leaves_no_open_connection(nodes: Serv
     assert isinstance(link, AsyncRedisLink)
     assert link._transport.is_closing()
     await asyncio.sleep(0)
-
-
-async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Servers):
-    """A link that was idle is checked before it is used, so that a single node does not lose its vote."""
-    manager = real_manager(nodes.urls[:1])
-    manager.lock("a").acquire().release()
-    with nodes[0].client() as client:
-        client.client_kill_filter(_type="normal", skipme=True)
-    manager.driver.gather.idle.sets[-1].used -= 10
-
-    lease = manager.lock("a", wait=0).acquire()
-
-    assert lease.release() == "released"
-    manager.close()
 
 
 def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
@@ -478,26 +299,6 @@ def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.
 
     assert held_by(manager, "{a}", holder.secret)
     holder.release()
-    manager.close()
-
-
-def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """The same in the middle of a round, with requests in flight."""
-    manager = real_manager(nodes.urls)
-    manager.lock("warm up").acquire().release()
-
-    def interrupted(*args: object) -> bool:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(manager.driver.gather, "_wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        manager.lock("a").acquire()
-
-    again = manager.lock("a", wait=5).acquire()
-    assert held_by(manager, "{a}", again.secret)
-    again.release()
-    manager.close()
 
 
 async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
@@ -520,102 +321,6 @@ async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
         assert {reply.rows[0].value[:32] for reply in found.values() if reply.rows} <= {lease.secret, ""}
         await lease.arelease()
     await manager.aclose()
-
-
-async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
-    """
-    A cancelled release also reaches nodes whose links were broken and were being made anew at the
-    cancellation.
-    """
-    manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
-    lease = await manager.lock("a").aacquire()
-    for node in nodes:
-        with node.client() as client:
-            client.client_kill_filter(_type="normal", skipme=True)
-    side = manager.driver.loop_side()
-    await eventually(lambda: all(line.link.broken for line in side.gather._lines.values()))
-
-    task = asyncio.create_task(lease.arelease())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    assert lease.reason == "released"
-    assert await asyncio.to_thread(held_by, manager, "{a}")
-    await manager.aclose()
-    manager.close()
-
-
-def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """An exception from a signal, such as a soft time limit, strikes before the first byte was sent."""
-    manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
-    lease = manager.lock("a").acquire()
-
-    def interrupted(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(manager.driver.gather, "_send", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            lease.release()
-
-    assert held_by(manager, "{a}")
-    manager.close()
-
-
-def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
-    """Released while extensions are under way in another thread, a lock stays released on every node."""
-    manager = real_manager(nodes.urls)
-    for _ in range(40):
-        lease = manager.lock("a", renew=False).acquire()
-        started = threading.Event()
-
-        def extend(lease=lease, started=started) -> None:
-            started.set()
-            lease.extend()
-
-        thread = threading.Thread(target=extend)
-        thread.start()
-        started.wait()
-        lease.release()
-        thread.join()
-        manager.ask(survey_round(manager.rules, {"count": 1}))
-        assert held_by(manager, "{a}")
-    manager.close()
-
-
-@pytest.mark.parametrize("flavour", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
-async def test_survey_of_nodes_that_are_down_gives_what_is_known(real: Manager, nodes: Servers, flavour: Flavour):
-    """A node that does not answer is missing from the result, and breaks nothing."""
-    manager = real()
-    lease = await flavour.acquire(manager.lock("a"))
-    nodes[0].kill()
-
-    replies = manager.survey(count=5)
-
-    assert {node for node, reply in replies.items() if reply.kind is Kind.LISTED} == {1, 2, 3, 4}
-    await flavour.release(lease)
-    await flavour.close(manager)
-
-
-def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
-    """A waiter asks and sleeps on its own side, so no client timeout can break it."""
-    for node in nodes:
-        with node.client() as client:
-            client.config_resetstat()
-    manager = real_manager(nodes.urls)
-    holder = manager.lock("a").acquire()
-    with pytest.raises(LockTakenError):
-        manager.lock("a", wait=0.3).acquire()
-    holder.release()
-    manager.close()
-
-    with nodes[0].client() as client:
-        used = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
-
-    assert "evalsha" in used
-    assert not {name for name in used if name.startswith(("b", "wait", "xread")) or "keys" in name}
 
 
 async def connected(manager: LockManager, flavour: Flavour) -> None:
@@ -647,8 +352,6 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
 
         await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
         await eventually(lambda: not manager.driver.redelivery)
-        await flavour.close(manager)
-        manager.close()
 
 
 @pytest.fixture
@@ -674,22 +377,6 @@ def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: 
 
     assert threads.count("django_redlock connect") < 50  # three, and two after each of ever longer rests
     assert "django_redlock redelivery" not in threads
-    manager.close()
-
-
-def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """The round ended before there was a link on which to send, so there is nothing to release."""
-    monkeypatch.setattr(rounds, "GRACE", 0.02)
-    with FaultProxy(nodes[2].url) as proxy:
-        manager = real_manager([*nodes.urls[:2], proxy.url])
-        proxy.black_hole()
-
-        granted = manager.acquirer.run(manager.lock("a").description().wanted)
-
-        assert isinstance(granted, Granted)
-        assert granted.untouched == {2}
-        assert granted.rounds[0].unanswered() == set()
-        manager.close()
 
 
 async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
@@ -709,28 +396,6 @@ async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes:
         proxy.start()
         await eventually(lambda: not has_key(nodes[2], *keys))
         await eventually(lambda: not manager.driver.redelivery)
-        manager.close()
-
-
-async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Servers, flavour: Flavour):
-    """The release is queued behind everything that was sent before, and costs its sender no round trip."""
-    manager = real_manager(nodes.urls)
-    lease = await flavour.acquire(manager.lock("a"))
-
-    outcome = lease.release(wait=False) if isinstance(flavour, Blocking) else await lease.arelease(wait=False)
-
-    assert (outcome, lease.reason) == ("unknown", "released")
-    assert held_by(manager, "{a}")
-    await flavour.close(manager)
-    manager.close()
-
-
-def refuse(timeout: float) -> NoReturn:
-    raise LinkError(Failure.REFUSED)
-
-
-async def arefuse(timeout: float) -> NoReturn:
-    raise LinkError(Failure.REFUSED)
 
 
 async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):
@@ -747,16 +412,17 @@ async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: 
         await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
         proxy.drop_next_reply(reset=True)
 
-        with patch.object(manager.nodes[0], "connect", refuse), patch.object(manager.nodes[0], "aconnect", arefuse):
+        refused = {"side_effect": LinkError(Failure.REFUSED)}
+        with (
+            patch.object(manager.nodes[0], "connect", **refused),
+            patch.object(manager.nodes[0], "aconnect", **refused),
+        ):
             with pytest.raises(QuorumUnavailableError):
                 await flavour.acquire(manager.lock("a", wait=0))
             assert has_key(nodes[0], "t:{a}:h")
 
-        for node in nodes[:2]:
-            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        await free_on(nodes[:2])
         await eventually(lambda: not manager.driver.redelivery)
-        await flavour.close(manager)
-        manager.close()
 
 
 @pytest.mark.parametrize("thawed", ["before the release", "after the release"])
@@ -764,10 +430,7 @@ async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: 
 async def test_takeover_that_a_node_missed(
     nodes: Servers, flavour: Flavour, thawed: str, link: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    When the node can be reached again, it learns that the earlier hold has ended, however long that was to
-    last.
-    """
+    """When the node can be reached again, it learns that the earlier hold has ended, however long that was to last."""
     for module in (rounds_async, rounds):
         monkeypatch.setattr(module, "GRACE", 0.02)
     with FaultProxy(nodes[2].url) as proxy:
@@ -793,17 +456,12 @@ async def test_takeover_that_a_node_missed(
             nodes[2].thaw()
 
         await eventually(lambda: not after.driver.redelivery)
-        for node in nodes[:3]:
-            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
-        for manager in (before, after):
-            await flavour.close(manager)
-            manager.close()
+        await free_on(nodes[:3])
 
 
 async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers, flavour: Flavour):
     """
-    A node that is frozen since before the first hold does not get that hold after its end, in any order of
-    requests.
+    A node that is frozen since before the first hold does not get that hold after its end, in any order of requests.
     """
     before, after = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
     for manager in (after, before):  # the node first reads what came over the older connection
@@ -817,9 +475,6 @@ async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers
 
     await eventually(lambda: has_key(nodes[2], f"t:x:{left.secret}"))  # it refuses requests that may have come too late
     await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
-    for manager in (before, after):
-        await flavour.close(manager)
-        manager.close()
 
 
 async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Flavour):
@@ -840,8 +495,6 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
 
         await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
         await eventually(lambda: not manager.driver.redelivery)
-        await flavour.close(manager)
-        manager.close()
 
 
 async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):
@@ -860,8 +513,6 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
     assert last.valid()
     assert held_by(manager, "{a}", last.secret)
     await flavour.release(last)
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour: Flavour):
@@ -877,8 +528,6 @@ async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour:
         await flavour.release(await flavour.acquire(manager.lock("b")))  # now it notices
 
         await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
-        await flavour.close(manager)
-        manager.close()
 
 
 async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
@@ -892,9 +541,7 @@ async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nod
 
     assert await flavour.release(lease) == "released"
 
-    await eventually(lambda: not any(has_key(node, "t:{a}:h") for node in nodes[:3]))
-    await flavour.close(manager)
-    manager.close()
+    await free_on(nodes[:3])
 
 
 async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
@@ -920,8 +567,6 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
         assert sum(has_key(node, "t:{a}:h") for node in nodes[:3]) >= 2  # all that granted it again
         assert await flavour.release(again) == "released"
         assert held_by(manager, "{a}")
-        await flavour.close(manager)
-        manager.close()
 
 
 def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Servers):
@@ -956,7 +601,6 @@ def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Ser
     for node in nodes[2:]:
         node.thaw()
     manager.lock("a", wait=30).acquire().release()
-    manager.close()
 
 
 def try_for_a_moment(manager: LockManager) -> None:

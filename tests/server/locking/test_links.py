@@ -77,10 +77,7 @@ async def test_script_that_is_unknown_is_sent_again_for_each_of_many(nodes: Serv
 
 
 async def test_link_that_is_dropped_has_sent_what_was_given_to_it(nodes: Servers):
-    """
-    A release that a cancelled task has handed to the link reaches the node, although nobody waits for the
-    reply.
-    """
+    """A release that a cancelled task has handed to the link reaches the node, although nobody waits for the reply."""
     link = await link_to(nodes)
 
     told = Told(link)

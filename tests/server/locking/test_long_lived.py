@@ -63,9 +63,7 @@ manager.close()
 
 
 def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Servers):
-    """
-    The thread that renews ends when idle; the next one opens its own connections, and nothing accumulates.
-    """
+    """The thread that renews ends when idle; the next one opens its own connections, and nothing accumulates."""
     needs("gevent", find_spec("gevent"), "pip install gevent")
 
     ended = subprocess.run(
@@ -92,7 +90,6 @@ async def test_closed_event_loops_are_forgotten(nodes: Servers):
     await asyncio.to_thread(lambda: [async_to_sync(call)() for _ in range(5)])
 
     await eventually(freed)  # the thread of asgiref that ran a loop refers to it for a moment more
-    manager.close()
 
 
 async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
@@ -117,7 +114,6 @@ async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, mo
 
     assert await lease.arelease() == "released"
     await manager.aclose()
-    manager.close()
 
 
 def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
@@ -144,7 +140,6 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
     assert len(manager.driver.gather.idle.sets) == 1
     assert manager.driver.gather.idle.sets[0] not in idle
     assert all(connections.closed for connections in idle)
-    manager.close()
 
 
 async def test_connections_that_were_long_idle_are_not_used(nodes: Servers):
@@ -161,7 +156,6 @@ async def test_connections_that_were_long_idle_are_not_used(nodes: Servers):
 
     assert all(before[node].broken for node in before)
     await manager.aclose()
-    manager.close()
 
 
 async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Servers):
@@ -184,7 +178,6 @@ async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Server
     assert hurried.replies[0].kind is Kind.UNKNOWN
     assert patient.replies[0].kind not in (Kind.UNKNOWN, Kind.FAILED)
     await manager.aclose()
-    manager.close()
 
 
 class Away(Exception):
@@ -222,9 +215,7 @@ async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Server
 
 
 async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
-    """
-    Replies that came while a task blocked the loop count, even if the next task asks before they are read.
-    """
+    """Replies that came while a task blocked the loop count, even if the next task asks before they are read."""
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     await (await manager.lock("a").aacquire()).arelease()
     lines = manager.driver.loop_side().gather._lines
@@ -244,7 +235,6 @@ async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
 
     assert [lease.valid() for lease in await asyncio.gather(first, second)] == [True, True]
     await manager.aclose()
-    manager.close()
 
 
 def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
@@ -264,7 +254,6 @@ def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch
         lease = manager.lock("a", wait=0).acquire()
 
     assert lease.release() == "released"
-    manager.close()
 
 
 async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
@@ -291,4 +280,3 @@ async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, mon
         proxy.heal()
         with nodes[0].client() as client:
             await eventually(lambda: not client.exists("t:{a}:h", "t:{b}:h"))
-        manager.close()

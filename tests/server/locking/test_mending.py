@@ -42,9 +42,7 @@ def key_on(node: Server, name: str = "a") -> str:
 
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, flavour: Flavour, dead: int):
-    """
-    The round waits for the connections, although the others have decided; no second extension is needed.
-    """
+    """The round waits for the connections, although the others have decided; no second extension is needed."""
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0, node_timeout=10.0)
     lease = await flavour.acquire(manager.lock("a", renew=False))
     assert await flavour.extend(lease)
@@ -58,13 +56,10 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
 
     await eventually(lambda: all(key_on(node) == lease.secret for node in nodes[:dead]))
     await flavour.release(lease)
-    await flavour.close(manager)
 
 
 async def test_node_that_failed_before_the_last_pause_is_asked(nodes: Servers, manager: LockManager):
-    """
-    The pause for a node counts from its failure, not from when that is noticed.
-    """
+    """The pause for a node counts from its failure, not from when that is noticed."""
     lease = manager.lock("a", renew=False).acquire()
     assert lease.extend()
     nodes[0].kill()
@@ -134,8 +129,7 @@ async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Man
 @pytest.mark.skipif(not TABLE.exists(), reason="counts connections as Linux shows them")
 async def test_black_hole_gets_no_end_of_connections(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """
-    To a silent node, a process has no more connections at once than it has requesting threads, plus one for
-    redelivery.
+    To a silent node, a process has no more connections at once than it has requesting threads, plus one for redelivery.
     """
     monkeypatch.setattr(breaker, "LONGEST_REST", 0.1)
     monkeypatch.setattr(connecting, "CONNECT_TIMEOUT", 0.1)

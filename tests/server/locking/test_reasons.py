@@ -64,8 +64,6 @@ async def test_refused_extension_has_the_reason_that_the_nodes_gave(
     assert not await flavour.extend(lease)
 
     assert lease.reason == reason
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_block_whose_lock_was_removed_is_not_superseded(nodes: Servers, flavour: Flavour):
@@ -76,8 +74,6 @@ async def test_block_whose_lock_was_removed_is_not_superseded(nodes: Servers, fl
             on_each(nodes, "DEL", f"t:{SLUG}:h")
 
     assert caught.value.reason == "forgotten"
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_block_whose_lock_somebody_else_has_is_superseded(nodes: Servers, flavour: Flavour):
@@ -88,5 +84,3 @@ async def test_block_whose_lock_somebody_else_has_is_superseded(nodes: Servers, 
             on_each(nodes, "SET", f"t:{SLUG}:h", "f" * 32 + '{"host":"h"}')
 
     assert caught.value.reason == "superseded"
-    await flavour.close(manager)
-    manager.close()

@@ -128,9 +128,7 @@ async def test_promoted_replica_gives_no_vote_to_a_process_that_did_not_know_the
 async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_everybody(
     server: Server, client: redis.Redis, flavour: Flavour
 ):
-    """
-    A server that has been running for long may have been emptied; the time counts from the first connection.
-    """
+    """A server that has been running for long may have been emptied; the time counts from the first connection."""
     first, second = guarded([server.url]), guarded([server.url])
     with pytest.raises(
         QuorumUnavailableError, match=r"is new to these locks, votes again in .*\. A quorum will vote in \d s\.$"
@@ -216,6 +214,18 @@ def test_age_begins_anew_when_locks_may_be_lost(
     assert greeting(server).age < 30.0
 
 
+def test_each_time_as_a_replica_makes_another_server(server: Server, client: redis.Redis):
+    """Its run id is unchanged, but its data is not, and processes that knew it see that."""
+    said = [greeting(server)]
+    for _ in range(2):
+        replica_meanwhile(server, client)
+        said.append(greeting(server))
+
+    assert len({one.run_id for one in said}) == 1
+    assert len({one.promoted for one in said}) == 3
+    assert [bool(one.promoted) for one in said] == [False, True, True]
+
+
 def test_master_that_lost_its_replicas_keeps_its_age(server: Server, client: redis.Redis):
     """A master without replicas gets another replication id after a while, and has lost nothing."""
     client.config_set("repl-backlog-ttl", "1")
@@ -230,7 +240,6 @@ def test_master_that_lost_its_replicas_keeps_its_age(server: Server, client: red
     assert client.info("replication")["master_replid"] in client.get("t:served")
 
 
-NOW = 1_800_000_000_000_000
 JUNK = ["", "no key of ours", "a/b", "a/b ", "a/b x", "a/b -5", "a/b 1e3", f"a/b {10**17}", "a/b 1 2", "\x00\xff"]
 
 

@@ -106,9 +106,7 @@ async def test_client_certificate(tls: Certificates, flavour: Flavour):
 
 
 async def test_certificate_that_is_not_good_enough_is_refused(secure: Server, tls: Certificates, flavour: Flavour):
-    """
-    An unknown authority, another host and an expired certificate have different errors, and give no vote.
-    """
+    """An unknown authority, another host and an expired certificate have different errors, and give no vote."""
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     with tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
         urls = [f"rediss://{LOGIN}localhost:{one.port}/0" for one in (secure, elsewhere, expired)]
@@ -178,9 +176,7 @@ async def test_connections_have_names_on_the_server(nodes: Servers, flavour: Fla
 
 
 async def test_user_and_password(flavour: Flavour):
-    """
-    An ACL user works, with any characters in the password; wrong credentials are reported and not shown.
-    """
+    """An ACL user works, with any characters in the password; wrong credentials are reported and not shown."""
     with start_servers(1) as servers, servers[0].client() as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">s3same@:x", "~*", "&*", "+@all")
         client.execute_command("ACL", "SETUSER", "default", "off")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.core import acquisition, attempt
+from django_redlock.core import acquisition
 from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
@@ -72,6 +73,12 @@ def in_queue(states: list[Any], slug: str) -> list[str]:
     return [waiter for waiter, (_, until) in queue.items() if until > time.time()]
 
 
+async def notified(manager: LockManager, flavour: Flavour) -> None:
+    """Wait until the nodes can notify the waiters of this process."""
+    side = manager.driver if isinstance(flavour, Blocking) else manager.driver.loop_side()
+    await eventually(lambda: side.notifications.waiters.notified)
+
+
 class Line:
     """Lets contenders join one after the other, and records the order of service."""
 
@@ -98,12 +105,14 @@ class Line:
         return task
 
 
-async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
-    """First come, first served; ``test_waiters_of_a_database_are_served_in_order`` shows it for databases."""
-    manager = make()
+async def serve_five(
+    manager: LockManager, flavour: Flavour, before_the_release: Callable[[], None] = lambda: None
+) -> None:
+    """Have five callers wait for a lock, and check that they get it in the order of their arrival."""
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
     tasks = [await line.join(number) for number in range(5)]
+    before_the_release()
 
     await flavour.release(holder)
     await asyncio.gather(*tasks)
@@ -112,40 +121,27 @@ async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, f
     assert waiting(manager) == 0
 
 
+async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
+    await serve_five(make(), flavour)
+
+
 async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour: Flavour, monkeypatch: Any):
-    """
-    With all notification connections dead, the queue still drains in order, within the fallback's pauses.
-    """
-    manager = real()
+    """With all notification connections dead, the queue still drains in order, within the fallback's pauses."""
     monkeypatch.setattr(Waiters, "reached", lambda self, node: None)
     monkeypatch.setattr(Waiters, "notification", lambda self, node, name: None)
-    line = Line(flavour, manager)
-    holder = await flavour.acquire(manager.lock("a"))
-    tasks = [await line.join(number) for number in range(5)]
 
-    await flavour.release(holder)
-    await asyncio.gather(*tasks)
-
-    assert line.served == list(range(5))
-    await flavour.close(manager)
+    await serve_five(real(), flavour)
 
 
 async def test_order_is_kept_when_notification_connections_are_killed(nodes: Servers, flavour: Flavour):
     """The connections come back, and waiters ask about what they missed meanwhile."""
-    manager = real_manager(nodes.urls)
-    line = Line(flavour, manager)
-    holder = await flavour.acquire(manager.lock("a"))
-    tasks = [await line.join(number) for number in range(5)]
-    for node in nodes:
-        with node.client() as client:
-            client.client_kill_filter(_type="pubsub")
 
-    await flavour.release(holder)
-    await asyncio.gather(*tasks)
+    def kill() -> None:
+        for node in nodes:
+            with node.client() as client:
+                client.client_kill_filter(_type="pubsub")
 
-    assert line.served == list(range(5))
-    await flavour.close(manager)
-    manager.close()
+    await serve_five(real_manager(nodes.urls), flavour, kill)
 
 
 async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour: Flavour):
@@ -209,7 +205,6 @@ async def test_dead_waiter_is_skipped_when_its_queue_entry_has_lapsed(nodes: Ser
     await asyncio.wait_for(task, 30)
 
     assert line.served == [1]
-    manager.close()
 
 
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
@@ -222,10 +217,7 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
     line = Line(flavour, manager, manager.lock("a", wait=25))
     task = await line.join(0)
-    notifications = (
-        manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
-    )
-    await eventually(lambda: notifications.waiters.notified)
+    await notified(manager, flavour)
     start = time.monotonic()
 
     await flavour.release(holder)
@@ -241,10 +233,7 @@ async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, fl
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
     tasks = [await line.join(number) for number in range(contenders)]
-    notifications = (
-        manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
-    )
-    await eventually(lambda: notifications.waiters.notified)
+    await notified(manager, flavour)
     await asyncio.sleep(0)
     for node in nodes[:3]:
         with node.client() as client:
@@ -261,8 +250,6 @@ async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, fl
     # A turn costs twelve: asked and refused, asked and granted, released, each on three nodes. Waiters that ask again
     # after a second in the queue come on top, if the machine is that slow.
     assert calls <= 14 * contenders, calls
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: Servers, flavour: Flavour):
@@ -278,8 +265,6 @@ async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: S
     await asyncio.wait_for(task, 60)
 
     assert line.served == [0]
-    await flavour.close(manager)
-    manager.close()
 
 
 async def test_several_names_are_waited_for_together(make: Manager, flavour: Flavour):
@@ -301,10 +286,7 @@ async def test_several_names_are_waited_for_together(make: Manager, flavour: Fla
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_waiter_for_the_first_name_does_not_claim_the_others(make: Manager, flavour: Flavour, shared: bool):
-    """
-    All callers take names in one order, so a caller with the first name gets the second, whoever waits for
-    both.
-    """
+    """All callers take names in one order, so a caller with the first name gets the second, whoever waits for both."""
     manager = make()
     first = await flavour.acquire(manager.lock("a"))
     line = Line(flavour, manager, manager.lock(["a", "b"], wait=60, shared=shared))
@@ -315,25 +297,6 @@ async def test_waiter_for_the_first_name_does_not_claim_the_others(make: Manager
     assert line.served == []
     await flavour.release(second)
     await flavour.release(first)
-    await task
-    assert line.served == [0]
-
-
-async def test_holder_of_the_first_name_gets_the_second_in_order(make: Manager, flavour: Flavour):
-    """
-    Names are reserved for the first waiter up to the one that it waits for; others who want that one come
-    later.
-    """
-    manager = make()
-    holder = await flavour.acquire(manager.lock("b"))
-    line = Line(flavour, manager, manager.lock(["a", "b"], wait=60))
-    task = await line.join(0)
-
-    for name in ("a", "b"):
-        with pytest.raises(LockTakenError):
-            await flavour.acquire(manager.lock(name, wait=0))
-
-    await flavour.release(holder)
     await task
     assert line.served == [0]
 
@@ -365,61 +328,19 @@ async def test_waiter_for_several_names_does_not_starve(make: Manager, flavour: 
     await asyncio.gather(*tasks)
 
 
-async def test_slow_node_does_not_delay_the_queue(nodes: Servers, flavour: Flavour):
-    """Notifications of the quick nodes are a quorum."""
-    with FaultProxy(nodes[0].url) as proxy:
-        proxy.delay(0.1)
-        manager = real_manager([proxy.url, *nodes.urls[1:]])
-        holder = await flavour.acquire(manager.lock("a"))
-        line = Line(flavour, manager)
-        task = await line.join(0)
-        await flavour.release(holder)
-        await asyncio.wait_for(task, 60)
-        await flavour.close(manager)
-        manager.close()
-
-
-async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flavour, monkeypatch: Any):
-    """A waiter releases nothing on a node that has only refused it a little later than the others."""
-    monkeypatch.setattr(attempt, "PATIENCE", 20.0)
-    with FaultProxy(nodes[0].url) as proxy, nodes[0].client() as client:
-        manager = real_manager([proxy.url, *nodes.urls[1:]], ttl=60.0, max_ttl=60.0, node_timeout=10.0)
-        holder = await flavour.acquire(manager.lock("a"))
-        proxy.delay(0.05)
-        client.config_resetstat()
-        line = Line(flavour, manager)
-        task = await line.join(0)
-        notifications = (
-            manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
-        )
-        await eventually(lambda: len(notifications.waiters) == 1)
-
-        stats = client.info("commandstats")
-
-        assert "cmdstat_publish" not in stats
-        assert stats.get("cmdstat_del", {"calls": 0})["calls"] == 0
-        assert client.keys("t:x:*") == []  # a release that comes too early leaves a tombstone
-        proxy.delay(0.0)
-        await flavour.release(holder)
-        await asyncio.wait_for(task, 60)
-        await flavour.close(manager)
-        manager.close()
-
-
 async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(nodes: Servers, monkeypatch: Any):
-    """
-    When the waiter that reads for all has reached its timeout, another one continues to read, and so on.
-    """
+    """When the waiter that reads for all has reached its timeout, another one continues to read, and so on."""
     monkeypatch.setattr(acquisition, "POLL", 30.0)
     manager = real_manager(nodes.urls[:3])
     holder = manager.lock("a", ttl=60.0).acquire()
     line = Line(Blocking(), manager, manager.lock("a", wait=60))
-    first = await asyncio.to_thread(Waiting, manager, 0.5)
-    await eventually(lambda: manager.driver.notifications.waiters.notified and waiting(manager) == 1)
     loop = asyncio.get_running_loop()
+    first = loop.run_in_executor(line.threads, manager.lock("a", wait=0.5).acquire)  # it reads for all
+    await eventually(lambda: manager.driver.notifications.waiters.notified and waiting(manager) == 1)
     tasks = [loop.run_in_executor(line.threads, lambda: asyncio.run(line.serve(0))) for _ in range(3)]
 
-    assert await asyncio.to_thread(first.outcome) is LockTakenError
+    with pytest.raises(LockTakenError):
+        await first
     await eventually(lambda: waiting(manager) == 3)
     before = threading.active_count()
     holder.release()
@@ -427,44 +348,6 @@ async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(node
 
     assert line.served == [0, 0, 0]
     assert threading.active_count() <= before
-    manager.close()
-
-
-class Waiting(threading.Thread):
-    """Waits for the given time; it is the first, so it reads for all."""
-
-    def __init__(self, manager: LockManager, seconds: float) -> None:
-        super().__init__()
-        self._lock = manager.lock("a", wait=seconds)
-        self._outcome: type[Exception] | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._lock.acquire()
-        except LockTakenError as error:
-            self._outcome = type(error)
-
-    def outcome(self) -> type[Exception] | None:
-        self.join(30)
-        return self._outcome
-
-
-async def test_notifications_end_with_the_manager(nodes: Servers):
-    """No thread and no connection is left when the last lease is released and the manager is closed."""
-    before = set(threading.enumerate())
-    manager = real_manager(nodes.urls)
-    holder = manager.lock("a").acquire()
-    with pytest.raises(LockTakenError):
-        manager.lock("a", wait=0.2).acquire()
-    holder.release()
-
-    manager.close()
-
-    assert set(threading.enumerate()) <= before
-    for node in nodes:
-        with node.client() as client:
-            await eventually(lambda client=client: client.pubsub_channels("t:w:*") == [])
 
 
 def test_connection_that_is_dropped_while_a_waiter_takes_it_over_is_no_error():
@@ -517,9 +400,7 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
 
 
 async def test_notification_connection_that_is_reset_has_ended(nodes: Servers):
-    """
-    Redis-py drops the socket of a connection that is reset; this counts as its end, not as an unexpected error.
-    """
+    """Redis-py drops the socket of a connection that is reset; this counts as its end, not as an unexpected error."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url])
         link = manager.nodes[0].listen("p", 5.0, print)
@@ -529,4 +410,3 @@ async def test_notification_connection_that_is_reset_has_ended(nodes: Servers):
             await eventually(lambda: bool(link.read()))
 
         link.close()
-        manager.close()

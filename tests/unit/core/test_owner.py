@@ -1,6 +1,4 @@
-"""
-The description of the holder in a lock's key.
-"""
+"""The description of the holder in a lock's key."""
 
 import json
 

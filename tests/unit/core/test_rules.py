@@ -14,16 +14,13 @@ from django_redlock.core.round import Round, count
 from django_redlock.core.rules import Rules, check_wait, majority
 
 
-@pytest.mark.parametrize(("nodes", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4)])
-def test_majority(nodes: int, needed: int):
-    """Any two majorities share a node."""
-    assert majority(nodes) == needed
-    assert Rules(nodes).spare == nodes - needed
+def test_majority():
+    """Any two majorities share a node; four of five survive amnesia that three of five does not, so that is allowed."""
+    assert [majority(nodes) for nodes in range(1, 8)] == [1, 2, 2, 3, 3, 4, 4]
+    assert (Rules(5).spare, Rules(5, quorum=4).spare) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    "ttl", [0, -1, -0.5, math.nan, math.inf, -math.inf, 0.01, 60.5, 1e9, "30", None, True, 10**400]
-)
+@pytest.mark.parametrize("ttl", [0, -1, math.nan, math.inf, 0.01, 60.5, "30", None, True, 10**400])
 def test_ttl_that_cannot_work_is_refused(ttl: Any):
     """Zero, negative, not a number, too short, too long: refused before any request, and the message has the reason."""
     with pytest.raises(ValueError, match="ttl must be"):
@@ -53,10 +50,8 @@ def test_wait_that_cannot_work_is_refused(wait: Any):
         ("x" * 1_000_000, ValueError, r"may have 8192 bytes.*has 1000000; use an identifier or a digest"),
         ("\ud800", ValueError, "UTF-8 cannot encode"),
         (7, TypeError, r"must be a str, not int; write lock\(str"),
-        (None, TypeError, "must be a str, not NoneType"),
         (b"a", TypeError, "must be a str, not bytes"),
         ([], ValueError, "names nothing to lock"),
-        (["a", ""], ValueError, "must not be empty"),
         (["a", 1], TypeError, "must be a str, not int"),
         ([str(number) for number in range(10_001)], ValueError, "may have 10000 names, not 10001"),
     ],
@@ -121,11 +116,6 @@ def test_names_of_a_lock_are_shown_without_filling_pages():
     assert names.named(("a", "b")) == "a, b"
 
 
-def test_quorum_above_the_majority_is_allowed():
-    """Four of five survive amnesia that three of five do not."""
-    assert Rules(5, quorum=4).spare == 1
-
-
 def test_value_round_trips_and_is_capped():
     """The description of the holder's work is readable, bounded, and apart from the secret."""
     owner = Owner("host", 7, "task", "l" * 500, "r" * 5000, 1.5, 30.0)
@@ -138,8 +128,7 @@ def test_value_round_trips_and_is_capped():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "x", "{", "{}", "[]", '{"host": 1}', "f" * 32, '{"host":"h","pid":"x"}', "{" * 9, '{"host":' + "[" * 100_000],
+    "text", ["", "{}", "[]", '{"host": 1}', "f" * 32, '{"host":"h","pid":"x"}', '{"host":' + "[" * 100_000]
 )
 def test_foreign_value_describes_no_owner(text: str):
     """A value that something else wrote is not an error."""
@@ -153,12 +142,13 @@ class Clock:
         return self.now
 
 
+EPOCH = 1_795_000_000.0
 VOTE = Reply(Kind.ACCEPTED, time=1_000_001_000_000_000)
 
 
 def admission(**options: Any) -> tuple[Admission, Clock]:
     clock = Clock()
-    return Admission(Rules(3, **options), ("a", "b", "c"), clock, lambda: clock() + 1e9), clock
+    return Admission(Rules(3, ttl=30.0, **options), ("a", "b", "c"), clock, lambda: clock() + EPOCH), clock
 
 
 def test_restarted_node_votes_after_the_guard_time():
@@ -171,14 +161,6 @@ def test_restarted_node_votes_after_the_guard_time():
     clock.now += 50.7
     assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE  # sent during the guard time, read after it
     assert watch.judge(0, VOTE, clock.now).kind is Kind.ACCEPTED
-
-
-def test_node_that_has_been_up_for_long_votes_at_once():
-    """Connecting to a node is no reason to wait."""
-    watch, _ = admission()
-    watch.greet(0, Greeting("r1", age=100.0))
-
-    assert watch.judge(0, VOTE, 1000.0) is VOTE
 
 
 def test_uptime_is_not_believed_when_the_old_run_answered_later():
@@ -196,8 +178,7 @@ def test_uptime_is_not_believed_when_the_old_run_answered_later():
 @pytest.mark.parametrize(("before", "silent", "said"), [("", 0.0, "61 s"), ("first", 20.0, "41 s")])
 def test_node_that_was_a_replica_meanwhile_votes_after_the_guard_time(before: str, silent: float, said: str):
     """
-    The node has the data of another server, though it has not been restarted; the time counts from its last
-    reply.
+    The node has the data of another server, though it has not been restarted; the time counts from its last reply.
     """
     watch, clock = admission()
     watch.greet(0, Greeting("r1", age=5000.0, promoted=before))
@@ -260,18 +241,12 @@ def test_node_that_does_not_say_its_uptime_gives_no_vote_for_the_guard_time():
     assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE
 
 
-@pytest.mark.parametrize(
-    ("greeting", "why"),
-    [
-        (Greeting("r", 1e6, evicts=True), "may evict keys (OPTIONS['allow_evicting'])"),
-    ],
-)
-def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why: str):
-    """The error of a node that is no independent master has the reason."""
+def test_node_that_may_evict_keys_never_votes():
+    """The error has the reason, and the option that allows it."""
     watch, _ = admission()
-    watch.greet(0, greeting)
+    watch.greet(0, Greeting("r", 1e6, evicts=True))
 
-    assert watch.judge(0, VOTE, 1000.0).detail == why
+    assert watch.judge(0, VOTE, 1000.0).detail == "may evict keys (OPTIONS['allow_evicting'])"
     assert watch.judge(0, Reply(Kind.BUSY), 1000.0).kind is Kind.BUSY
 
 
@@ -304,15 +279,6 @@ def test_same_server_twice_has_one_vote():
     assert "same server" not in watch.objection(1)
 
 
-def clocked(nodes: int = 3, **options: Any) -> tuple[Admission, Clock]:
-    clock = Clock()
-    names = tuple("abcde"[:nodes])
-    return Admission(Rules(nodes, ttl=30.0, **options), names, clock, lambda: clock() + EPOCH), clock
-
-
-EPOCH = 1_795_000_000.0
-
-
 def tell(watch: Admission, clock: Clock, node: int, ahead: float = 0.0, took: float = 0.001) -> Reply:
     """Let a node answer with its time, *ahead* of the right one."""
     sent = clock.now
@@ -323,7 +289,7 @@ def tell(watch: Admission, clock: Clock, node: int, ahead: float = 0.0, took: fl
 
 def test_node_whose_clock_ran_forward_gives_no_vote():
     """Keys on the node may have ended too early; it votes again when every earlier lease has ended."""
-    watch, clock = clocked()
+    watch, clock = admission()
     assert tell(watch, clock, 0).kind is Kind.ACCEPTED
 
     clock.now += 5
@@ -340,7 +306,7 @@ def test_node_whose_clock_ran_forward_gives_no_vote():
 
 def test_small_step_costs_the_vote_as_well():
     """The step is more than leases of a second and less allow for, however long the usual ones are."""
-    watch, clock = clocked()
+    watch, clock = admission()
     tell(watch, clock, 0)
 
     reply = tell(watch, clock, 0, ahead=0.02)
@@ -351,7 +317,7 @@ def test_small_step_costs_the_vote_as_well():
 @pytest.mark.parametrize(("ahead", "took"), [(0.0025, 0.001), (-30.0, 0.001), (2.0, 5.0)])
 def test_step_that_is_harmless_or_undetectable_costs_no_vote(ahead: float, took: float):
     """Within the rounding of expiry, backwards, or no larger than the reply took to arrive."""
-    watch, clock = clocked()
+    watch, clock = admission()
     tell(watch, clock, 0)
 
     assert tell(watch, clock, 0, ahead=ahead, took=took).kind is Kind.ACCEPTED
@@ -359,7 +325,7 @@ def test_step_that_is_harmless_or_undetectable_costs_no_vote(ahead: float, took:
 
 def test_small_steps_of_a_clock_add_up_while_replies_are_slow():
     """A slow reply leaves room for a step; the next steps are measured from the reply that left least."""
-    watch, clock = clocked()
+    watch, clock = admission()
     tell(watch, clock, 0)
     assert tell(watch, clock, 0, ahead=0.009, took=0.02).kind is Kind.ACCEPTED  # the reply may have taken that long
     assert tell(watch, clock, 0, ahead=0.018, took=0.02).kind is Kind.NO_VOTE
@@ -367,7 +333,7 @@ def test_small_steps_of_a_clock_add_up_while_replies_are_slow():
 
 def test_clock_that_gains_slowly_costs_no_vote():
     """A clock that nobody read for a day does not count as run forward."""
-    watch, clock = clocked()
+    watch, clock = admission()
     tell(watch, clock, 0)
 
     clock.now += 86_400
@@ -377,7 +343,7 @@ def test_clock_that_gains_slowly_costs_no_vote():
 
 def test_clock_far_from_most_others_gives_no_vote_to_a_client_that_has_just_started():
     """A client that has seen no step compares the nodes with each other, when the round is decided."""
-    watch, clock = clocked()
+    watch, clock = admission()
     for node, ahead in enumerate([60.0, 0.0, 0.2]):
         tell(watch, clock, node, ahead)
 
@@ -390,7 +356,7 @@ def test_clock_that_was_far_ahead_is_put_back_while_a_client_looks():
     A client that has just started saw that the clock was wrong, and not since when. Earlier keys may have ended
     too early.
     """
-    watch, clock = clocked()
+    watch, clock = admission()
     for node, ahead in enumerate([60.0, 0.0, 0.2]):
         tell(watch, clock, node, ahead)
 
@@ -406,7 +372,7 @@ def test_clock_that_was_far_ahead_is_put_back_while_a_client_looks():
 
 def test_own_clock_counts_while_few_nodes_are_known():
     """Of two nodes that disagree, the one that agrees with the client votes; a wrong client agrees with none."""
-    watch, clock = clocked()
+    watch, clock = admission()
     tell(watch, clock, 0, ahead=60.0)
     assert list(watch.doubts) == [0]
 
@@ -422,7 +388,7 @@ def test_two_clocks_are_not_compared_unless_asked_for():
     assert not Rules(1).compares_clocks
     assert not Rules(2).compares_clocks
     assert Rules(2, clock_guard=True).compares_clocks
-    watch, clock = clocked(clock_guard=False)
+    watch, clock = admission(clock_guard=False)
     for node, ahead in enumerate([60.0, 0.0, 0.0]):
         assert tell(watch, clock, node, ahead).kind is Kind.ACCEPTED
     assert tell(watch, clock, 1, ahead=500.0).kind is Kind.ACCEPTED
@@ -451,7 +417,6 @@ def test_doubted_votes_do_not_count():
         ((Kind.ACCEPTED,) * 2, 2, {}, True, False),
         ((Kind.ACCEPTED, Kind.FAILED, Kind.ACCEPTED), 2, {}, False, False),
         ((Kind.ACCEPTED,) * 3, 3, {1: "its clock"}, False, False),
-        ((Kind.ACCEPTED,), 2, {}, False, False),
         ((Kind.BUSY,) * 3, 2, {}, False, False),
     ],
 )

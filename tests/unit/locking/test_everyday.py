@@ -17,7 +17,6 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections, transaction
-from django.http import HttpRequest
 from django.test import override_settings
 
 from django_redlock import (
@@ -91,15 +90,6 @@ def test_typo_in_the_options_is_reported_by_the_check_though_a_module_has_a_lock
         assert kept.name == "module"
 
 
-def test_what_no_settings_can_allow_is_refused_where_it_is_written():
-    """A wrong argument is an error of the line that has it."""
-    for wrong in ({"wait": -1}, {"ttl": 0}, {"limit": 0}, {"heartbeat": 0}, {"max_hold": -1}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            lock("a", **wrong)
-    with pytest.raises(TypeError, match="name must be a str"):
-        lock(7)  # type: ignore[arg-type]
-
-
 def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
     """The command manage.py check finds a decorated function whose lock can never be taken."""
 
@@ -120,9 +110,7 @@ def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
 
 
 async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """
-    A blocking lock would stop all tasks. Django refuses its database there too, and both obey the same variable.
-    """
+    """A blocking lock would stop all tasks. Django refuses its database there too, and both obey the same variable."""
     monkeypatch.delenv("DJANGO_ALLOW_ASYNC_UNSAFE", raising=False)
     refused = [
         lambda: lock("loop").__enter__(),
@@ -147,8 +135,7 @@ async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"),
-    [({}, {}), ({}, {"wait": 5}), ({"shared": True}, {}), ({}, {"shared": True}), ({"reentrant": True}, {})],
+    ("outer", "inner"), [({}, {"wait": 5}), ({"shared": True}, {}), ({}, {"shared": True}), ({"reentrant": True}, {})]
 )
 def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], inner: dict[str, Any]):
     """Only the waiting thread could end the hold that it waits for; the error names both places."""
@@ -175,13 +162,7 @@ async def test_task_that_would_wait_for_itself_raises_at_once():
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"),
-    [
-        ({"shared": True}, {"shared": True}),
-        ({"limit": 2}, {"limit": 2}),
-        ({"limit": 2}, {}),
-        ({"reentrant": True},) * 2,
-    ],
+    ("outer", "inner"), [({"shared": True},) * 2, ({"limit": 2},) * 2, ({"limit": 2}, {}), ({"reentrant": True},) * 2]
 )
 def test_block_that_waits_for_nothing_of_its_own_is_let_in(outer: dict[str, Any], inner: dict[str, Any]):
     """A thread may hold two permits, or two shared holds; a lock with permits is another lock."""
@@ -201,17 +182,18 @@ def warnings_of_waiting(caplog: pytest.LogCaptureFixture) -> list[Any]:
 def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(caplog: pytest.LogCaptureFixture):
     """A lease outside a block may be handed on, so the thread waits, and the log names both places."""
     with Simulation(nodes=3, ttl=10.0, check=False) as sim:
-        lease = lock("handed").acquire()
+        lease = lock("handed\non").acquire()
         with pytest.raises(LockTakenError):
-            lock("handed", wait=9).acquire()
+            lock("handed\non", wait=9).acquire()
         with pytest.raises(SynchronousOnlyOperation):
             asyncio.run(blocking())
         assert warnings_of_waiting(caplog) == []
         with pytest.raises(LockTakenError):
-            lock("handed", wait=25).acquire()
+            lock("handed\non", wait=25).acquire()
 
         [record] = warnings_of_waiting(caplog)
         assert record.getMessage().count("test_everyday.py:") == 2
+        assert "\n" not in record.getMessage()
         assert lease.release() == "released"
         sim.advance(1)
 
@@ -242,17 +224,6 @@ def test_wait_for_nodes_names_the_lock(caplog: pytest.LogCaptureFixture):
     told = [each for each in caplog.records if getattr(each, "event", "") == "no_quorum"]
     assert [vars(each)["lock"] for each in told] == ["report:7", "report:8\n"]
     assert [each.getMessage().partition(" waits")[0] for each in told] == ["lock report:7", "lock report:8\\n"]
-
-
-def test_warning_about_a_wait_is_one_line(caplog: pytest.LogCaptureFixture):
-    """A name cannot write a line of its own into the log."""
-    with Simulation(nodes=3, ttl=10.0, check=False):
-        lock("two\nlines").acquire()
-        with pytest.raises(LockTakenError):
-            lock("two\nlines", wait=25).acquire()
-
-    [record] = warnings_of_waiting(caplog)
-    assert record.getMessage().splitlines() == [record.getMessage()]
 
 
 # To skip a taken lock
@@ -303,14 +274,8 @@ def test_lease_is_in_one_block_at_a_time():
 
 async def test_lease_of_an_event_loop_is_in_one_block_at_a_time():
     """The same for a task."""
-    second = pytest.raises(RuntimeError, match="'once' is in a block already")
     async with lock("once") as lease:
-        with second:
-            async with lease:
-                pytest.fail("entered")
-        assert lease.valid()
-    async with await lock("once", wait=0).aacquire() as lease:
-        with second:
+        with pytest.raises(RuntimeError, match="'once' is in a block already"):
             async with lease:
                 pytest.fail("entered")
         assert lease.valid()
@@ -579,34 +544,21 @@ def lease() -> Any:
 
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock(work), TypeError, r"@lock needs a name.*@lock\('work'\)"),
-    (lambda: lock(View), TypeError, r"@lock needs a name.*@lock\('View'\)"),
     (lambda: lock("a")(View), TypeError, "class View cannot be decorated.*locked_view"),
     (lambda: lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
-    (lambda: lock("a", blocking_timeout=5), TypeError, "no argument 'blocking_timeout'; write wait=5"),
     (lambda: lock("a", blocking=False), TypeError, "no argument 'blocking'; write wait=0"),
     (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
     (lambda: lock("a", tll=1), TypeError, r"no argument 'tll'; did you mean 'ttl'\?$"),
-    (lambda: lock("a", ttl=0), ValueError, "ttl must be"),
     (lambda: lock("a", ttl=90).acquire(), ValueError, "^ttl must be from 0.1 to 60 seconds"),
     (lambda: locks["default"].lock("a", ttl=90), ValueError, "ttl must be from 0.1 to 60 seconds .*not 90"),
     (lambda: lock("a", wait=-1), ValueError, r"^wait must be None \(for ever\) or at least 0 seconds"),
-    (lambda: lock(""), ValueError, "must not be empty"),
-    (lambda: lock([]), ValueError, "names nothing to lock"),
-    (
-        lambda: lock("a", 5),
-        TypeError,
-        r"lock\(\) takes 1 positional argument but 2 were given",
-    ),
-    (lambda: locks["default"].lock("a", "b"), TypeError, r"lock\(\) takes 2 positional arguments but 3 were given"),
     (lambda: locks.default, AttributeError, r"locks has no 'default'; write locks\['default'\]"),
     (
         lambda: lock("a").try_acquire(wait=1),
         TypeError,
         r"try_acquire\(\) takes no arguments; write lock\(name, wait=1\)",
     ),
-    (lambda: asyncio.run(lock("a").atry_acquire(0)), TypeError, r"lock\(name, wait=\.\.\.\)\.atry_acquire\(\)"),
     (lambda: lock("a").fencing_token, AttributeError, "no 'fencing_token'; a lease has it"),
-    (lambda: locks["default"].lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
     (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
     (lambda: lock("a").locked(), AttributeError, r"no 'locked'.*find_lock\('a'\)"),
@@ -614,17 +566,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a").extend(), AttributeError, "no 'extend'.*lease"),
     (lambda: lock("a").nothing, AttributeError, "no 'nothing'"),
     (lambda: fenced(lock("a")), TypeError, r"fenced\(\) needs a lease.*as lease, fenced\(lease\)"),
-    (lambda: fenced(7), TypeError, r"fenced\(\) needs a lease"),
     (lambda: locked_view(View), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
     (lambda: lock("a", shared="no"), TypeError, "shared must be True or False, not 'no'"),
-    (lambda: lock("a", renew=0), TypeError, "renew must be True or False, not 0"),
     (lambda: lock("a").acquire(blocking=False), TypeError, r"takes no arguments; write lock\(name, wait=0\)\.acquire"),
-    (lambda: lock("a").acquire(sleep=1), TypeError, r"acquire\(\) takes no arguments; leave it out"),
     (lambda: lock("a").acquire(5), TypeError, r"acquire\(\) takes no arguments; write lock\(name, wait=\.\.\.\)"),
-    (lambda: asyncio.run(lock("a").aacquire(wait=5)), TypeError, r"lock\(name, wait=5\)\.aacquire\(\)"),
     (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
-    (lambda: lock("a")(staticmethod(work)), TypeError, r"Write @staticmethod above @lock"),
-    (lambda: lock("a")(property(work)), TypeError, r"Write @property above @lock"),
     (lambda: lock("a")(Task()), TypeError, r"Celery task .*Write @lock\(\.\.\.\) below"),
     (lambda: lock("a")("shop.jobs.work"), TypeError, "decorates a function, not 'shop.jobs.work'"),
     (lambda: lease().locked(), AttributeError, r"no 'locked'; write lease\.valid\(\)"),
@@ -643,19 +589,12 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
         TypeError,
         r"lock_for_update\(\) has no argument 'timeout'; write ttl=5",
     ),
-    (
-        lambda: rows.redlock_for_update(wiat=5),
-        TypeError,
-        r"redlock_for_update\(\) has no argument 'wiat'; did .*'wait'",
-    ),
-    (lambda: lock_for_update(rows, ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
-    (lambda: lock_for_update(rows, wait=-1), ValueError, "wait must be None .for ever. or at least 0 seconds"),
+    (lambda: rows.redlock_for_update(wiat=5), TypeError, r"redlock_for_update\(\) .*'wiat'; did .*'wait'"),
     (lambda: lock_for_update(rows, nowait="no"), TypeError, "nowait must be True or False, not 'no'"),
     (lambda: lock_for_update(rows, of=5), TypeError, "of must be a tuple or list such as .*, not 5"),
     (lambda: lock_for_update(Order), TypeError, r"not the class Order; write Order\.objects\.all\(\)"),
     (lambda: locked_view("a", timeout=5), TypeError, r"locked_view\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_view("a", methods=["PSOT"]), ValueError, "methods has 'PSOT'; did you mean 'POST'?"),
-    (lambda: locked_view("a", methods=[5]), TypeError, "methods must be a list such as .*not"),
     (lambda: locked_view("a", methods=5), TypeError, "methods must be a list such as .*not 5"),
     (lambda: locked_view("a")("shop.views.pay"), TypeError, "@locked_view decorates views, not 'shop.views.pay'"),
     (
@@ -669,10 +608,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
         TypeError,
         r"got a View instead of a request.*@method_d",
     ),
-    (lambda: locked_command("a", ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
     (lambda: locked_command("a", timeout=5), TypeError, r"locked_command\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_command("a", skip_exit_code="0"), ValueError, "skip_exit_code must be a whole number .*, not '0'"),
-    (lambda: locked_view(work)(HttpRequest()), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
 ]
 
 
@@ -684,9 +621,7 @@ def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Excepti
 
 
 def test_lock_costs_the_same_however_many_are_held(memory: Manager):
-    """
-    To find out whether a thread would wait for itself, its leases are looked at when it waits, not at each lock.
-    """
+    """To find out whether a thread would wait for itself, its leases are looked at when it waits, not at each lock."""
     manager, kept = memory(ttl=60.0), []
 
     def steps(locks: int) -> int:
@@ -706,26 +641,6 @@ def test_lock_costs_the_same_however_many_are_held(memory: Manager):
 
     assert steps(300) < 1.5 * steps(300)
     assert all(lease.valid() for lease in kept)
-
-
-def test_lock_copies_nothing_of_those_that_are_held(memory: Manager):
-    """A context shares the record of its leases with its earlier record, so a thousand leases cost no more."""
-    manager, kept = unwatched(memory(1, ttl=60.0)), []
-
-    def take() -> int:
-        """Take one more lock; return how much memory that needed at most."""
-        tracemalloc.start()
-        try:
-            kept.append(manager.lock(f"a{len(kept)}", renew=False).acquire())
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    few = min(take() for _ in range(20))
-    kept += [manager.lock(f"b{number}", renew=False).acquire() for number in range(2000)]
-    many = min(take() for _ in range(20))
-
-    assert many < few + 8 * 1000  # a copy would have a pointer to each of them
 
 
 def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):

@@ -13,9 +13,8 @@ from django.test import RequestFactory
 
 from django_redlock import LockLostError, lock, locks
 from django_redlock.core.names import slug
-from django_redlock.core.protocol import Kind, Reply, Survey
+from django_redlock.core.protocol import Survey
 from django_redlock.core.rules import Rules
-from django_redlock.engine import process as processes
 from django_redlock.engine.unattended import LOOK
 from django_redlock.signals import lock_lost, lock_released
 from django_redlock.testing import Simulation
@@ -100,15 +99,6 @@ def test_block_ends_while_the_nodes_are_silent(outcomes: list[str]):
         sim.advance(TIMEOUT + LOOK)
 
         assert outcomes == ["unknown"]
-
-
-def test_block_that_waits_does_not_end_before_the_replies(outcomes: list[str]):
-    """The outcome is known when the block has been left: the default."""
-    with simulation() as sim:
-        with lock("a"):
-            pass
-
-        assert (outcomes, free(sim)) == (["released"], [True] * 3)
 
 
 def test_outcome_of_instant_nodes_is_known_at_once(outcomes: list[str]):
@@ -290,18 +280,6 @@ def test_close_waits_for_the_outcome(outcomes: list[str]):
         assert (outcomes, len(locks["default"].driver.unattended)) == (["unknown"], 0)
 
 
-def test_process_that_is_about_to_end_waits(monkeypatch: pytest.MonkeyPatch):
-    """After the exit handler of this package nothing is left for the background."""
-    with simulation() as sim:
-        lease = lock("a").acquire()
-        silence(sim, 0, 1)
-        monkeypatch.setattr(processes.process, "ends", True)
-
-        lease.release(wait=False)
-
-        assert len(locks["default"].driver.unattended) == 0
-
-
 def test_thread_that_ends_leaves_its_connections_to_others():
     """A connection set belongs to a thread only while a release is open on it."""
     with simulation() as sim:
@@ -321,32 +299,6 @@ def test_thread_that_ends_leaves_its_connections_to_others():
         assert (len(idle.sets), len(idle._kept)) == (1, 0)
 
 
-def test_outcome_is_known_even_if_a_thread_never_gives_the_connections_back(outcomes: list[str]):
-    """An exception ended the thread's round while it used them, and another one their clean-up."""
-    with simulation() as sim:
-        with lock("a", release="send"):
-            silence(sim, 0, 1)
-        connections = locks["default"].driver.gather.idle.take(sim.clock())
-
-        sim.advance(TIMEOUT + LOOK)
-
-        assert (outcomes, len(locks["default"].driver.unattended)) == (["unknown"], 0)
-        connections.close()
-
-
-def test_outcome_is_known_even_if_nobody_ended_the_round(outcomes: list[str]):
-    """An exception came after the last reply was noted, and before the round was closed."""
-    with simulation() as sim:
-        with lock("a", release="send"):
-            silence(sim, 0, 1)
-        round = locks["default"].driver.unattended._open[0].round
-        round.replies |= dict.fromkeys(round.requests, Reply(Kind.RELEASED))
-
-        sim.advance(TIMEOUT + LOOK)
-
-        assert (outcomes, len(locks["default"].driver.unattended)) == (["released"], 0)
-
-
 # asyncio
 
 
@@ -361,23 +313,6 @@ async def test_block_of_a_task_ends_while_the_nodes_are_silent(outcomes: list[st
         await asyncio.sleep(TIMEOUT + LOOK)
 
         assert outcomes == ["unknown"]
-
-
-async def test_cancelled_task_sends_its_release():
-    """Nothing is awaited, so a cancellation arrives before the release or after it."""
-    with simulation() as sim:
-
-        async def work() -> None:
-            async with lock("a", release="send"):
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
-
-        task = asyncio.ensure_future(work())
-        await asyncio.sleep(0.01)
-
-        assert task.done()
-        assert free(sim) == [True] * 3
 
 
 async def test_closing_the_loop_waits_for_the_outcome(outcomes: list[str]):

@@ -50,9 +50,7 @@ async def no_quorum(manager: LockManager, flavour: Flavour) -> None:
 @pytest.mark.parametrize("failing", range(6))
 @pytest.mark.parametrize("fault", ["down", "deaf", "silent"])
 async def test_every_subset_of_failing_nodes(flavour: Flavour, fault: str, failing: int):
-    """
-    Any two of five may fail in any way; with three gone the result is *no quorum*, never *taken*.
-    """
+    """Any two of five may fail in any way; with three gone the result is *no quorum*, never *taken*."""
     for subset in combinations(range(5), failing):
         nodes = [MemoryNode(f"m{number}") for number in range(5)]
         manager = LockManager(nodes, rules(5, **(PATIENT if failing <= 2 else HASTY)))
@@ -359,9 +357,7 @@ class HaltingLink(AsyncMemoryLink):
 
 
 async def test_link_that_comes_with_the_deciding_vote():
-    """
-    A healing round is also sent to a node whose link arrives in the very turn that decides the round.
-    """
+    """A healing round is also sent to a node whose link arrives in the very turn that decides the round."""
     nodes = [Halting(name) for name in NAMES]
     gather = AsyncGather(nodes, admission(), Breakers(3), steady)
     round = round_of(30.0, needed=2, mending=True)
@@ -378,21 +374,6 @@ async def test_link_that_comes_with_the_deciding_vote():
 
     assert {reply.kind for reply in (round.replies | round.late).values()} == {Kind.ACCEPTED}
     assert sorted(round.replies | round.late) == [0, 1, 2]
-    await gather.aclose()
-
-
-async def test_asyncio_round_waits_for_connections_apart_from_its_time():
-    """The time of the round begins when the first node can be asked; until then, connections have theirs."""
-    nodes = [Halting(name) for name in NAMES]
-    gather = AsyncGather(nodes, admission(), Breakers(3), steady)
-    round, loop = round_of(0.4, needed=3), asyncio.get_running_loop()
-
-    for node in nodes:
-        loop.call_later(1.4, node.connects.set)
-        loop.call_later(1.7, node.answers.set)
-    await gather.ask(round)
-
-    assert {reply.kind for reply in round.replies.values()} == {Kind.ACCEPTED}
     await gather.aclose()
 
 

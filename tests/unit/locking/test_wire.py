@@ -405,9 +405,7 @@ def test_odd_row_of_a_survey_changes_no_other(odd: str):
 
 
 def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
-    """
-    A token a hundred years ahead would leave no room for later ones; a token of another century is merely odd.
-    """
+    """A token a hundred years ahead would leave no room for later ones; a token of another century is merely odd."""
     now = 1_800_000_000_000_000
     for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
         assert believable(Reply(Kind.GRANTED, fence, now)).kind is kind
