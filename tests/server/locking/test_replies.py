@@ -250,10 +250,7 @@ WITH_OLD_CONNECTION = [(case, True) for case in CASES if case.warm]
 async def test_error_is_no_vote_and_is_reported_by_its_code(
     nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
 ):
-    """
-    An error is no vote and no hold, and is reported by its code; other nodes work, and so does the node
-    once it is healthy.
-    """
+    """It is no vote and no hold; other nodes work, and so does this one once it is healthy."""
     with ExitStack() as stack:
         if warm:
             alone = real_manager([patient.url], node_timeout=2.0)
@@ -413,13 +410,9 @@ async def test_password_is_sent_only_to_hosts_that_may_be_the_master(flavour: Fl
     assert foreign is (masters == ["10.0.0.1"])
 
 
-WELL_FORMED = [b":1\r\n", b"+OK\r\n", b"$-1\r\n", b"*0\r\n", b"*-1\r\n", b"*2\r\n$8\r\nACCEPTED\r\n$1\r\n1\r\n"]
-WELL_FORMED += [
-    b"*5\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
-    b"*5\r\n$3\r\nYES\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n0\r\n$0\r\n\r\n",
-]
-WELL_FORMED += [b"*5\r\n$8\r\nACCEPTED\r\n$1\r\nx\r\n$1\r\n1\r\n$1\r\n0\r\n$0\r\n\r\n", b"*1\r\n*1\r\n$-1\r\n"]
-BROKEN = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$x\r\n", b":x\r\n", b"*x\r\n", b"\x15\x03\x01\x00\x02\x02\x46\r\n"]
+# tests/unit/locking/test_wire.py has more of them.
+WELL_FORMED = [b"$-1\r\n", b"*1\r\n*1\r\n$-1\r\n", b"*5\r\n$3\r\nYES\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n0\r\n$0\r\n\r\n"]
+BROKEN = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"*x\r\n"]
 
 
 @pytest.mark.parametrize("reply", [*WELL_FORMED, *BROKEN])
@@ -441,9 +434,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    "greeting", [b"+OK\r\n", b":1\r\n", b"$3\r\nhey\r\n", b"$x\r\n", b"HTTP/1.1 400 Bad Request\r\n"]
-)
+@pytest.mark.parametrize("greeting", [b"$3\r\nhey\r\n", b"HTTP/1.1 400 Bad Request\r\n"])
 async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: bytes):
     """A server that does not introduce itself as a node gets no request."""
     with babbler(greeting, b"+OK\r\n") as server:

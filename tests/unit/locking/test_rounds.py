@@ -1,9 +1,9 @@
 """Rounds over nodes that fail: every combination, the end of a round's time, links that come late, late releases."""
 
 import asyncio
-import sys
 import time
 from itertools import combinations
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +21,7 @@ from django_redlock.engine.watchdog import AsyncWatchdog, Watchdog
 from django_redlock.nodes import clock
 from django_redlock.nodes.clock import OWED, SLICES, Patience, steady
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
-from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, rules
+from tests.managers import Blocking, Flavour, Manager, eventually, rules
 
 NAMES = ("a", "b", "c")
 PATIENT = {"ttl": 600.0, "max_ttl": 600.0, "node_timeout": 60.0}
@@ -184,53 +184,44 @@ async def test_shorter_limit_is_noticed_before_a_longer_one():
     limits.rest()
 
 
-class Looped:
-    """Virtual time for time limits: a loop whose timers a test lets go off when it likes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "time", lambda: self.now)
-        monkeypatch.setattr(loop, "call_at", lambda when, callback: TimerHandle(when, callback))
-
-
-class TimerHandle:
-    def __init__(self, when: float, callback: object) -> None:
-        self.when = when
-
-    def cancel(self) -> None: ...
-
-
 async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.MonkeyPatch):
     """
     A limit counts the time for which the event loop was served. When the loop was late for too many of the times at
     which it was to be served, the limit has passed, and says so.
     """
-    looped, over = Looped(monkeypatch), []
-    limits: TimeLimits[str] = TimeLimits(
-        lambda what, late: not over.append((looped.now, what, late)), lambda: looped.now
-    )
+    loop, over, now = asyncio.get_running_loop(), [], 0.0
+    monkeypatch.setattr(loop, "time", lambda: now)
+    monkeypatch.setattr(loop, "call_at", lambda when, callback: Mock(when=when))  # the test lets the timers go off
+    limits: TimeLimits[str] = TimeLimits(lambda what, late: not over.append((now, what, late)), lambda: now)
     limits.add("a", 0.4)
 
     for _ in range(3):  # on time, with a stall of ten seconds in between
-        looped.now += 0.05
+        now += 0.05
         limits._look()
-        looped.now += 10.0
+        now += 10.0
         limits._look()
     assert over == []
     while not over:
-        looped.now = limits._timers[0].when
+        now = limits._timers[0].when
         limits._look()
     assert over == [(pytest.approx(30.4), "a", False)]
 
     limits.add("b", 0.4)
     turns = 0
     while len(over) == 1:
-        looped.now += 10.0
+        now += 10.0
         turns += 1
         limits._look()
     assert over[1][1:] == ("b", True)
     assert turns == pytest.approx(OWED / 0.05, abs=1)
+
+
+def waits(patience: Patience, asked: float, late: float = 0.0, *, connecting: bool = False) -> int:
+    """Wait again and again, each time for a while longer than asked; return how often until the time is over."""
+    count = 0
+    while asked > 0:
+        asked, count = patience.count(asked, asked + late, connecting=connecting), count + 1
+    return count
 
 
 @pytest.mark.parametrize(("late", "charged"), [(0.01, True), (0.2, False), (30.0, False)])
@@ -240,15 +231,9 @@ def test_wait_that_ends_late_is_not_charged_to_the_node(late: float, charged: bo
     that a wait took beyond its end is never the node's.
     """
     patience = Patience(0.5)
-    waits = 0
-    asked = 0.5 / SLICES
 
-    while asked > 0:
-        asked = patience.count(asked, asked + late)
-        waits += 1
-
+    assert waits(patience, 0.5 / SLICES, late) == (SLICES if charged else OWED / 0.5 * SLICES)
     assert patience.late is not charged
-    assert waits == (SLICES if charged else OWED / 0.5 * SLICES)
 
 
 def test_wait_ends_with_the_lease_that_it_is_for():
@@ -268,27 +253,21 @@ def test_wait_on_a_crowded_machine_is_not_charged_to_the_node(monkeypatch: pytes
 
     for running, most in ((3, SLICES), (4, OWED / 0.1), (1, SLICES)):
         load.write_text(f"0.10 0.20 0.30 {running}/300 1234\n")
-        patience, waits, asked = Patience(0.8), 0, 0.1
-        while asked > 0:
-            asked, waits = patience.count(asked, asked), waits + 1
-        assert waits == pytest.approx(most, abs=1)  # fifty times a tenth is a little less than five
+        patience = Patience(0.8)
+        assert waits(patience, 0.1) == pytest.approx(most, abs=1)  # fifty times a tenth is a little less than five
         assert patience.late is (running == 4)
 
 
 def test_connections_are_made_in_a_time_of_their_own():
     """The whole timeout is left when the first node is asked, and a node that nobody can reach takes one timeout."""
-    patience, waits, asked = Patience(0.8), 0, 0.1
+    patience = Patience(0.8)
     for _ in range(SLICES - 1):
         assert patience.count(0.1, 0.1, connecting=True)
-    while asked > 0:
-        asked, waits = patience.count(asked, asked), waits + 1
-    assert waits in (SLICES, SLICES + 1)
+    assert waits(patience, 0.1) in (SLICES, SLICES + 1)
     assert not patience.late
 
-    patience, waits, asked = Patience(0.8), 0, 0.1
-    while asked > 0:
-        asked, waits = patience.count(asked, asked, connecting=True), waits + 1
-    assert waits in (SLICES, SLICES + 1)
+    patience = Patience(0.8)
+    assert waits(patience, 0.1, connecting=True) in (SLICES, SLICES + 1)
     assert not patience.late
 
 
@@ -452,18 +431,3 @@ async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(flavour: Flav
     for manager in (ill, well):
         await flavour.close(manager)
         manager.close()
-
-
-async def test_callback_that_exits_ends_no_renewal(memory: Manager, caplog: pytest.LogCaptureFixture):
-    """``sys.exit()`` in a callback of a lost lock ends no process, and the other locks are still renewed."""
-    manager = memory(3, node_timeout=0.02)
-    kept, lost = manager.lock("a").acquire(), manager.lock("b", ttl=0.2, renew=False).acquire()
-    lost.on_lost(lambda lease: sys.exit(1))
-    await eventually(lambda: "SystemExit" in caplog.text)
-
-    renew_now(kept)
-
-    await eventually(lambda: kept.extensions > 0)
-    assert (lost.reason, kept.valid()) == ("expired", True)
-    kept.release()
-    manager.close()
