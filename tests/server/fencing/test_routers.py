@@ -2,7 +2,7 @@
 Reads in a fenced block, where a router sends reads to a replica that lags.
 
 The replica is a second real database with an older version of the rows. Nothing replicates: what counts is which of the
-two a query reaches.
+two a query reaches. That is decided before any database is asked, so files of SQLite stand for all kinds.
 """
 
 import asyncio
@@ -22,13 +22,12 @@ from django.utils.module_loading import import_string
 from django_redlock import fenced, lock, lock_for_update, locked_view
 from django_redlock.checks import check_routers
 from tests.lab.fencing.sources import lease_of
-from tests.services import django_database
+from tests.services import SQLite, django_database
 from tests.shop.helpers import in_thread
 from tests.shop.models import Customer, GiftOrder, Order, Parcel, Purchase, Region
 
 PIN = "django_redlock.routers.FencedRouter"
 MODELS = (Region, Customer, Parcel, Order, GiftOrder, Purchase)
-ONE_KIND = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
 
 class Replicated:
@@ -57,8 +56,9 @@ HERE = f"{__name__}.Replicated"
 
 
 @pytest.fixture
-def primary(engine, settings, django_db_blocker, fresh_nodes) -> Iterator[str]:
+def primary(tmp_path, settings, django_db_blocker, fresh_nodes) -> Iterator[str]:
     """A primary whose order 7 has a total of 100, and a replica where it still has 7; reads go to the replica."""
+    engine = SQLite(tmp_path)
     with ExitStack() as stack:
         stack.enter_context(django_db_blocker.unblock())
         for alias, total in (("primary", 100), ("replica", 7)):
@@ -133,7 +133,6 @@ def test_rows_are_not_locked_for_a_block_that_would_read_elsewhere(primary, leas
     assert (total(), leases) == (100, [])
 
 
-@ONE_KIND
 async def test_asynchronous_blocks_are_refused_as_well(primary):
     """``async with``, ``arun()`` and ``run()`` refuse the same."""
     lease = await sync_to_async(lease_of)("order:7")
@@ -148,7 +147,6 @@ async def test_asynchronous_blocks_are_refused_as_well(primary):
             pytest.fail("the body ran")
 
 
-@ONE_KIND
 def test_pin_behind_a_router_that_answers_first_is_none(primary, settings):
     """
     The first router that chooses wins, so the pin must come before it; a router that chooses nothing may come first.
@@ -164,7 +162,6 @@ def test_pin_behind_a_router_that_answers_first_is_none(primary, settings):
     assert total() == 101
 
 
-@ONE_KIND
 @pytest.mark.parametrize("routers", [[], [Archived()], [object()]])
 def test_routers_that_read_where_they_write_need_no_pin(primary, settings, routers):
     """A project that only distributes its models over databases is not refused."""
@@ -177,7 +174,6 @@ def test_routers_that_read_where_they_write_need_no_pin(primary, settings, route
     assert check_routers() == []
 
 
-@ONE_KIND
 def test_router_that_does_not_answer_for_a_model_is_no_obstacle(primary, settings):
     """A router may need a hint or a tenant; the models for which it answers are still judged."""
 
@@ -282,7 +278,6 @@ def test_queries_of_an_asynchronous_block_are_pinned(pinned):
     assert total() == 103
 
 
-@ONE_KIND
 async def test_cancelled_block_leaves_no_pin(pinned):
     """The task of a cancelled block reads from the replica again."""
     lease = await sync_to_async(lease_of)("order:7")
@@ -305,7 +300,6 @@ async def test_cancelled_block_leaves_no_pin(pinned):
     assert found == ["replica"]
 
 
-@ONE_KIND
 def test_other_threads_are_not_pinned(pinned):
     """A thread that works beside the block keeps reading from the replica."""
     with fenced(lease_of("order:7"), using=pinned):
@@ -314,14 +308,12 @@ def test_other_threads_are_not_pinned(pinned):
     assert found == ["replica", "primary"]
 
 
-@ONE_KIND
 def test_plain_lock_chooses_no_database(pinned):
     """A lock alone does not change where anything is read; its page in the documentation says so."""
     with lock("order:7"):
         assert source() == "replica"
 
 
-@ONE_KIND
 def test_route_reads_is_a_switch(primary):
     """Another value is an error, in the words of both functions."""
     with pytest.raises(TypeError, match="route_reads must be True or False"):
@@ -330,7 +322,6 @@ def test_route_reads_is_a_switch(primary):
         lock_for_update(Order.objects.all(), route_reads=None)
 
 
-@ONE_KIND
 def test_block_that_fails_leaves_no_pin(pinned):
     """Neither an error in the body nor a refused claim leaves anything pinned."""
     lease, later = lease_of("order:7", fencing_token=33), lease_of("order:7", fencing_token=34)
@@ -345,7 +336,6 @@ def test_block_that_fails_leaves_no_pin(pinned):
     assert source() == "replica"
 
 
-@ONE_KIND
 def test_callbacks_of_the_commit_are_pinned(pinned):
     """A callback reads what has just been committed, which a replica may not have yet."""
     found = []
@@ -356,8 +346,7 @@ def test_callbacks_of_the_commit_are_pinned(pinned):
     assert found == ["primary"]
 
 
-@ONE_KIND
-def test_blocks_of_two_databases_pin_both(engine, pinned, settings):
+def test_blocks_of_two_databases_pin_both(tmp_path, pinned, settings):
     """
     Each model is read where it is written, in nested blocks and in one block over both; a third database is not pinned.
     """
@@ -370,6 +359,7 @@ def test_blocks_of_two_databases_pin_both(engine, pinned, settings):
         return source(), Order.objects.get().total
 
     settings.DATABASE_ROUTERS = [PIN, Split()]
+    engine = SQLite(tmp_path)
     with engine.database() as name, django_database("archive", engine.settings(name)):
         call_command("migrate", "redlock", database="archive", verbosity=0, skip_checks=True)
         with connections["archive"].schema_editor() as editor:
@@ -392,7 +382,6 @@ def test_blocks_of_two_databases_pin_both(engine, pinned, settings):
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-@ONE_KIND
 def test_locked_view_reads_where_it_writes(pinned, monkeypatch, atomic):
     """The next request must see what the last one wrote; a request that is not locked reads from the replica."""
     monkeypatch.setitem(connections.settings[pinned], "ATOMIC_REQUESTS", atomic)
@@ -406,7 +395,6 @@ def test_locked_view_reads_where_it_writes(pinned, monkeypatch, atomic):
     assert source() == "replica"
 
 
-@ONE_KIND
 async def test_asynchronous_locked_view_reads_where_it_writes(pinned):
     """The same in a coroutine function."""
 
@@ -421,7 +409,6 @@ async def test_asynchronous_locked_view_reads_where_it_writes(pinned):
 # The check
 
 
-@ONE_KIND
 def test_routers_without_the_pin_are_reported(primary, settings):
     """redlock.W032: the warning names a model, both databases and what to type."""
     (found,) = check_routers()
@@ -437,7 +424,6 @@ def test_routers_without_the_pin_are_reported(primary, settings):
     assert [each.id for each in check_routers()] == ["redlock.W032"]
 
 
-@ONE_KIND
 def test_router_that_chooses_now_and_then_is_reported(primary, settings):
     """redlock.W032: one question is not enough for a router that spreads reads over the primary and its replicas."""
 

@@ -26,7 +26,7 @@ from django_redlock.testing import Servers
 from tests.managers import Flavour, Tables, connect, real_manager, wait_until
 
 # Values that any client can write under the key of a fencing token.
-ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(2**53), str(HIGHEST), str(HIGHEST - 1), "1e300", "inf", "soon"]
+ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(HIGHEST - 1), "1e300", "soon"]
 NAME, SLUG = "a", "{a}"
 
 
@@ -171,8 +171,7 @@ def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("value", [str(2**63 - 1), "9" * 23, str(HIGHEST)])
-@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+@pytest.mark.parametrize(("value", "held"), [(str(2**63 - 1), False), ("9" * 23, True)], ids=["free", "held"])
 def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
     """
     Repair works whether or not the lock is held; afterwards the node knows the highest token of the others. The
@@ -275,7 +274,7 @@ def test_absurd_token_is_no_token_of_a_listing(nodes: Servers):
 
 @pytest.mark.parametrize("keep", [600.0, None])
 @pytest.mark.parametrize("number", [0, 1_795_000_000_000_000])
-@pytest.mark.parametrize("present", [None, 7, HIGHEST, 2**63 - 1])
+@pytest.mark.parametrize("present", [None, 7, 2**63 - 1])
 def test_node_in_memory_repairs_as_the_script_does(
     real: Callable[..., LockManager], nodes: Servers, present: int | None, number: int, keep: float | None
 ):
