@@ -27,14 +27,17 @@ def freeze(nodes: Servers, silent: int, size: int) -> list[str]:
     return nodes.urls[:size]
 
 
-SITUATIONS = [(2, 3, 1, 40), (8, 3, 1, 8), (3, 5, 2, 15), (4, 3, 0, 15)]
+FEW = [(2, 3, 1, 20), (8, 3, 1, 5), (3, 5, 2, 6), (4, 3, 0, 15)]
 MANY = [(2, 3, 1, 300), (4, 3, 1, 150), (8, 3, 1, 100), (2, 5, 2, 150), (8, 5, 2, 100), (5, 5, 1, 100), (8, 3, 0, 100)]
 
 
-@pytest.mark.parametrize(
-    ("callers", "size", "silent", "rounds"),
-    [*SITUATIONS, *(pytest.param(*situation, marks=pytest.mark.endurance) for situation in MANY)],
-)
+def situations(*more: tuple[int, int, int, int]) -> pytest.MarkDecorator:
+    """Test each of a few situations, and others for long: how many callers, nodes, silent nodes and rounds."""
+    lasting = [pytest.param(*situation, marks=pytest.mark.endurance) for situation in more]
+    return pytest.mark.parametrize(("callers", "size", "silent", "rounds"), [*FEW, *lasting])
+
+
+@situations(*MANY)
 def test_one_of_several_callers_gets_a_free_lock(
     nodes: Servers, callers: int, size: int, silent: int, rounds: int
 ) -> None:
@@ -44,7 +47,7 @@ def test_one_of_several_callers_gets_a_free_lock(
     assert [said.count("won") for said in answers] == [1] * rounds
 
 
-@pytest.mark.parametrize(("callers", "size", "silent", "rounds"), SITUATIONS)
+@situations((2, 3, 1, 40), (8, 3, 1, 8), (3, 5, 2, 15))
 def test_one_of_several_callers_sends_a_message(
     nodes: Servers, callers: int, size: int, silent: int, rounds: int
 ) -> None:

@@ -19,7 +19,7 @@ from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.module_loading import import_string
 
-from django_redlock import fenced, lock, lock_for_update, locked_view
+from django_redlock import fenced, lock_for_update, locked_view
 from django_redlock.checks import check_routers
 from tests.lab.fencing.sources import lease_of
 from tests.services import SQLite, django_database
@@ -278,40 +278,12 @@ def test_queries_of_an_asynchronous_block_are_pinned(pinned):
     assert total() == 103
 
 
-async def test_cancelled_block_leaves_no_pin(pinned):
-    """The task of a cancelled block reads from the replica again."""
-    lease = await sync_to_async(lease_of)("order:7")
-    inside, found = asyncio.Event(), []
-
-    async def work() -> None:
-        try:
-            async with fenced(lease, using=pinned):
-                inside.set()
-                await asyncio.Event().wait()
-        finally:
-            found.append((await Region.objects.aget()).name)
-
-    task = asyncio.create_task(work())
-    await inside.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    assert found == ["replica"]
-
-
 def test_other_threads_are_not_pinned(pinned):
     """A thread that works beside the block keeps reading from the replica."""
     with fenced(lease_of("order:7"), using=pinned):
         found = [in_thread(source), source()]
 
     assert found == ["replica", "primary"]
-
-
-def test_plain_lock_chooses_no_database(pinned):
-    """A lock alone does not change where anything is read; its page in the documentation says so."""
-    with lock("order:7"):
-        assert source() == "replica"
 
 
 def test_route_reads_is_a_switch(primary):

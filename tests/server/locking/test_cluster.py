@@ -53,16 +53,6 @@ async def held(flavour: Flavour, manager: LockManager, name: object = "a", **opt
     return await flavour.acquire(manager.lock(name, **{"wait": 30, **options}))
 
 
-async def test_keys_of_a_lock_are_in_one_slot(three: Cluster, flavour: Flavour):
-    """A cluster refuses a request whose keys are in several slots, so all keys of an alias are in one."""
-    manager = real_manager([three.url], ttl=60.0, node_timeout=10.0)
-
-    for name, options in ((["a", "b", "c"], {}), ("r", {"shared": True}), ("p", {"limit": 2})):
-        lease = await held(flavour, manager, name, wait=0, **options)
-        assert await flavour.extend(lease)
-        assert await flavour.release(lease) == "released"
-
-
 async def test_cluster_that_is_listed_twice_has_one_vote(three: Cluster, flavour: Flavour):
     """Its members are no majority of their own: the error says that they are one server."""
     urls = [f"redis+cluster://:{PASSWORD}@127.0.0.1:{server.port}" for server in three.servers]
@@ -195,21 +185,15 @@ async def test_failover_after_replication_was_cut_makes_newcomers_wait():
         knew.close()
 
 
-@pytest.fixture(params=[0, 2], ids=["alone", "with two Redis servers"])
-def urls(request: pytest.FixtureRequest, three: Cluster, nodes: Servers) -> list[str]:
-    """The nodes of an alias: a cluster alone, or in a majority."""
-    return [*nodes.urls[: request.param], three.url]
-
-
-def test_child_has_connections_of_its_own(urls: list[str]):
+def test_child_has_connections_of_its_own(three: Cluster):
     """After a fork both processes continue; the child neither uses nor ends anything of its parent."""
-    with closing(patient_manager(urls)) as one:
+    with closing(patient_manager([three.url])) as one:
         fork_and_lock(one)
 
 
-def test_greenlets_wait_and_are_renewed(urls: list[str]):
-    """Under gevent, waiters are notified by the shard, and the watchdog renews."""
-    run_greenlets(urls)
+def test_greenlets_wait_and_are_renewed(three: Cluster, nodes: Servers):
+    """Under gevent, waiters are notified by the shard and by Redis servers, and the watchdog renews."""
+    run_greenlets([*nodes.urls[:2], three.url])
 
 
 async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavour):

@@ -26,7 +26,6 @@ from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.records.table import UntouchedError
 from tests.managers import (
-    EACH_TABLE_ONCE,
     SLOW_DATABASES,
     Flavour,
     Tables,
@@ -252,21 +251,6 @@ def migrated_in_thread(server: Database) -> Iterator[str]:
     finally:
         leave.set()
         thread.join(60)
-
-
-@EACH_TABLE_ONCE
-async def test_no_thread_is_left_behind(tables: Tables, flavour: Flavour):
-    """The thread of a database ends with the last manager that uses it."""
-    before = threads_of_ours()
-    manager = real_manager(tables.urls[:1])
-    connect(manager)
-    lease = await flavour.acquire(manager.lock("a"))
-    await flavour.release(lease)
-
-    await flavour.close(manager)
-    manager.close()
-
-    await eventually(lambda: threads_of_ours() <= before)
 
 
 async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tables):

@@ -17,9 +17,7 @@ from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.link import AsyncRedisLink
 from django_redlock.testing import Server, Servers
 from django_redlock.testing.proxy import FaultProxy
 from tests.managers import Blocking, Flavour, eventually, held_by, renew_now
@@ -273,17 +271,6 @@ async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Fl
     assert await flavour.release(lease) == "released"
 
 
-async def test_link_that_is_closed_at_once_leaves_no_open_connection(nodes: Servers):
-    """A link whose task had no time to start is closed like any other, so no warning appears when it is collected."""
-    link = await open_node(NodeSpec(nodes[0].url), "t:").aconnect(1.0)
-
-    link.close()
-
-    assert isinstance(link, AsyncRedisLink)
-    assert link._transport.is_closing()
-    await asyncio.sleep(0)
-
-
 def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """An exception at any moment of an attempt releases what it took; the secret was known before it was sent."""
     manager = real_manager(nodes.urls)
@@ -377,25 +364,6 @@ def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: 
 
     assert threads.count("django_redlock connect") < 50  # three, and two after each of ever longer rests
     assert "django_redlock redelivery" not in threads
-
-
-async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
-    """The releases do not each try to connect; the redelivery sends them when the node can be reached again."""
-    with FaultProxy(nodes[2].url) as proxy:
-        manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0)
-        (await on_all(manager.lock("warm up"), Blocking(), nodes[:3])).release()
-        keys = [f"t:{{a{number}}}:h" for number in range(100)]
-        leases = [manager.lock(f"a{number}", renew=False).acquire() for number in range(100)]
-        await eventually(lambda: has_key(nodes[2], keys[-1]))
-        proxy.stop()
-        threads.clear()
-
-        assert {lease.release() for lease in leases} == {"released"}
-
-        assert threads.count("django_redlock connect") < 25
-        proxy.start()
-        await eventually(lambda: not has_key(nodes[2], *keys))
-        await eventually(lambda: not manager.driver.redelivery)
 
 
 async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):

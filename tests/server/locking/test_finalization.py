@@ -12,7 +12,6 @@ from django_redlock.testing import Servers
 
 BEFORE = """
 import sys
-from contextlib import ExitStack, contextmanager
 from django.conf import settings
 options = {"restart_guard": False, "node_timeout": 2.0, "ttl": 10.0}
 settings.configure(REDLOCK={"default": {"NODES": sys.argv[1:], "OPTIONS": options}})
@@ -35,24 +34,6 @@ def rows():
     finally:
         lease.release()
 suspended = rows()
-next(suspended)
-""",
-    "exit stack": """
-@contextmanager
-def held():
-    with lock("e") as lease:
-        yield lease
-stack = ExitStack()
-stack.enter_context(held())
-stack.enter_context(lock("f"))
-""",
-    "several names": """
-def rows(*names):
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(lock(name))
-        yield
-suspended = rows("e", "f")
 next(suspended)
 """,
     "coroutine": """
@@ -191,10 +172,10 @@ atexit.register(lambda: ended.append(time.monotonic()))
 def test_dropped_lease_does_not_delay_the_end_of_its_process(nodes: Servers):
     """The thread that keeps up the heartbeat goes on until the lease ends; joining it would be in vain."""
     took = []
-    for _ in range(6):
+    for _ in range(3):
         ended = subprocess.run(
             [sys.executable, "-c", DROPPED, nodes.urls[0]], capture_output=True, text=True, check=True
         )
         took.append(float(ended.stdout.split()[-1]))
 
-    assert sorted(took)[-2] < 0.9, took  # join() waited for a second, in most cases; a busy machine may delay one
+    assert sorted(took)[-2] < 0.9, took  # join() waited for a second; a busy machine may delay one

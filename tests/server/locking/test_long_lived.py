@@ -4,11 +4,9 @@ Long-running processes: renewal under gevent, beside other aliases, after cancel
 
 import asyncio
 import gc
-import select
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from importlib.util import find_spec
 from typing import Any
@@ -19,10 +17,8 @@ from redis.credentials import CredentialProvider
 
 from django_redlock.core.protocol import Kind, Survey
 from django_redlock.core.round import Round
-from django_redlock.engine import connections
 from django_redlock.engine import watchdog as renewal
 from django_redlock.engine.connections import MAX_IDLE
-from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import FaultProxy, Servers
@@ -212,48 +208,6 @@ async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Server
     await (await waiting).arelease()
     await manager.aclose()
     manager.close()
-
-
-async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
-    """Replies that came while a task blocked the loop count, even if the next task asks before they are read."""
-    manager = real_manager(nodes.urls[:3], node_timeout=0.5)
-    await (await manager.lock("a").aacquire()).arelease()
-    lines = manager.driver.loop_side().gather._lines
-    await eventually(lambda: len(lines) == 3 and not any(line.in_flight for line in lines.values()))
-
-    def compute() -> None:
-        until = time.monotonic() + 0.6
-        while time.monotonic() < until or not all(line.link.readable() for line in lines.values()):
-            time.sleep(0.01)
-
-    async def compute_and_acquire() -> Lease:
-        compute()
-        return await manager.lock("b", wait=0).aacquire()
-
-    first = asyncio.create_task(manager.lock("a", wait=0).aacquire())
-    second = asyncio.create_task(compute_and_acquire())
-
-    assert [lease.valid() for lease in await asyncio.gather(first, second)] == [True, True]
-    await manager.aclose()
-
-
-def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """A thread that was delayed until after the timeout still counts the replies that have come."""
-    manager = real_manager(nodes.urls[:3], node_timeout=0.5)
-    manager.lock("a").acquire().release()
-    send, here = connections.Connection.send, threading.get_ident()
-
-    def send_and_stand_still(connection: connections.Connection, *args: Any) -> None:
-        send(connection, *args)
-        if connection.node == 2 and threading.get_ident() == here:  # not the watchdog, for a lease of another test
-            time.sleep(0.6)
-            assert select.select([connection.fd], [], [], 5)[0]
-
-    with monkeypatch.context() as patched:
-        patched.setattr(connections.Connection, "send", send_and_stand_still)
-        lease = manager.lock("a", wait=0).acquire()
-
-    assert lease.release() == "released"
 
 
 async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, monkeypatch: pytest.MonkeyPatch):

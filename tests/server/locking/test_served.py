@@ -4,7 +4,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 import redis
@@ -16,7 +16,7 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.testing import FaultProxy, Server, Servers, start_servers
+from django_redlock.testing import Server
 from tests.clusters import WEEK, served
 from tests.managers import Flavour, wait_until
 
@@ -54,75 +54,6 @@ def server() -> Iterator[Server]:
 def client(server: Server) -> Iterator[redis.Redis]:
     with server.client() as one:
         yield one
-
-
-class Moving:
-    """Three masters behind endpoints, and a replica of the second that has been running for a long time."""
-
-    def __init__(self, masters: Servers, replica: Server, endpoints: list[FaultProxy], wire: FaultProxy) -> None:
-        self.endpoints = endpoints
-        self._masters = masters
-        self._replica = replica
-        self._wire = wire
-
-    def serve(self) -> None:
-        """Have the masters vote at once."""
-        for master in self._masters:
-            with master.client() as client:
-                served(client)
-
-    def cut(self) -> None:
-        """Cut the replica off from new writes."""
-        self._wire.black_hole()
-
-    def move(self) -> None:
-        """Promote the replica, and point the second endpoint to it."""
-        with self._replica.client() as client:
-            client.replicaof("NO", "ONE")
-        self.endpoints[1].target = self._replica.url
-        self.endpoints[1].reset()
-
-
-@pytest.fixture
-def moving(nodes: Servers) -> Iterator[Moving]:
-    replica = nodes[0]  # as a rule, it has been running for long enough
-    with start_servers(3, args=REPLICATES_AT_ONCE) as masters, ExitStack() as stack:
-        endpoints = [stack.enter_context(FaultProxy(master.url)) for master in masters]
-        wire = stack.enter_context(FaultProxy(masters[1].url))
-        client = stack.enter_context(replica.client())
-        stack.callback(client.replicaof, "NO", "ONE")
-        replicate(replica, wire.url)
-        wait_until(lambda: client.info("server")["uptime_in_seconds"] > TTL + 2)
-        yield Moving(masters, replica, endpoints, wire)
-
-
-@pytest.mark.parametrize("copied", [True, False], ids=["copied", "missing"])
-async def test_promoted_replica_gives_no_vote_to_a_process_that_did_not_know_the_master(
-    moving: Moving, flavour: Flavour, copied: bool
-):
-    """
-    One node misses the lock, and another one's endpoint moves to a replica that lost it; no second caller gets it.
-    Nor is it told that the lock is taken, because only one node reports a holder.
-    """
-    urls = [endpoint.url for endpoint in moving.endpoints]
-    holder, newcomer = guarded(urls), guarded(urls)
-    if not copied:
-        moving.cut()
-    moving.serve()
-    await flavour.release(await flavour.acquire(holder.lock("warm", wait=30)))
-    moving.cut()
-    moving.endpoints[2].stop()  # unreachable for a moment
-    lease = await flavour.acquire(holder.lock("a", wait=30))
-    moving.endpoints[2].start()
-
-    moving.move()
-    with pytest.raises(QuorumUnavailableError, match=r"votes again in \d s"):
-        await flavour.acquire(newcomer.lock("a", wait=0.0))
-
-    assert lease.valid()
-    for manager in (holder, newcomer):
-        await flavour.close(manager)
-        manager.close()
 
 
 async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_everybody(
@@ -240,7 +171,7 @@ def test_master_that_lost_its_replicas_keeps_its_age(server: Server, client: red
     assert client.info("replication")["master_replid"] in client.get("t:served")
 
 
-JUNK = ["", "no key of ours", "a/b", "a/b ", "a/b x", "a/b -5", "a/b 1e3", f"a/b {10**17}", "a/b 1 2", "\x00\xff"]
+JUNK = ["", "a/b ", "a/b x", "a/b -5", "a/b 1e3", f"a/b {10**17}", "a/b 1 2", "\x00\xff"]
 
 
 @pytest.mark.parametrize("junk", JUNK)
@@ -339,11 +270,8 @@ def bulk(data: bytes) -> bytes:
         (bulk(b"SERVED abc -5"), None),
         (bulk(b"SERVED abc 9007199254740992"), None),
         (bulk(b"SERVED abc 1e300"), None),
-        (bulk(b"SERVED abc"), None),
         (bulk(b"OTHER abc 5"), None),
         (bulk("SERVED abc ٣".encode()), None),
-        (b"$-1\r\n", None),
-        (b":5\r\n", None),
         (b"*0\r\n", None),
         (b"-ERR unknown command\r\n", None),
     ],

@@ -304,16 +304,6 @@ def test_node_whose_clock_ran_forward_gives_no_vote():
     assert tell(watch, clock, 0, ahead=2.0).kind is Kind.ACCEPTED
 
 
-def test_small_step_costs_the_vote_as_well():
-    """The step is more than leases of a second and less allow for, however long the usual ones are."""
-    watch, clock = admission()
-    tell(watch, clock, 0)
-
-    reply = tell(watch, clock, 0, ahead=0.02)
-
-    assert reply.detail.startswith("its clock ran 0.019 s forward")
-
-
 @pytest.mark.parametrize(("ahead", "took"), [(0.0025, 0.001), (-30.0, 0.001), (2.0, 5.0)])
 def test_step_that_is_harmless_or_undetectable_costs_no_vote(ahead: float, took: float):
     """Within the rounding of expiry, backwards, or no larger than the reply took to arrive."""
@@ -342,23 +332,15 @@ def test_clock_that_gains_slowly_costs_no_vote():
 
 
 def test_clock_far_from_most_others_gives_no_vote_to_a_client_that_has_just_started():
-    """A client that has seen no step compares the nodes with each other, when the round is decided."""
+    """
+    A client that has seen no step compares the nodes with each other, when the round is decided. If the clock is put
+    right meanwhile, earlier keys may have ended too early: nobody knows since when it was wrong.
+    """
     watch, clock = admission()
     for node, ahead in enumerate([60.0, 0.0, 0.2]):
         tell(watch, clock, node, ahead)
-
     assert list(watch.doubts) == [0]
     assert "OPTIONS['clock_guard']" in watch.doubts[0]
-
-
-def test_clock_that_was_far_ahead_is_put_back_while_a_client_looks():
-    """
-    A client that has just started saw that the clock was wrong, and not since when. Earlier keys may have ended
-    too early.
-    """
-    watch, clock = admission()
-    for node, ahead in enumerate([60.0, 0.0, 0.2]):
-        tell(watch, clock, node, ahead)
 
     reply = tell(watch, clock, 0)
 

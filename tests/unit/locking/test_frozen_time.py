@@ -81,18 +81,6 @@ def test_lock_on_servers_is_held_while_the_time_moves(nodes: Servers, at: Any):
     locks.reset()
 
 
-@LIBRARIES
-async def test_lock_of_a_coroutine_is_held_while_the_time_moves(three: None, at: Any):
-    """The same for a task."""
-    with at("2026-01-31") as move:
-        lease = await lock("a", wait=0).aacquire()
-        move("2031-03-03")
-        with pytest.raises(LockTakenError):
-            await lock("a", wait=0.05).aacquire()
-        assert await lease.aextend()
-        assert await lease.arelease() == "released"
-
-
 ELSEWHERE = """
 import time
 for name in {absent}:

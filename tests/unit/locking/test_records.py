@@ -1,7 +1,6 @@
 """Records that change by compare and set: the clock of a leader that may change, and the groups that fit in a write."""
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -142,10 +141,9 @@ def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
 
 
 class World:
-    """The true time, and a store with one leader after another, each with a clock of its own."""
+    """The time, and a store with one leader after another, whose clock begins when it is elected."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self) -> None:
         self.now = 0.0
         self.records: dict[str, tuple[int, str]] = {}
         self.version = 0
@@ -153,44 +151,28 @@ class World:
         self.elect()
 
     def elect(self) -> None:
-        """Elect a leader. The deposed one answers for a while; its machine was suspended, so its clock is behind."""
-        self.deposed = (self.term, self.clock() - self.random.choice([0.0, 40.0])) if self.term else None
         self.term += 1
-        # The clocks of the members are apart, or each begins when its member is elected.
-        self._origin = self.now - self.random.choice([0.0, 60.0, 500.0])
-        self._rate = 1 + self.random.uniform(-RATE, RATE) / 4
-
-    def clock(self) -> float:
-        return (self.now - self._origin) * self._rate
-
-    def put(self, key: str, text: str) -> None:
-        self.version += 1
-        self.records[key] = (self.version, text)
+        self.elected = self.now
 
 
 class Table(RecordTable):
-    """The records of such a store, read by one client whose requests may be slow."""
+    """The records of such a store, read by one client."""
 
     errors = (ConnectionError,)
     judges_terms = True
 
-    def __init__(self, world: World, hinder: Callable[[], None] = lambda: None, most: int = 1000) -> None:
+    def __init__(self, world: World, most: int = 1000) -> None:
         super().__init__(1.0)
-        self.world, self.hinder = world, hinder
+        self.world = world
+        self.hinder: Callable[[], None] = lambda: None
         self.most = self.part = most  # type: ignore[misc]
-        self._rate, self._zero = 1 + world.random.uniform(-RATE, RATE) / 4, world.random.uniform(0, 1e6)
-        self._clock = EraClock(self.here)
         self.written: list[int] = []
-        self._term = world.term
 
     def now(self) -> float:
         return self.world.now
 
     def pause(self, longest: float = table.PAUSE) -> None:
         pass
-
-    def here(self) -> float:
-        return self._zero + self.world.now * self._rate
 
     def ready(self) -> None:
         pass
@@ -199,51 +181,21 @@ class Table(RecordTable):
         return f"{kind}/{name}"
 
     def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
-        while True:
-            world = self.world
-            found = {key: world.records[key] for key in keys if key in world.records}
-            version, text = world.records.get("clock", (0, "{}"))
-            self._era, self._era_version = Era.load(json.loads(text)), version
-            # A member that lags behind does not show the present leader, but every record that was written.
-            shown = world.term if world.random.random() < 0.5 else 0
-            self._term = max(self._term, shown, int(self._era.name) if self._era else 0)
-            if self._era and not self._clock.knows(self._era):
-                self._look()
-            if correction := self._clock.correction(self._era, str(self._term)):
-                self.hinder()
-                if world.records.get("clock", (0, ""))[0] == version:
-                    world.put("clock", json.dumps(correction.dump()))
-                continue
-            assert self._era is not None
-            if moment := self._clock.moment(self._era):
-                return moment, {key: Stored(version, json.loads(text)) for key, (version, text) in found.items()}
-
-    def _look(self) -> None:
-        """Read the leader's clock in whole seconds: a deposed leader may answer, under its own term."""
-        assert self._era is not None
-        sent = self.here()
-        self.hinder()
-        world = self.world
-        term, shown = world.term, world.clock()
-        if world.deposed and world.deposed[0] == self._term:
-            term, shown = world.deposed
-        self.hinder()
-        if str(term) == self._era.name:
-            self._clock.observe(self._era, int(shown), int(shown) + 1.0, sent)
+        self._term, shown = self.world.term, self.world.now - self.world.elected
+        found = {key: self.world.records[key] for key in keys if key in self.world.records}
+        stored = {key: Stored(version, json.loads(text)) for key, (version, text) in found.items()}
+        return Moment(shown, shown, str(self._term), 0.0), stored
 
     def write(self, decision: Decision) -> bool | None:
         self.hinder()
-        world = self.world
-        known = {change.key: change.version for change in decision.changes} | {"clock": self._era_version}
-        if any(world.records.get(key, (None, ""))[0] != version for key, version in known.items()):
+        records = self.world.records
+        if any(records.get(change.key, (None, ""))[0] != change.version for change in decision.changes):
             return False
         for change in decision.changes:
-            world.put(change.key, json.dumps(change.record))
+            self.world.version += 1
+            records[change.key] = (self.world.version, json.dumps(change.record))
         self.written.append(len(decision.changes))
-        counts = world.term == self._term or not self.judges_terms
-        self._term = world.term
-        self.hinder()
-        return True if counts else None
+        return True if self.world.term == self._term else None
 
     def survey(self, request: Survey) -> Reply:
         return self.look_up(request)
@@ -251,7 +203,7 @@ class Table(RecordTable):
 
 def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
     """Whatever was left of a hold is left from the new era on, and not for ever."""
-    world = World(1)
+    world = World()
     first, second = Table(world), Table(world)
     assert first.execute([acquire("a")])[0].kind is Kind.ACCEPTED
     world.now += 25.0
@@ -263,7 +215,7 @@ def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
 
 def test_vote_does_not_count_if_the_leader_changes_meanwhile():
     """The record may have been written, so the outcome is unknown; a release is final under any leader."""
-    world = World(1)
+    world = World()
     client = Table(world)
     client.execute([acquire("b", "y")])
     client.hinder = once(world.elect)
@@ -282,7 +234,7 @@ def once(do: Callable[[], None]) -> Callable[[], None]:
 
 def test_replies_have_no_time_and_tokens_are_bounded_by_the_client():
     """An election is not taken for a step of the clock, and an absurd token is not accepted."""
-    world = World(1)
+    world = World()
     client = Table(world)
     (reply,) = client.execute([acquire("a")])
     (far,) = client.execute([acquire("a", number=2**52, ahead=60.0)])
@@ -295,7 +247,7 @@ def test_replies_have_no_time_and_tokens_are_bounded_by_the_client():
 
 def test_release_is_written_before_an_earlier_grant():
     """A release with a tombstone changes the record of the name, so a grant decided before it is not written."""
-    world = World(1)
+    world = World()
     late, other = Table(world), Table(world)
     other.execute([Survey(("{x}",))])
     late.execute([Survey(("{x}",))])
@@ -310,7 +262,7 @@ def test_release_is_written_before_an_earlier_grant():
 
 def test_extension_of_many_leases_is_written_in_groups():
     """Each lease has its own outcome, in the order of the request; a lease with very many names is one."""
-    world = World(1)
+    world = World()
     client = Table(world, most=10)
     many = tuple(f"{{n{number}}}" for number in range(25))
     client.execute([acquire("a", *(slug[1:-1] for slug in many))])
@@ -338,7 +290,7 @@ def test_groups_of_requests():
 
 def test_store_that_breaks_between_two_groups_leaves_an_unknown_outcome():
     """The first group has been written, so the request may have been carried out."""
-    world = World(1)
+    world = World()
     client = Table(world, most=10)
 
     def breaks() -> None:

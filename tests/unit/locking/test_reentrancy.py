@@ -104,35 +104,10 @@ async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Ma
     assert again is not lost
 
 
-async def test_released_reentrant_lock_can_be_taken_in_the_other_mode(make: Manager, flavour: Flavour):
-    """An ended lease blocks nobody, even if its holder keeps the object."""
-    manager = make()
-    over = await flavour.acquire(manager.lock("a", reentrant=True, shared=True))
-    await flavour.release(over)
-
-    exclusive = await flavour.acquire(manager.lock("a", reentrant=True, wait=0))
-
-    assert exclusive is not over
-    assert await flavour.release(exclusive) == "released"
-
-
-async def test_permit_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, flavour: Flavour):
-    """A lock with permits and one without are two locks, also for reentrancy."""
-    manager = make()
-    place = await flavour.acquire(manager.lock("a", limit=2, reentrant=True))
-
-    whole = await flavour.acquire(manager.lock("a", reentrant=True, wait=0))
-
-    assert whole is not place
-    assert held_by(manager, "{a}", whole.secret)
-    for lease in (whole, place):
-        assert await flavour.release(lease) == "released"
-
-
 # cancel_on_lost
 
 
-@pytest.mark.parametrize("noticed", ["ensure", "valid", "another thread", "when it is left"])
+@pytest.mark.parametrize("noticed", ["ensure", "another thread", "when it is left"])
 async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make: Manager, noticed: str):
     """A task that has left the block with the loss continues; no cancellation hits it later."""
     manager = make()
@@ -141,8 +116,6 @@ async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make:
             lose(lease)
             if noticed == "ensure":
                 lease.ensure()
-            elif noticed == "valid":
-                assert not lease.valid()
             elif noticed == "another thread":
                 assert in_a_thread(lease.valid) is False
 
@@ -266,17 +239,12 @@ class Report:
         return await held(manager)
 
 
-class Rows:
-    def __call__(self) -> Any:
-        yield 1
-
-
 async def held(manager: LockManager) -> bool:
     await asyncio.sleep(0)
     return bool(holders(manager, "{a}"))
 
 
-@pytest.mark.parametrize("function", [held, Report(), partial(Report()), partial(held)])
+@pytest.mark.parametrize("function", [held, partial(Report())])
 async def test_whatever_is_awaited_is_awaited_under_the_lock(make: Manager, function: Any):
     """An object whose call is a coroutine is locked like a coroutine function."""
     manager = make()
@@ -294,7 +262,7 @@ async def async_generator() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("function", [generator, partial(generator), async_generator, Rows()])
+@pytest.mark.parametrize("function", [partial(generator), async_generator])
 def test_generators_cannot_be_decorated(memory: Manager, function: Any):
     """The body of a generator would run after the call, without the lock; the decoration is refused."""
     with pytest.raises(TypeError, match=r"cannot be decorated with a lock.* inside it"):

@@ -57,8 +57,6 @@ def silence(sim: Simulation, *nodes: int) -> None:
     ("passed", "option", "kind", "sends"),
     [
         (None, None, "manual", False),
-        (None, None, "model", False),
-        (None, None, "command", False),
         (None, None, "task", True),
         (None, None, "view", True),
         (None, "wait", "task", False),
@@ -74,7 +72,7 @@ def test_what_decides_how_the_release_goes(passed: Any, option: Any, kind: Any, 
             assert lease.hold.waits_at_end is not sends
 
 
-@pytest.mark.parametrize("value", ["later", True, 0, ""])
+@pytest.mark.parametrize("value", ["later", True])
 def test_other_values_are_refused(value: Any):
     """The error names the option, the value and what to write instead."""
     message = f"release must be 'wait', 'send' or None, not {value!r}"
@@ -110,12 +108,11 @@ def test_outcome_of_instant_nodes_is_known_at_once(outcomes: list[str]):
         assert not locks["default"].driver.unattended
 
 
-@pytest.mark.parametrize("options", [{}, {"shared": True}, {"limit": 3}, {"reentrant": True}])
-@pytest.mark.parametrize("names", ["a", ["a", "b", "c"]])
-def test_every_kind_of_lock_is_released(outcomes: list[str], options: Any, names: Any):
+@pytest.mark.parametrize(
+    ("names", "options"), [(["a", "b", "c"], {"reentrant": True}), ("b", {"shared": True}), ("b", {"limit": 3})]
+)
+def test_every_kind_of_lock_is_released(outcomes: list[str], names: Any, options: Any):
     """Shared locks, permits and several names are freed on every node, and can be taken at once."""
-    if "limit" in options and not isinstance(names, str):
-        names = "b"
     with simulation() as sim:
         with lock(names, release="send", **options):
             pass
@@ -123,20 +120,6 @@ def test_every_kind_of_lock_is_released(outcomes: list[str], options: Any, names
         assert outcomes == ["released"]
         assert lock(names, wait=0, **options).acquire().release() == "released"
         assert all(free(sim, "b"))
-
-
-def test_node_that_missed_the_release_gets_it_later(outcomes: list[str]):
-    """A connection that broke is noticed although nobody uses the nodes again, and the key does not stay."""
-    with simulation() as sim:
-        with lock("a", ttl=30, release="send"):
-            silence(sim, 0, 1)
-            sim.nodes[2].down = True
-        sim.nodes[2].down = False
-        silence(sim)
-        sim.advance(2.0)
-
-        assert free(sim) == [True] * 3
-        assert outcomes == ["unknown"]
 
 
 def test_node_that_never_executed_it_gets_it_later():
@@ -240,17 +223,6 @@ def test_waiter_is_woken_by_the_node(outcomes: list[str]):
 
         with lock("a", wait=10) as mine:
             assert (sim.clock() - began, mine.waited) == (1.0, 1.0)
-
-
-def test_lock_can_be_taken_again_while_the_replies_are_in_flight():
-    """The next attempt follows on the same connections, and every node executes it after the release."""
-    with simulation() as sim:
-        lock("warm up").acquire().release()
-        silence(sim, 0)
-        for _ in range(10):
-            with lock("a", wait=0, release="send"):
-                pass
-        silence(sim)
 
 
 @pytest.mark.django_db(transaction=True)
