@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -32,7 +32,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
 from django_redlock.nodes.etcd.node import EtcdTable
 from django_redlock.nodes.memory import MemoryNode
-from django_redlock.testing import Servers, Simulation
+from django_redlock.testing import Server, Servers, Simulation
 from tests.clusters import Cluster, single_masters
 from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
@@ -77,6 +77,13 @@ def pytest_collection_finish() -> None:
     """Take what has been imported out of the garbage collector's way, because it runs after most tests."""
     gc.collect()
     gc.freeze()
+
+
+def on_each(nodes: Iterable[Server], *command: str) -> None:
+    """Have each server execute a command."""
+    for node in nodes:
+        with node.client() as client:
+            client.execute_command(*command)
 
 
 def unwatched(manager: LockManager) -> LockManager:

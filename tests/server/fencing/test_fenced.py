@@ -237,12 +237,6 @@ def test_shared_lease_is_refused(counting):
         fenced(lease_of("counter", shared=True), using=counting)
 
 
-def test_something_else_than_a_lease_is_refused():
-    """The error names an object that is not a lease."""
-    with pytest.raises(TypeError, match=r"needs a lease.*not str"):
-        fenced(["report:7"])  # type: ignore[list-item]
-
-
 def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker):
     """Each database has its own fence; all are claimed before the body, and an overtaken fence refuses all of them."""
     with django_db_blocker.unblock(), engine.database() as one, engine.database() as other:

@@ -48,11 +48,6 @@ def test_paused_holder_is_refused_with_a_fence(stage):
     assert counter == 1
 
 
-def test_fence_is_one_statement_more(stage):
-    """Doubt 1, is it realistic to change the resource: once the row exists, the fence costs one more statement."""
-    assert scenarios.is_it_realistic(stage) == 1
-
-
 @each("sqlite")  # the databases are the experiment's
 def test_lock_spares_the_work_that_the_fence_would_throw_away(stage):
     """Doubt 2, is the lock pointless: without the lock, the fence cuts sections short; with it, none."""
@@ -60,11 +55,6 @@ def test_lock_spares_the_work_that_the_fence_would_throw_away(stage):
 
     assert without > 0
     assert with_lock == 0
-
-
-def test_holder_overtaken_in_one_database_writes_to_none(stage):
-    """Doubt 3, several databases: the claims of all come before the body."""
-    assert scenarios.is_the_resource_distributed(stage) == (1, 1)
 
 
 @each("sqlite")  # test_fenced.py shows that a successor's claim waits

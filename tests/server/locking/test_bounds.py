@@ -23,7 +23,7 @@ from django_redlock.inventory import Staleness, find_locks, held_locks, remove_s
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes.database.table import TABLE
 from django_redlock.testing import Servers
-from tests.managers import Flavour, Tables, connect, real_manager, wait_until
+from tests.managers import Flavour, Tables, connect, on_each, real_manager, wait_until
 
 # Values that any client can write under the key of a fencing token.
 ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(HIGHEST - 1), "1e300", "soon"]
@@ -31,9 +31,7 @@ NAME, SLUG = "a", "{a}"
 
 
 def poison(nodes: Servers, value: str, *places: int) -> None:
-    for place in places:
-        with nodes[place].client() as client:
-            client.set(f"t:{SLUG}:f", value)
+    on_each([nodes[place] for place in places], "SET", f"t:{SLUG}:f", value)
 
 
 def fences(nodes: Servers) -> list[str | None]:
@@ -101,9 +99,7 @@ async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers,
     lease = await flavour.acquire(manager.lock(NAME, wait=0))
     poison(nodes, str(2**63 - 1), 0, 1)
     assert await flavour.extend(lease)
-    for place in (0, 1):
-        with nodes[place].client() as client:
-            client.delete(f"t:{SLUG}:h")
+    on_each(nodes[:2], "DEL", f"t:{SLUG}:h")
 
     longer = await flavour.extend(lease)
 

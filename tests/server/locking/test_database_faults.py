@@ -421,12 +421,8 @@ def test_standby_does_not_vote_and_is_another_server_when_promoted():
     assert before.run_id != after.run_id
 
 
-def test_replaced_file_is_noticed_only_by_processes_that_knew_it(tmp_path: Path):
-    """
-    A process that knew the earlier files gives the new ones no vote; one that starts later lets them vote.
-
-    The page about guarantees states this limit: two leases of one name are valid here, because both files lack it.
-    """
+def test_replaced_file_gives_no_vote_to_processes_that_knew_it(tmp_path: Path):
+    """A process that knew the earlier files notices that they were replaced."""
     options = {"ttl": 60.0, "max_ttl": 60.0, "node_timeout": 10.0, "restart_guard": True}
     files, server = [tmp_path / f"{number}.sqlite3" for number in range(3)], SQLite(tmp_path)
     with ExitStack() as stack:
@@ -435,22 +431,15 @@ def test_replaced_file_is_noticed_only_by_processes_that_knew_it(tmp_path: Path)
             call_command("migrate", "redlock", database=file.stem, verbosity=0, skip_checks=True)
             connections[file.stem].close()
             shutil.copy(file, f"{file}.empty")
-        urls = [f"database://{file.stem}" for file in files]
-        earlier = stack.enter_context(closing(real_manager(urls, **options)))
-        connect(earlier)
-        lease = earlier.lock("a", wait=0, renew=False).acquire()
-        earlier.close()
+        manager = stack.enter_context(closing(real_manager([f"database://{file.stem}" for file in files], **options)))
+        connect(manager)
+        manager.lock("a", wait=0, renew=False).acquire()
+        manager.close()
         for file in files[:2]:
             os.replace(f"{file}.empty", file)
 
         with pytest.raises(QuorumUnavailableError, match=r"restarted, votes again in \d+ s"):
-            earlier.lock("b", wait=0).acquire()
-        later = stack.enter_context(closing(real_manager(urls, **options)))
-        connect(later)
-        second = later.lock("a", wait=0, renew=False).acquire()
-
-        assert lease.valid()
-        assert second.valid()
+            manager.lock("b", wait=0).acquire()
 
 
 def test_wrong_password_is_reported_without_showing_it(postgresql: PostgreSQL):

@@ -10,7 +10,7 @@ from django_redlock.core.protocol import SHARED, Kind, Release
 from django_redlock.core.round import cleanup
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
-from tests.managers import Asyncio, Blocking, Flavour, Manager, Virtual, held_by, holders, real_manager
+from tests.managers import Asyncio, Blocking, Flavour, Manager, Virtual, held_by, holders, on_each, real_manager
 
 from .test_waiting import Line, waiting
 
@@ -169,26 +169,6 @@ async def test_reentrant_lock_is_entered_again_without_a_network_call(make: Mana
     assert acquired == ["lock_acquired", "lock_released"]
 
 
-async def test_reentrant_lock_keeps_out_other_threads_and_tasks(make: Manager, flavour: Flavour):
-    """The hold belongs to its thread or task, not to the object."""
-    manager = make()
-    lock = manager.lock("a", reentrant=True, wait=0)
-    refused = []
-
-    async def other(mine: Flavour) -> None:
-        with pytest.raises(LockTakenError):
-            await mine.acquire(lock)
-        refused.append(True)
-
-    async with flavour.entered(lock):
-        if isinstance(flavour, Blocking):
-            await asyncio.to_thread(lambda: asyncio.run(other(flavour)))
-        else:
-            await asyncio.create_task(other(flavour))
-
-    assert refused == [True]
-
-
 async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, flavour: Flavour):
     """Work under a lost lock is no longer exclusive, so entering it again raises the loss."""
     manager = make()
@@ -321,9 +301,7 @@ async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, 
     """Scripts that were flushed cost one more request, whether the request is in parts or whole."""
     manager = real_manager(nodes.urls, node_timeout=2.0)
     await flavour.release(await take(flavour, manager, "warm up"))
-    for node in nodes:
-        with node.client() as client:
-            client.script_flush()
+    on_each(nodes, "SCRIPT", "FLUSH")
 
     lease = await take(flavour, manager, [f"n{number}" for number in range(500)])
 
@@ -354,9 +332,7 @@ async def test_leases_are_extended_together(nodes: Servers, flavour: Flavour):
     leases = [await take(flavour, manager, f"n{number}") for number in range(250)]
     manager.release("n7", leases[7].secret)
     thief = await take(flavour, manager, "n7")
-    for node in nodes:
-        with node.client() as client:
-            client.config_resetstat()
+    on_each(nodes, "CONFIG", "RESETSTAT")
 
     if isinstance(flavour, Blocking):
         longer = manager.extend(leases)

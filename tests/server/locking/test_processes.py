@@ -69,24 +69,6 @@ def test_tokens_increase_across_processes_while_a_node_is_away(nodes: Servers, t
     assert taken() == sorted(set(taken()))
 
 
-def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers):
-    """A dead process extends nothing; the next caller waits for the rest of the lease and no longer."""
-
-    def child() -> None:
-        manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
-        while True:
-            lease = manager.lock("a").acquire()
-            if lease.valid():
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    assert fork(child) == -signal.SIGKILL
-    manager = real_manager(nodes.urls)
-
-    lease = manager.lock("a", wait=60).acquire()
-
-    assert lease.release() == "released"
-
-
 def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
     """The child's lease is invalid from the start; the parent's lease is unaffected."""
     manager = real()

@@ -13,7 +13,7 @@ import pytest
 
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import FaultProxy, Servers
-from tests.managers import eventually, held_by, patient_manager, real_manager
+from tests.managers import eventually, held_by, on_each, patient_manager, real_manager
 
 from .test_faults import has_key
 from .test_processes import fork
@@ -121,9 +121,7 @@ async def test_server_that_forgot_the_script(nodes: Servers):
     outcomes = Outcomes(manager)
     manager.lock("a").acquire().release()
     with manager.lock("a", release="send", renew=False):
-        for node in nodes[:3]:
-            with node.client() as client:
-                client.script_flush()
+        on_each(nodes[:3], "SCRIPT", "FLUSH")
 
     await eventually(lambda: outcomes == ["released"] * 2)
     assert held_by(manager, "{a}")

@@ -19,7 +19,7 @@ from django_redlock.core.protocol import Raise
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Server, Servers
 from tests.clusters import cluster_nodes
-from tests.managers import Asyncio, Flavour, real_manager
+from tests.managers import Asyncio, Flavour, on_each, real_manager
 
 USER = "ACL SETUSER worker on >sesame ~* &* +@all"
 ENDLESS = "while true do end"
@@ -302,18 +302,14 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
     """SCRIPT FLUSH between the grant and the raise of the token costs a message, not the lock."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("a")))
-    for node in nodes:
-        with node.client() as client:
-            client.set("t:{a}:f", 2**52)
+    on_each(nodes, "SET", "t:{a}:f", str(2**52))
     ask = manager.aask if isinstance(flavour, Asyncio) else None
     for flushes in range(2):
         steps = manager.acquirer.acquisition(manager.lock("a").description().wanted).steps(manager.runtime.instant())
         round, outcome = next(steps), None
         while outcome is None:
             if isinstance(next(iter(round.requests.values())), Raise) and flushes:
-                for node in nodes:
-                    with node.client() as client:
-                        client.script_flush()
+                on_each(nodes, "SCRIPT", "FLUSH")
             await ask(round) if ask else manager.ask(round)
             try:
                 round = steps.send(manager.runtime.instant())

@@ -29,7 +29,7 @@ from django_redlock.nodes.redis.discovered import ClusterNode
 from django_redlock.nodes.redis.handshake import BlockingDialer
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
-from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
+from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, on_each, real_manager
 
 
 def waiting(manager: LockManager, name: str = "a") -> int:
@@ -135,13 +135,7 @@ async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour
 
 async def test_order_is_kept_when_notification_connections_are_killed(nodes: Servers, flavour: Flavour):
     """The connections come back, and waiters ask about what they missed meanwhile."""
-
-    def kill() -> None:
-        for node in nodes:
-            with node.client() as client:
-                client.client_kill_filter(_type="pubsub")
-
-    await serve_five(real_manager(nodes.urls), flavour, kill)
+    await serve_five(real_manager(nodes.urls), flavour, lambda: on_each(nodes, "CLIENT", "KILL", "TYPE", "pubsub"))
 
 
 async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour: Flavour):
@@ -235,9 +229,7 @@ async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, fl
     tasks = [await line.join(number) for number in range(contenders)]
     await notified(manager, flavour)
     await asyncio.sleep(0)
-    for node in nodes[:3]:
-        with node.client() as client:
-            client.config_resetstat()
+    on_each(nodes[:3], "CONFIG", "RESETSTAT")
 
     await flavour.release(holder)
     await asyncio.gather(*tasks)
@@ -265,23 +257,6 @@ async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: S
     await asyncio.wait_for(task, 60)
 
     assert line.served == [0]
-
-
-async def test_several_names_are_waited_for_together(make: Manager, flavour: Flavour):
-    """A caller that waits for two names gets both when the last of them is free."""
-    manager = make()
-    first, second = await flavour.acquire(manager.lock("a")), await flavour.acquire(manager.lock("b"))
-    line = Line(flavour, manager, manager.lock(["a", "b"], wait=30))
-    task = await line.join(0)
-
-    await flavour.release(first)
-    assert line.served == []
-    await flavour.release(second)
-    await task
-
-    assert line.served == [0]
-    assert held_by(manager, "{a}")
-    assert held_by(manager, "{b}")
 
 
 @pytest.mark.parametrize("shared", [False, True])

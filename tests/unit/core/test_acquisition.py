@@ -163,18 +163,6 @@ def test_two_busy_and_one_silent_node_wait_for_the_others():
     assert not attempt.step.closed
 
 
-def test_release_goes_to_all_that_may_have_granted_and_leaves_tombstones_for_what_is_unanswered():
-    """Where the request may still arrive the release leaves a tombstone; a node that certainly refused has none."""
-    attempt = Attempt()
-    attempt.reply(A, B, U, F)
-    attempt.step.close()
-
-    undo = attempt.go_on()
-
-    assert {node: request.tombstone for node, request in undo.requests.items()} == {0: 0.0, 2: 10.0, 4: 10.0}
-    assert (undo.timeout, undo.cleanup) == (0.0, True)
-
-
 def test_tombstone_lasts_no_longer_than_a_lease_may():
     """The tombstone of a refused queue position is gone in a minute, even if the position would last an hour."""
     attempt = Attempt(term=3600.0, max_ttl=60.0)
@@ -249,17 +237,6 @@ def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place:
     assert attempt.proceed().seconds == pytest.approx(seconds)
 
 
-def test_waiter_leaves_the_queue_when_it_gives_up():
-    """Every node that may have queued it gets a release."""
-    attempt = Attempt(wait=1.0, waiter="p|1")
-    attempt.queue(*range(2))
-    attempt.step.close()
-
-    leaving = attempt.go_on(2.0)
-
-    assert {node: request.leaving for node, request in leaving.requests.items()} == dict.fromkeys(range(5), "p|1")
-
-
 def test_waiter_stays_queued_between_two_attempts():
     """A waiter releases grants of a minority, and stays queued there and everywhere."""
     attempt = Attempt(wait=None, waiter="p|1")
@@ -330,19 +307,6 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
     assert pause.seconds == pause.notified <= 0.5
 
 
-def test_lock_with_permits_tries_them_all():
-    """Each permit is an exclusive lock of its own; refused one, the caller tries the next without a pause."""
-    attempt = Attempt(limit=3)
-    asked = []
-    for _ in range(3):
-        asked.append(attempt.step.requests[0].slugs)
-        attempt.reply("b", "b", "b")
-        outcome = attempt.proceed()
-
-    assert sorted(asked) == [("{a}#1",), ("{a}#2",), ("{a}#3",)]
-    assert (outcome.taken, outcome.attempts) == (True, 3)
-
-
 def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
     """Reply which permits are taken on which node."""
     request = attempt.step.requests[0]
@@ -394,16 +358,6 @@ def test_lock_with_permits_waits_no_longer_than_its_time():
     slow.proceed(0.19)
     slow.reply("b", "b", "b")
     assert slow.proceed(0.19).attempts == 2
-
-
-def test_lock_with_permits_queues_behind_earlier_waiters():
-    """Others are first in the queue, whichever permit is free."""
-    attempt = Attempt(limit=3)
-    attempt.reply(Kind.QUEUED, Kind.QUEUED, Kind.QUEUED)
-
-    outcome = attempt.proceed()
-
-    assert (outcome.taken, outcome.attempts) == (True, 1)
 
 
 @pytest.mark.parametrize("replies", [["b", "b", "c", "c", A], ["b", "c", A, F, F], ["b", "b", "c", A, U]])

@@ -9,7 +9,7 @@ import pytest
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.names import Owner
-from django_redlock.core.protocol import EndReason, Extend, Kind, Outcome, Release, Reply
+from django_redlock.core.protocol import EndReason, Kind, Outcome, Release, Reply
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.exceptions import LockLostError
@@ -46,17 +46,6 @@ def answer(round: Round, *kinds: Kind, fence: int = 0) -> Round:
     return round
 
 
-def test_extension_counts_from_the_start_of_its_round():
-    """The new deadline is a ttl from before the round was sent."""
-    hold = held()
-    round = extension(hold, 103.0)
-
-    assert hold.extended(answer(round, H, H, H), 0, 103.0, 104.0)
-
-    assert hold.deadline == pytest.approx(103.0 + TTL - 0.092)
-    assert {type(request) for request in round.requests.values()} == {Extend}
-
-
 def test_extension_waits_no_longer_than_the_lease_lasts():
     """The round that extends a lease ends before the lease does."""
     round = extension(held(node_timeout=2.0), DEADLINE - 0.05)
@@ -76,16 +65,6 @@ def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
     assert hold.next_event(renewing=True) == pytest.approx(103.0 + TTL / 12)
 
 
-def test_refusal_by_too_many_ends_the_lease_at_once():
-    """A quorum can no longer agree."""
-    hold = held()
-    round = extension(hold, 103.0)
-
-    hold.extended(answer(round, H, R, R, R, fence=99), 0, 103.0, 103.2)
-
-    assert hold.ended == "superseded"
-
-
 def test_first_reason_of_an_end_stays():
     """Once lost, always lost, and for one reason."""
     hold = held()
@@ -94,27 +73,6 @@ def test_first_reason_of_an_end_stays():
     assert not hold.end("released", 102.0)
 
     assert (hold.ended, hold.held(200.0)) == ("superseded", 1.0)
-
-
-def test_renewal_is_due_every_third_of_the_ttl():
-    """Renewal is never due later than the deadline, because the holder must be notified then."""
-    hold = held()
-
-    assert hold.next_event(renewing=True) == START + 3.0
-    assert hold.next_event(renewing=False) == hold.deadline
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"), [({"max_extensions": 0}, "max_extensions"), ({"max_hold": 3.0}, "max_hold")]
-)
-def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
-    """Beyond its bounds a lease is not extended, and its lapse has the reason."""
-    hold = held(**options)
-
-    assert hold.term(START + 3.0) is None
-    assert hold.next_event(renewing=True) == hold.deadline
-    assert not hold.check(DEADLINE)
-    assert hold.ended == reason
 
 
 def test_lease_at_its_bound_is_next_due_at_its_deadline():
@@ -200,18 +158,6 @@ def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened()
     assert not hold.extended(answer(renewing, H, H, H), 0, 103.0, 103.2)
 
     assert hold.deadline == pytest.approx(103.1 + 2.0 - 0.022)
-
-
-def test_heartbeat_that_is_missing_ends_the_renewal():
-    """The loss at the deadline has this reason."""
-    hold = held(heartbeat=2.0)
-    hold.beat(START + 1.0)
-
-    assert hold.term(START + 2.9) is not None
-    assert hold.term(START + 3.0) is None
-
-    assert not hold.check(hold.deadline)
-    assert hold.ended == "heartbeat"
 
 
 def test_heartbeat_is_looked_for_when_the_extension_is_due():

@@ -44,13 +44,6 @@ def test_leases_that_are_soon_due_are_extended_with_those_that_are():
     assert todo.next() == 12.0
 
 
-def test_lease_that_ends_is_not_looked_at_early():
-    """A lease that is not extended gets the notice of its end, not before it."""
-    todo = agenda(due := Lease(10.0, slack=1.0), Lease(10.5))
-
-    assert todo.take(10.0) == [due]
-
-
 def test_ended_and_dropped_leases_do_not_accumulate():
     """The agenda keeps no lease alive, and no memory of many that were soon released."""
     todo = Agenda()

@@ -10,7 +10,7 @@ from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Kind, Releas
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records import record as records
 from django_redlock.nodes.records import table
-from django_redlock.nodes.records.clock import RATE, Era, EraClock, Moment
+from django_redlock.nodes.records.clock import Era, EraClock, Moment
 from django_redlock.nodes.records.record import Decision, Stored, in_present_era, needed_until, parsed
 from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked
 
@@ -38,18 +38,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def test_bounds_of_a_clock_grow_apart_with_time():
-    """After ten seconds without a reading, each bound has moved by the drift that two clocks may have."""
-    here = Clock()
-    clock = EraClock(here)
-    here.now += 0.2
-    clock.observe(Era("a"), 5.0, 6.0, sent=1000.0)
-
-    assert clock.bounds() == pytest.approx((5.0, 6.2 + 0.2 * RATE))
-    here.now += 10.0
-    assert clock.bounds() == pytest.approx((15.0 - 10 * RATE, 16.2 + 10.2 * RATE))
 
 
 def test_readings_in_whole_seconds_narrow_the_bounds():
@@ -111,48 +99,19 @@ def test_record_from_the_future_begins_another_era():
     assert clock.correction(era, "a") == Era("a", 1)
 
 
-def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
-    """The time left at the write counts again from the first reading on; other fields stay."""
-    record = {
-        "slug": "{x}",
-        "holder": ["v", 140.0],
-        "fence": [7, None],
-        "sharers": {"n": 120.0},
-        "queue": {"p|1": [5, 103.0]},
-        "until": 101.0,
-        "era": "a/0",
-        "written": 100.0,
-    }
-    moment = Moment(2.0, 2.1, "b/0", 1.5)
-
-    moved = in_present_era(record, moment)
-
-    assert moved["holder"] == ["v", 41.5]
-    assert moved["fence"] == [7, None]
-    assert moved["sharers"] == {"n": 21.5}
-    assert moved["queue"] == {"p|1": [5, 4.5]}
-    assert moved["until"] == 2.5
-    assert in_present_era(record, moment._replace(era="a/0")) is record
-    assert needed_until(record) is None
-    assert needed_until(record | {"fence": [7, 99.0]}) == 140.0
-
-
 # A store in memory whose leaders change
 
 
 class World:
-    """The time, and a store with one leader after another, whose clock begins when it is elected."""
+    """A store in which no time passes, with one leader after another."""
 
     def __init__(self) -> None:
-        self.now = 0.0
         self.records: dict[str, tuple[int, str]] = {}
         self.version = 0
-        self.term = 0
-        self.elect()
+        self.term = 1
 
     def elect(self) -> None:
         self.term += 1
-        self.elected = self.now
 
 
 class Table(RecordTable):
@@ -169,7 +128,7 @@ class Table(RecordTable):
         self.written: list[int] = []
 
     def now(self) -> float:
-        return self.world.now
+        return 0.0
 
     def pause(self, longest: float = table.PAUSE) -> None:
         pass
@@ -181,10 +140,10 @@ class Table(RecordTable):
         return f"{kind}/{name}"
 
     def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
-        self._term, shown = self.world.term, self.world.now - self.world.elected
+        self._term = self.world.term
         found = {key: self.world.records[key] for key in keys if key in self.world.records}
         stored = {key: Stored(version, json.loads(text)) for key, (version, text) in found.items()}
-        return Moment(shown, shown, str(self._term), 0.0), stored
+        return Moment(0.0, 0.0, str(self._term), 0.0), stored
 
     def write(self, decision: Decision) -> bool | None:
         self.hinder()
@@ -199,18 +158,6 @@ class Table(RecordTable):
 
     def survey(self, request: Survey) -> Reply:
         return self.look_up(request)
-
-
-def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
-    """Whatever was left of a hold is left from the new era on, and not for ever."""
-    world = World()
-    first, second = Table(world), Table(world)
-    assert first.execute([acquire("a")])[0].kind is Kind.ACCEPTED
-    world.now += 25.0
-    world.elect()
-    assert second.execute([acquire("b")])[0].kind is Kind.BUSY
-    world.now += TTL + 2.1
-    assert second.execute([acquire("b")])[0].kind is Kind.GRANTED
 
 
 def test_vote_does_not_count_if_the_leader_changes_meanwhile():
