@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from html import unescape
 from io import StringIO
 from pathlib import Path
@@ -32,7 +33,7 @@ from django.utils.timezone import now
 from django_redlock import LockManager, lock, locks
 from django_redlock import admin as pages
 from django_redlock.inventory import MAX_NAMES, ask_to_stop
-from django_redlock.models import HeldLock, key_of, parse_key
+from django_redlock.models import HeldLock, key_of
 from tests.held import (
     DETAIL,
     FIVE,
@@ -120,11 +121,11 @@ def waited_for(name: str):
 
 
 def test_a_held_lock_is_shown(nodes, viewer):
-    """
-    The list shows name, state, remaining time, votes with words for them, and holder.
-    """
+    """The list shows name, state, remaining time, votes with words for them, and holder."""
     with lock("orders:7", ttl=30, label="nightly import") as lease:
         page = text_of(viewer, LIST)
+        with translation.override("de"):
+            assert "Gehaltene Sperren" in viewer.get(LIST, headers={"accept-language": "de"}).content.decode()
         assert lease.valid()
 
     assert "orders:7" in page
@@ -136,9 +137,7 @@ def test_a_held_lock_is_shown(nodes, viewer):
 
 
 def test_a_node_that_is_down_is_named(nodes, viewer):
-    """
-    With a node down the page shows 4/5 and a banner that names the node, and is no error.
-    """
+    """With a node down the page shows 4/5 and a banner that names the node, and is no error."""
     put("orders:7")
     nodes[2].down = True
 
@@ -173,9 +172,7 @@ def test_without_a_quorum_nothing_is_said_of_the_locks(nodes, viewer):
 
 
 def test_tiles_say_how_much_is_wrong_and_lead_to_it(nodes, viewer):
-    """
-    Each state in trouble has a tile, with the number of its locks; without a quorum the number is unknown.
-    """
+    """Each state in trouble has a tile, with the number of its locks; without a quorum the number is unknown."""
     put("healthy", age=3720)
     put("endless", left=None)
     put("degraded", count=4)
@@ -214,9 +211,7 @@ def test_a_list_that_is_cut_short_says_so(nodes, viewer):
 
 
 def test_worst_comes_first_and_then_what_is_held_longest(nodes, viewer):
-    """
-    Trouble is above what is well, and within a state the oldest hold is above the others.
-    """
+    """Trouble is above what is well, and within a state the oldest hold is above the others."""
     put("a", age=10)
     put("b", age=1000)
     put("c", age=100)
@@ -225,13 +220,10 @@ def test_worst_comes_first_and_then_what_is_held_longest(nodes, viewer):
     assert names(viewer.get(LIST)) == ["z", "b", "c", "a"]
 
 
-@pytest.mark.parametrize("setting", [None, {"default": {"NODES": []}}, {"default": 7}])
 @pytest.mark.parametrize("page", [LIST, NODES])
-def test_settings_that_cannot_be_used_are_shown(viewer, setting, page):
-    """
-    A wrong setting is a message on the page, with what to write instead.
-    """
-    with override_settings(REDLOCK=setting):
+def test_settings_that_cannot_be_used_are_shown(viewer, page):
+    """A wrong setting is a message on the page, with what to write instead."""
+    with override_settings(REDLOCK={"default": {"NODES": []}}):
         response = viewer.get(page)
 
     assert response.status_code == 200
@@ -239,9 +231,7 @@ def test_settings_that_cannot_be_used_are_shown(viewer, setting, page):
 
 
 def test_the_secret_is_on_no_page(nodes, operator):
-    """
-    The lock's secret is neither on the list, nor in its JSON, nor on the confirmation, nor in the log.
-    """
+    """The lock's secret is neither on the list, nor in its JSON, nor on the confirmation, nor in the log."""
     key = put("orders:7")
 
     found = [operator.get(LIST), operator.get(LIVE), operator.get(DETAIL, {"key": key})]
@@ -275,9 +265,7 @@ def test_what_others_wrote_is_text_on_every_page(nodes, operator):
 
 
 def test_a_lock_without_expiry_shows_no_number(nodes, operator):
-    """
-    The list, the page of the lock and the confirmation say that it never ends.
-    """
+    """The list, the page of the lock and the confirmation say that it never ends."""
     key = put("orders:7", left=None)
 
     found = [text_of(operator, LIST), text_of(operator, DETAIL, key=key)]
@@ -288,29 +276,28 @@ def test_a_lock_without_expiry_shows_no_number(nodes, operator):
     assert "data-left" not in found[0]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(59.9, "0:59"), (61, "1:01"), (3600, "1:00:00")])
-def test_durations_are_written_like_a_clock(seconds, text):
-    """
-    Minutes and seconds, and hours when there are any.
-    """
-    assert pages.clock(seconds) == text
+def test_durations_are_written_like_a_clock():
+    """Minutes and seconds, and hours when there are any."""
+    assert list(map(pages.clock, (59.9, 61, 3600))) == ["0:59", "1:01", "1:00:00"]
 
 
-def test_several_aliases_are_shown_together(nodes, viewer):
+def test_several_aliases_are_shown_together(nodes, operator):
     """
-    With several aliases there is a column and a filter for them, and a banner for each. One without a quorum hides
-    nothing of the other.
+    With several aliases there is a column and a filter for them, and a banner for each; a confirmation names the alias.
+    One without a quorum hides nothing of the other.
     """
     aliases = {"default": {"NODES": FIVE}, "other": {"NODES": ["memory://b0", "memory://b1"], "KEY_PREFIX": "other"}}
     with override_settings(REDLOCK=aliases), lock("a"), lock("b", using="other"):
-        both, one = viewer.get(LIST), viewer.get(LIST, {"using": "other"})
+        both, one = operator.get(LIST), operator.get(LIST, {"using": "other"})
+        asked = act(operator, "release", row_key("a"), confirmed=False).content.decode()
         with down(locks["other"].nodes, 1):
-            data, values = viewer.get(LIVE).json(), tiles(viewer)
+            data, values = operator.get(LIVE).json(), tiles(operator)
 
     assert sorted(names(both)) == ["a", "b"]
     assert names(one) == ["b"]
     assert "column-alias_name" in both.content.decode()
     assert ">Alias</span> other</td>" in both.content.decode()  # where a row is a card, no header says what the word is
+    assert "<dt>Alias</dt><dd>default</dd>" in asked
     assert data["unknown"] == ["other"]
     assert NAME.findall(data["rows"]) == ["a"]
     assert "Too few nodes answer to say which locks of other are held." in data["nodes"]
@@ -319,9 +306,7 @@ def test_several_aliases_are_shown_together(nodes, viewer):
 
 @pytest.mark.parametrize(("length", "copied"), [(20, False), (100, True), (500, False)])
 def test_a_name_that_the_list_cuts_can_be_copied(nodes, viewer, length, copied):
-    """
-    A button copies the whole name; of a name that the nodes keep cut there is no whole name to copy.
-    """
+    """A button copies the whole name; of a name that the nodes keep cut there is no whole name to copy."""
     put(name := "x" * length)
 
     assert (f'data-name="{name}"' in text_of(viewer, LIST)) is copied
@@ -351,21 +336,10 @@ def requests_of(monkeypatch, show) -> list[int]:
     """Return how many requests each node gets while *show* makes a page."""
     asked: list[int] = []
     ask = LockManager.ask
-    monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.extend(round.requests) or ask(self, round))
-    show()
+    with monkeypatch.context() as patch:
+        patch.setattr(LockManager, "ask", lambda self, round: asked.extend(round.requests) or ask(self, round))
+        show()
     return [asked.count(node) for node in range(5)]
-
-
-@pytest.mark.parametrize("query", [{}, {"q": "orders"}, {"waiting": "yes"}, {"state": "held", "o": "-0"}])
-@pytest.mark.parametrize("page", [LIST, LIVE])
-def test_the_list_asks_each_node_once(nodes, viewer, monkeypatch, page, query):
-    """
-    The locks, their waiters and the state of the nodes come from one request to each node.
-    """
-    for number in range(30):
-        put(f"orders:{number}")
-
-    assert requests_of(monkeypatch, lambda: viewer.get(page, query)) == [1] * 5
 
 
 def test_a_long_list_is_surveyed_once(nodes, viewer, monkeypatch):
@@ -378,25 +352,19 @@ def test_a_long_list_is_surveyed_once(nodes, viewer, monkeypatch):
     assert requests_of(monkeypatch, lambda: viewer.get(LIST)) == [4] * 5
 
 
-@pytest.mark.parametrize("page", ["detail", "nodes", "confirmation"])
-def test_each_page_asks_each_node_once(nodes, operator, monkeypatch, page):
-    """
-    So do the page of a lock, the panel of nodes, and the page that asks for confirmation.
-    """
-    key = put("orders:7")
-    show = {
-        "detail": lambda: operator.get(DETAIL, {"key": key}),
-        "nodes": lambda: operator.get(NODES),
-        "confirmation": lambda: act(operator, "release", key, confirmed=False),
-    }
+def test_each_page_asks_each_node_once(nodes, operator, monkeypatch):
+    """The locks, their waiters and the state of the nodes come from one request to each node."""
+    for number in range(30):
+        key = put(f"orders:{number}")
+    queries = [(LIST, {}), (LIST, {"q": "orders", "waiting": "yes"}), (LIST, {"state": "held", "o": "-0"}), (LIVE, {})]
+    shows = [partial(operator.get, *each) for each in [*queries, (DETAIL, {"key": key}), (NODES, {})]]
+    shows.append(partial(act, operator, "release", key, confirmed=False))
 
-    assert requests_of(monkeypatch, show[page]) == [1] * 5
+    assert [requests_of(monkeypatch, show) for show in shows] == [[1] * 5] * len(shows)
 
 
 def test_no_table_is_ever_asked(nodes, operator, django_assert_num_queries):
-    """
-    The list asks the database for session, user, permissions and the requests to stop; the model asks nothing.
-    """
+    """The list asks the database for session, user, permissions and the requests to stop; the model asks nothing."""
     put("orders:7")
     operator.get(LIST)  # caches content types
 
@@ -407,9 +375,7 @@ def test_no_table_is_ever_asked(nodes, operator, django_assert_num_queries):
 
 
 def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
-    """
-    A page makes rows of the locks it shows, and not of all that are held.
-    """
+    """A page makes rows of the locks it shows, and not of all that are held."""
     for number in range(60):
         put(f"n{number:02}", left=10 + number / 10)
     made = []
@@ -425,33 +391,23 @@ def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
 
 
 def test_filter_search_sort_and_pages(nodes, viewer):
-    """
-    The list can be filtered by state and kind, searched by name and holder, sorted and leafed through.
-    """
-    for number in range(60):
+    """The list can be filtered by state, kind and near end, searched by name and holder, sorted and leafed through."""
+    for number in range(59):
         put(f"orders:{number:02}", left=200 + number / 10)
+    put("orders:59", left=9.9)
     put("lonely", count=2, kind="view", left=5)
 
-    assert names(viewer.get(LIST))[:2] == ["lonely", "orders:00"]
+    assert names(viewer.get(LIST))[0] == "lonely"
     assert len(names(viewer.get(LIST))) == 50
     assert len(names(viewer.get(LIST, {"p": "2"}))) == 11
     assert names(viewer.get(LIST, {"state": "partial"})) == ["lonely"]
     assert names(viewer.get(LIST, {"kind": "view"})) == ["lonely"]
+    assert names(viewer.get(LIST, {"left": "soon"})) == ["orders:59"]
     assert names(viewer.get(LIST, {"q": "ORDERS 59"})) == ["orders:59"]
     assert len(names(viewer.get(LIST, {"q": "shop.import web-1", "all": ""}))) == 61
     assert names(viewer.get(LIST, {"o": "-0"}))[0] == "orders:59"
-    assert names(viewer.get(LIST, {"o": "5.0"}))[-1] == "orders:49"
-    assert names(viewer.get(LIST, {"o": "-5"}))[0] == "orders:59"
-
-
-def test_filter_of_what_ends_soon(nodes, viewer):
-    """
-    The list can show what ends within ten seconds.
-    """
-    put("soon", left=5)
-    put("late", left=25)
-
-    assert names(viewer.get(LIST, {"left": "soon"})) == ["soon"]
+    assert names(viewer.get(LIST, {"o": "5.0"}))[:2] == ["orders:59", "orders:00"]
+    assert names(viewer.get(LIST, {"o": "-5"}))[0] == "orders:58"
 
 
 def test_filter_by_node(nodes, viewer):
@@ -469,64 +425,42 @@ def test_filter_by_node(nodes, viewer):
 
 
 def test_what_people_wait_for_comes_first(nodes, viewer):
-    """
-    Among many locks that are held for longer, it is on the first screen, and the tile says how many wait.
-    """
+    """Among many locks that are held for longer, it is on the first screen; a tile and a filter show it alone."""
     for number in range(60):
         put(f"old:{number:02}", left=10 + number / 10, age=5000)
     put("endless", left=None, age=5000)
     lease = lock("wanted", ttl=29, renew=False).acquire()
     with waited_for("wanted"), waited_for("wanted"):
         found, values = names(viewer.get(LIST)), tiles(viewer)
+        filtered = names(viewer.get(LIST, {"waiting": "yes"}))
         out = StringIO()
         call_command("redlock_top", "--once", stdout=out)
         lease.release()
 
-    assert (found[:2], values["Waited for"]) == (["wanted", "endless"], "1, 2 waiting")
+    assert (found[:2], filtered, values["Waited for"]) == (["wanted", "endless"], ["wanted"], "1, 2 waiting")
     assert re.search(r"^LOCK.*\nwanted ", out.getvalue(), re.MULTILINE)
-
-
-def test_filter_of_what_somebody_waits_for(nodes, viewer):
-    """
-    The list can show what somebody waits for: of all locks and not only of those on the page.
-    """
-    for number in range(60):
-        put(f"quiet:{number}", left=10 + number / 10)
-    lease = lock("wanted", ttl=29, renew=False).acquire()
-    with waited_for("wanted"):
-        found, values = names(viewer.get(LIST, {"waiting": "yes"})), tiles(viewer)
-        lease.release()
-
-    assert (found, values["Waited for"]) == (["wanted"], "1")
     assert names(viewer.get(LIST, {"waiting": "yes"})) == []
 
 
 CRAFTED = [
-    {"state": "held\x00"},
-    {"kind": "'; DROP TABLE"},
+    {"state": "held\x00", "kind": "'; DROP TABLE", "waiting": "no"},
     {"using": "nobody"},
     {"o": "-99.7.x.-"},
-    {"o": "9" * 5000},
-    {"node": "n" * 5000},
-    {"waiting": "no"},
+    {"o": "9" * 5000, "node": "n" * 5000},
     {"p": "-3"},
     {"p": "9" * 5000},
     {"q": "a\x00b"},
     {"q": "x" * 1_000_000},
-    {"_facets": "True"},
-    {"e": "1", "nonsense": "1"},
-    {"lock__user__password": "x"},
-    {"all": ""},
-    {"_popup": "1"},
+    {"_facets": "True", "_popup": "1", "all": ""},
+    {"e": "1", "nonsense": "1", "lock__user__password": "x"},
     {"_selected_action": "x", "action": "release", "confirmed": "yes"},
 ]
+KEYS = ["", "a/b/c/d", "%00/default/%00", "x/default/%ff", "x/nobody/y", "\x00", "x" * 100_000]
 
 
 @pytest.mark.parametrize("query", CRAFTED, ids=lambda query: urlencode(query)[:40])
 def test_crafted_queries_do_nothing(nodes, operator, query):
-    """
-    No query is an error of the server, and none releases a lock.
-    """
+    """No query is an error of the server, and none releases a lock."""
     put("orders:7")
 
     responses = [operator.get(page, query) for page in (LIST, LIVE)]
@@ -536,15 +470,9 @@ def test_crafted_queries_do_nothing(nodes, operator, query):
     assert look("orders:7") is not None
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["", "a/b", "a/b/c/d", "%00/default/%00", "x/default/%ff", "x/nobody/y", "\x00", "x" * 100_000, "../../x"],
-    ids=lambda key: repr(key[:20]),
-)
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: repr(key[:20]))
 def test_crafted_keys_do_nothing(nodes, operator, key):
-    """
-    What was not offered on a page cannot be released, and has no page; it is no error of the server.
-    """
+    """What was not offered on a page cannot be released, and has no page; it is no error of the server."""
     put("orders:7")
 
     for confirmed in (True, False):
@@ -553,45 +481,37 @@ def test_crafted_keys_do_nothing(nodes, operator, key):
     assert look("orders:7") is not None
 
 
-@pytest.mark.parametrize(("length", "status"), [(3000, 200), (9000, 404)])
-def test_a_key_that_no_link_has_leads_nowhere(nodes, operator, length, status):
-    """
-    A key that is longer than an address may be is not found. Cut short, it would name another lock.
-    """
-    key = key_of("0" * 12, "default", "{" + "a" * length + "}")
+def test_a_key_that_no_link_has_leads_nowhere(nodes, operator):
+    """A key that is longer than an address may be is not found. Cut short, it would name another lock."""
+    keys = [key_of("0" * 12, "default", "{" + "a" * length + "}") for length in (3000, 9000)]
 
-    assert operator.get(DETAIL, {"key": key}).status_code == status
+    assert [operator.get(DETAIL, {"key": key}).status_code for key in keys] == [200, 404]
 
 
-@pytest.mark.parametrize("path", ["x/change/", "x/history/", "x/delete/", "add/", "x/"])
-def test_other_pages_of_the_model_are_not_there(nodes, operator, path):
-    """
-    The pages for adding, editing and deleting rows answer with a refusal or lead away, and ask no table.
-    """
-    assert operator.get(LIST + path, follow=True).status_code in (200, 403, 404)
+def test_other_pages_of_the_model_are_not_there(nodes, operator):
+    """The pages for adding, editing and deleting rows answer with a refusal or lead away, and ask no table."""
+    for path in ("x/change/", "x/history/", "x/delete/", "add/", "x/"):
+        assert operator.get(LIST + path, follow=True).status_code in (200, 403, 404)
 
 
 # Who may do what
 
 
 def test_strangers_are_sent_to_the_login(nodes):
-    """
-    Without a login no page can be read, nor anything be released. Staff without the permission gets a 403.
-    """
+    """Without a login no page can be read, nor anything be released. Staff who may not look gets a 403."""
     key = put("orders:7")
 
     for response in (*map(Client().get, (LIST, LIVE, DETAIL, NODES)), act(Client(), "release", key, follow=False)):
         assert response.status_code == 302
         assert "/login/" in response.url
-    staff = client_of()
-    assert [staff.get(page).status_code for page in (LIST, LIVE, DETAIL, NODES)] == [403] * 4
+    staff = client_of("release_heldlock")
+    refused = [*map(staff.get, (LIST, LIVE, DETAIL, NODES)), act(staff, "release", key)]
+    assert [response.status_code for response in refused] == [403] * 5
     assert look("orders:7") is not None
 
 
 def test_who_may_only_look_cannot_act(nodes, viewer):
-    """
-    With the view permission alone there is no action, and posting one does nothing but show the list.
-    """
+    """With the view permission alone there is no action, and posting one does nothing but show the list."""
     key = put("orders:7")
 
     page = text_of(viewer, LIST)
@@ -604,20 +524,8 @@ def test_who_may_only_look_cannot_act(nodes, viewer):
     assert not LogEntry.objects.exists()
 
 
-def test_who_may_release_without_looking_gets_a_403(nodes):
-    """
-    The release permission alone opens no page.
-    """
-    key = put("orders:7")
-
-    assert act(client_of("release_heldlock"), "release", key).status_code == 403
-    assert look("orders:7") is not None
-
-
 def test_posts_from_other_sites_are_refused(nodes):
-    """
-    Without the CSRF token nothing is released.
-    """
+    """Without the CSRF token nothing is released."""
     key = put("orders:7")
     client = Client(enforce_csrf_checks=True)
     client.force_login(User.objects.create_superuser("root"))
@@ -631,9 +539,7 @@ def test_posts_from_other_sites_are_refused(nodes):
 
 @pytest.mark.parametrize("action", ["release", "stop"])
 def test_each_action_asks_first(nodes, operator, action):
-    """
-    Each action leads to a page that lists every name with its holder, says what will happen, and does nothing.
-    """
+    """Each action leads to a page that lists every name with its holder, says what will happen, and does nothing."""
     keys = [put("orders:7"), put("orders:8", B)]
 
     page = act(operator, action, *keys, confirmed=False).content.decode()
@@ -641,15 +547,14 @@ def test_each_action_asks_first(nodes, operator, action):
     assert f'name="action" value="{action}"' in page
     assert re.findall(r'<strong class="redlock-name">([^<]*)<', page) == ["orders:7", "orders:8"]
     assert "task shop.import id-1 on web-1:77" in page
+    assert "<dt>Alias</dt>" not in page  # there is one only
     assert "at its next renewal or, if nobody renews the lock, when it asks the nodes" in page or action == "stop"
     assert look("orders:7") is not None
     assert not LogEntry.objects.exists()
 
 
 def test_a_confirmed_release_is_done_and_audited(nodes, operator):
-    """
-    The confirmed release frees the lock and logs who, whose, which holder, the time left and why.
-    """
+    """The confirmed release frees the lock and logs who, whose, which holder, the time left and why."""
     response = act(operator, "release", put("orders:7"), reason="worker killed\n")
 
     assert look("orders:7") is None
@@ -699,9 +604,7 @@ def test_a_lock_that_changed_hands_is_left_alone(nodes, operator, action):
 
 
 def test_a_lock_that_is_gone_is_said_to_be_free(nodes, operator):
-    """
-    Releasing what nobody holds any more says so, and writes no audit entry.
-    """
+    """Releasing what nobody holds any more says so, and writes no audit entry."""
     response = act(operator, "release", key_of(shown(A), "default", "{orders:7}"))
 
     assert said(response) == ["“orders:7” was left alone: nobody holds it any more."]
@@ -759,9 +662,7 @@ def test_an_action_of_the_project_gets_the_selected_locks(nodes, operator, monke
 
 
 def test_select_all_releases_nothing(nodes, operator):
-    """
-    "Select all" is refused, because it includes locks that were on no page.
-    """
+    """It includes locks that were on no page."""
     response = act(operator, "release", put("orders:7"), confirmed=False, select_across="1")
 
     assert "Nothing was done" in said(response)[0]
@@ -769,9 +670,7 @@ def test_select_all_releases_nothing(nodes, operator):
 
 
 def test_bulk_release_is_capped(nodes, operator):
-    """
-    No more locks are released at a time than one can read.
-    """
+    """No more locks are released at a time than one can read."""
     keys = [put(f"orders:{number}") for number in range(pages.MAX_RELEASE + 1)]
 
     response = act(operator, "release", *keys)
@@ -781,11 +680,10 @@ def test_bulk_release_is_capped(nodes, operator):
 
 
 def test_names_survive_the_form(nodes, operator):
-    """
-    Names with line ends, slashes and the like come back from the form as they were.
-    """
+    """Names with line ends, slashes and the like come back from the form as they were."""
     strange = ["a\nb", "a/b%2F", "x" * 5000, "ключ 🔑", "'\"&"]
     keys = [put(name) for name in strange]
+    assert all(map(str.isascii, keys))
     page = act(operator, "release", *keys, confirmed=False).content.decode()
 
     act(operator, "release", *re.findall(r'name="_selected_action" value="([^"]*)"', page))
@@ -793,20 +691,8 @@ def test_names_survive_the_form(nodes, operator):
     assert [look(name) for name in strange] == [None] * len(strange)
 
 
-def test_keys_can_be_parsed():
-    """
-    A row's key holds the fingerprint, alias and slug, in plain ASCII.
-    """
-    key = key_of("0a", "oth/er", "{ключ/\r\n}")
-
-    assert key.isascii()
-    assert parse_key(key) == ("0a", "oth/er", "{ключ/\r\n}")
-
-
 def test_an_entry_of_the_log_leads_to_its_lock(nodes, operator):
-    """
-    The link in the admin's log shows the locks of that name; there is no page to change one.
-    """
+    """The link in the admin's log shows the locks of that name; there is no page to change one."""
     act(operator, "stop", put("orders:7"))
 
     response = operator.get(LogEntry.objects.get().get_admin_url(), follow=True)
@@ -816,9 +702,7 @@ def test_an_entry_of_the_log_leads_to_its_lock(nodes, operator):
 
 
 def test_a_shared_lock_is_no_one_holders(nodes, operator):
-    """
-    Several holders at once cannot be asked one by one, and all of them lose the lock; the page says so.
-    """
+    """Several holders at once cannot be asked one by one, and all of them lose the lock; the page says so."""
     with lock("orders:7", shared=True) as lease:
         key = row_key("orders:7")
         page = act(operator, "stop", key, confirmed=False).content.decode()
@@ -832,9 +716,7 @@ def test_a_shared_lock_is_no_one_holders(nodes, operator):
 
 @pytest.mark.parametrize("text", ["theirs", "c" * 32])
 def test_another_program_is_not_asked_to_stop(nodes, operator, text):
-    """
-    Another program would not learn of a request to stop, so the confirmation does not offer it.
-    """
+    """Another program would not learn of a request to stop, so the confirmation does not offer it."""
     key = put("orders:7", text=text)
 
     assert ask_to_stop("orders:7", key.partition("/")[0]) == "foreign"
@@ -844,18 +726,6 @@ def test_another_program_is_not_asked_to_stop(nodes, operator, text):
     assert ('value="release"' in page, 'value="stop"' in page) == (True, False)
     assert "another program holds it" in said(act(operator, "stop", key))[0]
     assert said(act(operator, "release", key)) == ["“orders:7” was released."]
-
-
-def test_the_confirmation_names_the_alias_if_there_are_several(nodes, operator):
-    """
-    Two aliases may have locks of the same name.
-    """
-    key = put("orders:7")
-    found = [act(operator, "release", key, confirmed=False).content.decode()]
-    with override_settings(REDLOCK={"default": {"NODES": FIVE}, "other": {"NODES": ["memory://other"]}}):
-        found.append(act(operator, "release", key, confirmed=False).content.decode())
-
-    assert ["<dt>Alias</dt><dd>default</dd>" in page for page in found] == [False, True]
 
 
 # Tasks that hold locks
@@ -889,7 +759,7 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
 
 @pytest.mark.server
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the broker's client leaves a socket behind
-@pytest.mark.parametrize("broker", ["foo://somewhere", "redis://h:notaport", "redis://127.0.0.1:1/0"])
+@pytest.mark.parametrize("broker", ["foo://somewhere", "redis://127.0.0.1:1/0"])
 def test_a_broker_that_is_away_is_said_and_stops_nothing(nodes, operator, monkeypatch, broker):
     """
     Whatever a broker's client raises, the page says that the task could not be revoked. The lock is released, that is
@@ -953,9 +823,7 @@ print(response.status_code, [find_lock(name) for name in names], users)
 
 @pytest.mark.server
 def test_users_with_a_name_for_a_key(tmp_path):
-    """
-    Who released is logged whatever the primary key of the project's user model is.
-    """
+    """Who released is logged whatever the primary key of the project's user model is."""
     (tmp_path / "people").mkdir()
     (tmp_path / "people" / "__init__.py").touch()
     (tmp_path / "people" / "models.py").write_text(PEOPLE)
@@ -972,9 +840,7 @@ def test_users_with_a_name_for_a_key(tmp_path):
 
 
 def test_the_page_of_a_lock(nodes, operator):
-    """
-    Each node's view, the holder, who waits, and what operators did; the name in the list leads there.
-    """
+    """Each node's view, the holder, who waits, and what operators did; the name in the list leads there."""
     key = put("orders:7")
     put("orders:7", B, count=1)
     nodes[4].down = True
@@ -992,9 +858,7 @@ def test_the_page_of_a_lock(nodes, operator):
 
 
 def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
-    """
-    Waiters in order, and the entries of the log about this lock.
-    """
+    """Waiters in order, and the entries of the log about this lock."""
     lock("orders:7", renew=False).acquire()
     key = row_key("orders:7")
     with waited_for("orders:7"):
@@ -1011,16 +875,13 @@ def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
 @pytest.mark.parametrize(
     ("written", "options"),
     [
-        ("{orders:7}", "--using other --name orders:7"),
         ("{o'rders 7}", """--using other --name 'o'"'"'rders 7'"""),
         ("{a\nb}", "--using other"),
         ("another {program}", "--using other"),
     ],
 )
 def test_the_page_of_a_lock_has_the_command_that_clears_its_key(nodes, viewer, written, options):
-    """
-    Typed as it is there, the command finds the key: it names the alias and, if a command can, the lock.
-    """
+    """Typed as it is there, the command finds the key: it names the alias and, if a command can, the lock."""
     with override_settings(REDLOCK={"default": {"NODES": FIVE}, "other": {"NODES": ["memory://other"]}}):
         locks["other"].nodes[0].store.put(written, "theirs", None)
         page = text_of(viewer, DETAIL, key=key_of("", "other", written))
@@ -1049,9 +910,7 @@ def test_nodes_in_memory_are_shown(nodes, viewer):
 
 
 def test_real_nodes_are_shown(servers, nodes, viewer):
-    """
-    The panel shows role, version, clock, memory, storage and uptime of real servers, and which does not answer.
-    """
+    """The panel shows role, version, clock, memory, storage and uptime of real servers, and which does not answer."""
     servers.reset()
     servers[1].kill()
     with override_settings(REDLOCK={"default": {"NODES": servers.urls, "OPTIONS": {"restart_guard": False}}}):
@@ -1069,9 +928,7 @@ def test_real_nodes_are_shown(servers, nodes, viewer):
 
 
 def test_the_live_rows_are_those_of_the_page(nodes, viewer):
-    """
-    The JSON has the rows that the list with the same query string has, and the nodes; nothing keeps it.
-    """
+    """The JSON has the rows that the list with the same query string has, and the nodes; nothing keeps it."""
     put("orders:7")
     put("other")
 
@@ -1088,34 +945,20 @@ def test_the_live_rows_are_those_of_the_page(nodes, viewer):
 
 
 def test_dumpdata_works():
-    """
-    ``dumpdata``, which reads every model, finds no held locks instead of a missing table.
-    """
+    """``dumpdata``, which reads every model, finds no held locks instead of a missing table."""
     for options in ({}, {"use_base_manager": True}):
-        out = StringIO()
-        call_command("dumpdata", "redlock", stdout=out, **options)
+        call_command("dumpdata", "redlock", stdout=(out := StringIO()), **options)
         assert json.loads(out.getvalue()) == []
 
 
-def test_no_migration_is_missing():
-    """
-    The model without a table needs no migration.
-    """
-    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
-
-
 def test_saving_is_refused():
-    """
-    A row of the page is no way to take a lock.
-    """
+    """A row of the page is no way to take a lock."""
     with pytest.raises(TypeError, match=r"django_redlock\.lock\(\)"):
         HeldLock.objects.create(name="x")
 
 
 def test_pages_do_not_warn(nodes, operator):
-    """
-    No page uses anything of Django that is going away.
-    """
+    """No page uses anything of Django that is going away."""
     key = put("orders:7")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -1141,20 +984,10 @@ def test_page_that_asks_by_itself_does_not_prolong_a_session(nodes, viewer, sett
     assert ends() > begun
 
 
-@pytest.mark.parametrize("language", ["de", None])
-@pytest.mark.parametrize("name", ["orders:7", '<b title="x">&amp;', "\ue000 and \ue001"])
-def test_tickbox_is_that_of_django(name, language):
-    """The tickbox of each row is the one that Django renders, although its template is rendered only once."""
-    row = HeldLock(key=f"{name}/default/{{{name}}}", name=name)
-    page = admin.site.get_model_admin(HeldLock)
-    with translation.override(language) if language else nullcontext():
-        expected = admin.ModelAdmin.action_checkbox(page, row)
-        assert page.action_checkbox(row) == expected
-        assert isinstance(page.action_checkbox(row), SafeString)
-
-
-def test_tickbox_is_that_of_the_theme():
-    """A theme whose tickboxes look different keeps them."""
+@pytest.mark.parametrize("language", ["de", "en"])
+@pytest.mark.parametrize("name", ['<b title="x">&amp;', "\ue000 and \ue001"])
+def test_tickbox_is_that_of_django_or_of_a_theme(name, language):
+    """The tickbox of each row is the one that it would render itself, although its template is rendered only once."""
 
     class Theme(admin.ModelAdmin):
         def action_checkbox(self, obj):
@@ -1163,15 +996,9 @@ def test_tickbox_is_that_of_the_theme():
     class Themed(pages.HeldLockAdminMixin, Theme):
         pass
 
-    page = Themed(HeldLock, admin.site)
-    assert page.action_checkbox(HeldLock(key="k&1", name="a")) == '<theme-box value="k&amp;1">a</theme-box>'
-    assert page.action_checkbox(HeldLock(key="k2", name="b")) == '<theme-box value="k2">b</theme-box>'
-
-
-def test_the_page_is_translatable(nodes, viewer):
-    """
-    With another language active the page works.
-    """
-    put("orders:7")
-    with translation.override("de"):
-        assert "Gehaltene Sperren" in viewer.get(LIST, headers={"accept-language": "de"}).content.decode()
+    row = HeldLock(key=f"{name}/default/{{{name}}}", name=name)
+    for base, page in ((admin.ModelAdmin, admin.site.get_model_admin(HeldLock)), (Theme, Themed(HeldLock, admin.site))):
+        page.action_checkbox(HeldLock(key="k", name="a"))
+        with translation.override(language):
+            assert page.action_checkbox(row) == base.action_checkbox(page, row)
+            assert isinstance(page.action_checkbox(row), SafeString)

@@ -45,9 +45,7 @@ def answers(monkeypatch):
 
 
 def test_list_shows_a_table(five):
-    """
-    A line for each lock, with state, time left, votes, holder and token; exit code 0.
-    """
+    """A line for each lock, with state, time left, votes, holder and token; exit code 0."""
     stop_time(locks["default"])
     put("orders:7", left=20)
     put("lonely", B, count=2)
@@ -64,9 +62,7 @@ def test_list_shows_a_table(five):
 
 
 def test_list_chooses(five):
-    """
-    Locks are chosen by name and state, and cut to a number.
-    """
+    """Locks are chosen by name and state, and cut to a number."""
     for number in range(3):
         put(f"orders:{number}", left=10 + number)
     put("lonely", B, count=2)
@@ -99,9 +95,7 @@ def test_list_as_json(five):
 
 
 def test_list_with_a_node_down(five):
-    """
-    A node that is down is named on standard error; the list is printed and the exit code is 0.
-    """
+    """A node that is down is named on standard error; the list is printed and the exit code is 0."""
     put("orders:7")
     five[1].down = True
 
@@ -115,9 +109,7 @@ def test_list_with_a_node_down(five):
 
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_clear"])
 def test_commands_without_a_quorum(five, command):
-    """
-    With too few nodes both commands exit with 3, and delete nothing.
-    """
+    """With too few nodes both commands exit with 3, and delete nothing."""
     put("orders:7", left=None)
     for node in five[:3]:
         node.down = True
@@ -131,9 +123,7 @@ def test_commands_without_a_quorum(five, command):
 
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_clear", "redlock_inspect orders:7"])
 def test_commands_with_an_unknown_alias(five, command):
-    """
-    An alias that does not exist is an error that names the nearest, not a traceback.
-    """
+    """An alias that does not exist is an error that names the nearest, not a traceback."""
     _out, err, code = run(*command.split(), "--using=defautl")
 
     assert "did you mean 'default'" in err
@@ -142,9 +132,7 @@ def test_commands_with_an_unknown_alias(five, command):
 
 @pytest.mark.parametrize("limit", ["0", "1.5"])
 def test_list_refuses_limits_that_are_none(five, limit):
-    """
-    A limit is a whole number from 1.
-    """
+    """A limit is a whole number from 1."""
     with pytest.raises(CommandError, match="must be a whole number of at least 1"):
         call_command("redlock_list", f"--limit={limit}")
 
@@ -153,9 +141,7 @@ def test_list_refuses_limits_that_are_none(five, limit):
 
 
 def test_clear_is_dry_without_a_terminal(five):
-    """
-    Without a terminal and without --no-input nothing is deleted; each key is explained.
-    """
+    """Without a terminal and without --no-input nothing is deleted; each key is explained."""
     put("orders:7", left=None, age=100)
 
     out, _err, code = run("redlock_clear", stdin=StringIO())
@@ -168,9 +154,7 @@ def test_clear_is_dry_without_a_terminal(five):
 
 
 def test_clear_dry_run_wins(five):
-    """
-    --dry-run deletes nothing, also with --no-input.
-    """
+    """--dry-run deletes nothing, also with --no-input."""
     put("orders:7", left=None, age=100)
 
     out, _err, _code = run("redlock_clear", "--dry-run", "--no-input")
@@ -181,9 +165,7 @@ def test_clear_dry_run_wins(five):
 
 @pytest.mark.parametrize("option", ["--noinput", "--no-input"])
 def test_clear_deletes_what_is_stale(five, option):
-    """
-    With --no-input the stale keys are deleted, and the locks that a quorum holds stay.
-    """
+    """With --no-input the stale keys are deleted, and the locks that a quorum holds stay."""
     put("endless", left=None, age=100)
     put("too long", left=1000, age=100)
     put("residue", left=10, age=100, count=2)
@@ -200,9 +182,7 @@ def test_clear_deletes_what_is_stale(five, option):
 
 
 def test_clear_asks_at_a_terminal(five, answers):
-    """
-    At a terminal the command asks, and deletes after a yes.
-    """
+    """At a terminal the command asks, and deletes after a yes."""
     put("orders:7", left=None, age=100)
     asked = answers("yes")
 
@@ -214,9 +194,7 @@ def test_clear_asks_at_a_terminal(five, answers):
 
 
 def test_clear_takes_no_for_an_answer(five, answers):
-    """
-    Anything but yes deletes nothing.
-    """
+    """Anything but yes deletes nothing."""
     put("orders:7", left=None, age=100)
     answers("y")
 
@@ -227,9 +205,7 @@ def test_clear_takes_no_for_an_answer(five, answers):
 
 
 def test_clear_older_than(five):
-    """
-    --older-than skips younger keys, and keys without an age.
-    """
+    """--older-than skips younger keys, and keys without an age."""
     put("young", left=None, age=70)
     put("old", left=None, age=500)
     put("foreign", left=None, text="hello")
@@ -240,9 +216,7 @@ def test_clear_older_than(five):
 
 
 def test_clear_by_name(five):
-    """
-    A key that no index has, because another program wrote it, is found and deleted by its name.
-    """
+    """A key that no index has, because another program wrote it, is found and deleted by its name."""
     put("orders:7", left=None, age=100)
     for node in five:
         node.store.records.index.clear()
@@ -254,9 +228,7 @@ def test_clear_by_name(five):
 
 @pytest.mark.parametrize("name", ["", "x" * 10_000])
 def test_clear_refuses_names_that_are_none(five, name):
-    """
-    A name that no lock can have is an error that says why.
-    """
+    """A name that no lock can have is an error that says why."""
     _out, err, code = run("redlock_clear", "--name", name)
 
     assert "A lock's name" in err or "The lock's name" in err
@@ -264,17 +236,13 @@ def test_clear_refuses_names_that_are_none(five, name):
 
 
 def test_clear_nothing(five):
-    """
-    Without a stale key the command says so and exits with 0.
-    """
+    """Without a stale key the command says so and exits with 0."""
     with lock("alive"):
         assert run("redlock_clear", "--no-input") == ("Nothing is stale.\n", "", 0)
 
 
 def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
-    """
-    A key that somebody takes while the question is on the screen is not deleted.
-    """
+    """A key that somebody takes while the question is on the screen is not deleted."""
     put("orders:7", left=10, age=100, count=2)
     monkeypatch.setattr(builtins, "input", lambda question: put("orders:7", B, 30) and "yes")
 
@@ -286,9 +254,7 @@ def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
 
 
 def test_clear_in_part(nodes):
-    """
-    A key that cannot be deleted makes the command exit with 1, after the others were deleted.
-    """
+    """A key that cannot be deleted makes the command exit with 1, after the others were deleted."""
     options = {"restart_guard": False}
     with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": options}}):
         with nodes[0].client() as client:
@@ -306,9 +272,7 @@ def test_clear_in_part(nodes):
 
 
 def test_release_of_a_key_of_another_type(nodes):
-    """
-    The command says why it released nothing, and how to delete the key; all nodes answered.
-    """
+    """The command says why it released nothing, and how to delete the key; all nodes answered."""
     with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}):
         for server in nodes:
             with server.client() as client:
@@ -323,9 +287,7 @@ def test_release_of_a_key_of_another_type(nodes):
 
 
 def test_list_as_csv(five):
-    """
-    The CSV has a line for each lock, quoted where needed, and no cell that a spreadsheet takes for a formula.
-    """
+    """The CSV has a line for each lock, quoted where needed, and no cell that a spreadsheet takes for a formula."""
     put("a,b", left=20)
     put("=1+1", B, left=10)
 
@@ -363,9 +325,7 @@ def test_no_cell_of_the_csv_is_a_formula(five, name, cell):
     ("sort", "names"), [("remaining", ["b", "a", "c"]), ("name", ["a", "b", "c"]), ("votes", ["c", "b", "a"])]
 )
 def test_list_in_another_order(five, sort, names):
-    """
-    The list can be sorted by each of its columns.
-    """
+    """The list can be sorted by each of its columns."""
     put("a", left=20)
     put("b", left=10)
     put("c", B, count=2)

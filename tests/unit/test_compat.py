@@ -421,9 +421,7 @@ def forced():
 
 @pytest.mark.parametrize("timeout", [None, 5])
 async def test_reset_takes_the_lock_from_whoever_holds_it(make, options, forced, timeout):
-    """
-    ``reset()`` frees this name and no other; the holder is not asked, and learns of it at its next extension.
-    """
+    """``reset()`` frees this name and no other; the holder is not asked, and learns of it at its next extension."""
     holder, other, lock = make(timeout=timeout), make("other", timeout=5), make(timeout=5)
     await done(holder.acquire())
     await done(other.acquire())

@@ -97,9 +97,7 @@ def test_locks_that_ended_are_no_more_locks(five, operator):
 
 
 def test_a_lock_that_several_share_has_no_host(five, operator):
-    """
-    The nodes do not record who shares a lock, only how many do; nothing is made up.
-    """
+    """The nodes do not record who shares a lock, only how many do; nothing is made up."""
     with lock("orders:7", shared=True), lock("orders:7", shared=True):
         text = run("redlock_inspect", "orders:7")[0]
         listed = run("redlock_list")[0]
@@ -119,9 +117,7 @@ def test_a_lock_that_several_share_has_no_host(five, operator):
 
 
 def test_a_shared_lock_without_an_end_is_said_to_be_kept(five, operator):
-    """
-    Its key does not say who shares the lock, so redlock_clear never deletes it. No page says that it does.
-    """
+    """Its key does not say who shares the lock, so redlock_clear never deletes it. No page says that it does."""
     lock("orders:7", shared=True, renew=False).acquire()
     for node in five:
         node.store.put("{orders:7}", node.store.records.holders["{orders:7}"][0], None)
@@ -134,9 +130,7 @@ def test_a_shared_lock_without_an_end_is_said_to_be_kept(five, operator):
 
 
 def test_those_who_left_a_shared_lock_are_not_counted(five):
-    """
-    A node that missed a release, or has not heard of a holder, does not change how many a quorum knows.
-    """
+    """A node that missed a release, or has not heard of a holder, does not change how many a quorum knows."""
     staying = lock("orders:7", shared=True, renew=False).acquire()
     for node in five[:1]:
         node.down = True
@@ -155,9 +149,7 @@ def test_those_who_left_a_shared_lock_are_not_counted(five):
 
 
 def test_permits_are_named(five):
-    """
-    Of a lock with permits, the command says which are held, and describes them in that order, one block each.
-    """
+    """Of a lock with permits, the command says which are held, and describes them in that order, one block each."""
     for ttl, number in ((20.0, 1), (10.0, 2), (30.0, 10)):
         for node in five:
             node.store.put(f"{{pool}}#{number}", value(ttl=ttl), ttl)
@@ -173,9 +165,7 @@ def test_permits_are_named(five):
 
 
 def test_a_key_of_another_type_is_called_that(five):
-    """
-    It is no lock, and the remedy is the command that deletes it.
-    """
+    """It is no lock, and the remedy is the command that deletes it."""
     for node in five:
         node.store.put("{orders:7}", "", None)
 
@@ -201,9 +191,7 @@ def columns_of(text: str) -> int:
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
 @pytest.mark.parametrize("part", ["very-long-", "\u8f93\u5165\u76ee\u5f55", "e\N{COMBINING ACUTE ACCENT}t"], ids=ascii)
 def test_lists_fit_the_terminal(five, monkeypatch, part, command, width):
-    """
-    On a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle.
-    """
+    """On a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle."""
     put(f"orders:{part * 10}7")
     put("short", B)
     five[4].down = True
@@ -225,9 +213,7 @@ def test_lists_fit_the_terminal(five, monkeypatch, part, command, width):
 @pytest.mark.parametrize("width", [10, 20, 30, 42])
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
 def test_narrow_terminal_breaks_no_line_of_the_list(five, monkeypatch, command, width):
-    """
-    The name is left to the last; who holds it, its state and for how long give way before.
-    """
+    """The name is left to the last; who holds it, its state and for how long give way before."""
     put("orders:very-long-name:7")
     put("short", B)
     monkeypatch.setenv("COLUMNS", str(width))
@@ -255,9 +241,7 @@ class Ascii(TextIOWrapper):
 @pytest.mark.parametrize("width", [30, 60, 80])
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
 def test_terminal_without_unicode_has_straight_columns(five, monkeypatch, command, width):
-    """
-    Signs that it cannot show are escaped before the columns are made, and a cut is marked by a sign that it has.
-    """
+    """Signs that it cannot show are escaped before the columns are made, and a cut is marked by a sign that it has."""
     put("b\u00fccher:\u8f93\u5165\u76ee\u5f55:7")
     put("short", B)
     monkeypatch.setenv("COLUMNS", str(width))
@@ -300,9 +284,7 @@ class Keyboard(StringIO):
 
 @pytest.mark.parametrize("command", ["redlock_release orders:7", "redlock_clear"])
 def test_interrupted_prompt_says_that_nothing_was_done(five, monkeypatch, command):
-    """
-    Ctrl-C at the question is one sentence, not a traceback.
-    """
+    """Ctrl-C at the question is one sentence, not a traceback."""
     put("orders:7", text="foreign", left=None) if command == "redlock_clear" else put("orders:7")
 
     def interrupt(question):
@@ -318,9 +300,7 @@ def test_interrupted_prompt_says_that_nothing_was_done(five, monkeypatch, comman
 
 
 def test_interrupted_wait_says_that_the_request_stands(five):
-    """
-    Ctrl-C while redlock_release waits for holders that it has asked to stop: they may still heed the request.
-    """
+    """Ctrl-C while redlock_release waits for holders that it has asked to stop: they may still heed the request."""
     with lock("a"), lock("b"):
         with pytest.raises(CommandError) as ended:
             call_command(
@@ -336,9 +316,7 @@ def test_interrupted_wait_says_that_the_request_stands(five):
 
 
 def test_interrupted_release_says_how_many_were_released(five):
-    """
-    Ctrl-C between two locks.
-    """
+    """Ctrl-C between two locks."""
     put("a")
     put("b", B)
 
@@ -349,9 +327,7 @@ def test_interrupted_release_says_how_many_were_released(five):
 
 
 def test_interrupted_list_has_no_traceback(five):
-    """
-    The same for commands that change nothing.
-    """
+    """The same for commands that change nothing."""
     put("a")
 
     with pytest.raises(CommandError, match=r"^Interrupted\.$"):
@@ -359,9 +335,7 @@ def test_interrupted_list_has_no_traceback(five):
 
 
 def test_top_leaves_the_lines_above_it_alone(five):
-    """
-    It uses the terminal's other screen, and goes back to the first one at its end.
-    """
+    """It uses the terminal's other screen, and goes back to the first one at its end."""
 
     class Leaving(Interrupting, Screen):
         """A terminal."""
@@ -377,9 +351,7 @@ def test_top_leaves_the_lines_above_it_alone(five):
 
 @pytest.mark.parametrize(("width", "left_out"), [(60, {"REMAINING", "VOTES"}), (80, set()), (120, set()), (200, set())])
 def test_long_names_push_no_fact_from_the_list(five, monkeypatch, width, left_out):
-    """
-    Long names are cut before the list leaves out who waits, on how many nodes a lock is held, or by whom.
-    """
+    """Long names are cut before the list leaves out who waits, on how many nodes a lock is held, or by whom."""
     put(f"orders:{'long-name:' * 12}")
     monkeypatch.setenv("COLUMNS", str(width))
     out = Screen()
@@ -396,9 +368,7 @@ def test_long_names_push_no_fact_from_the_list(five, monkeypatch, width, left_ou
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_top_says_which_nodes_fail_on_any_terminal(five, monkeypatch, width):
-    """
-    A narrow screen breaks what it says of the nodes into lines, and cuts nothing of it.
-    """
+    """A narrow screen breaks what it says of the nodes into lines, and cuts nothing of it."""
     put("orders:7")
     for node in five[3:]:
         node.down = True
@@ -413,9 +383,7 @@ def test_top_says_which_nodes_fail_on_any_terminal(five, monkeypatch, width):
 
 
 def test_no_color(five, monkeypatch):
-    """
-    The environment variable ``NO_COLOR`` is honoured (https://no-color.org).
-    """
+    """The environment variable ``NO_COLOR`` is honoured (https://no-color.org)."""
     five[0].down = True
     err = Screen()
     monkeypatch.setattr("django.core.management.color.supports_color", lambda: True)
@@ -431,9 +399,7 @@ def test_no_color(five, monkeypatch):
 
 
 def test_a_full_disk_is_no_traceback(five):
-    """
-    What cannot be written is an error of the command that says why.
-    """
+    """What cannot be written is an error of the command that says why."""
 
     class Full(StringIO):
         def write(self, text: str) -> int:
@@ -456,9 +422,7 @@ COMMANDS = {
 
 
 def test_a_lock_without_an_end_is_called_that_by_every_command(five):
-    """
-    Each command that shows the lock says that it never ends.
-    """
+    """Each command that shows the lock says that it never ends."""
     put("orders:7", left=None)
 
     assert [f"never ends{after}" in run(*command.split())[0] for command, after in COMMANDS.items()] == [True] * 4
@@ -468,9 +432,7 @@ def test_a_lock_without_an_end_is_called_that_by_every_command(five):
 
 
 def test_labels_are_bounded():
-    """
-    Metrics have five hundred templates of names at most; the rest is one label, and is counted.
-    """
+    """Metrics have five hundred templates of names at most; the rest is one label, and is counted."""
     labels = Labels()
 
     values = {labels.of(f"{first}{second}:7") for first in WORDS for second in WORDS}
@@ -482,9 +444,7 @@ def test_labels_are_bounded():
 
 
 def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):
-    """
-    Control characters in the reason for a release are escaped.
-    """
+    """Control characters in the reason for a release are escaped."""
     lease = lock("orders:7", renew=False).acquire()
     held = find_lock("orders:7")
     force_release(held, held.fingerprint, reason="a\nERROR b\x1b[2J")
@@ -494,9 +454,7 @@ def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):
 
 
 def test_a_label_cannot_write_a_line_of_an_error_or_of_the_log(five, caplog):
-    """
-    Control characters in a label, and in what a node replied, are escaped in the text of every error.
-    """
+    """Control characters in a label, and in what a node replied, are escaped in the text of every error."""
     with lock("orders:7", label="c\nERROR d\x1b[2J"), pytest.raises(LockTakenError) as taken:
         lock("orders:7", wait=0).acquire()
     unavailable = QuorumUnavailableError("orders:7", nodes={"n0\r": "e\x1b[2J\u2028f"})
@@ -510,9 +468,7 @@ def test_a_label_cannot_write_a_line_of_an_error_or_of_the_log(five, caplog):
 
 
 def test_a_name_cannot_write_a_line_of_the_log(five, caplog):
-    """
-    Nor can a name, when a callback of a lost lease fails.
-    """
+    """Nor can a name, when a callback of a lost lease fails."""
     lease = lock("orders:7\nERROR b", renew=False).acquire()
     lease.on_lost(lambda _lease: 1 / 0)
     [held] = held_locks().locks
@@ -555,9 +511,7 @@ def fresh_filter():
 
 @pytest.mark.parametrize("debug", [True, False])
 def test_reports_of_errors_show_no_password(fresh_filter, debug):
-    """
-    With the filter, neither the settings in a report nor the variables of its frames show a password.
-    """
+    """With the filter, neither the settings in a report nor the variables of its frames show a password."""
     with override_settings(REDLOCK=LEAKY, DEBUG=debug, DEFAULT_EXCEPTION_REPORTER_FILTER=MASKING):
         reports = reported("wrong")
 
@@ -580,9 +534,7 @@ def test_an_error_of_the_settings_keeps_no_variable_with_a_password():
 
 @override_settings(REDLOCK={"default": LEAKY["options"]})
 def test_django_itself_masks_a_password_among_the_options(fresh_filter):
-    """
-    The way that needs no filter: Django recognises the key ``password`` at any depth of a setting.
-    """
+    """The way that needs no filter: Django recognises the key ``password`` at any depth of a setting."""
     assert SECRET not in repr(SafeExceptionReporterFilter().get_safe_settings()["REDLOCK"])
 
 
@@ -590,9 +542,7 @@ def test_django_itself_masks_a_password_among_the_options(fresh_filter):
 
 
 def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
-    """
-    ``redlock_inspect --task`` of a plain task says what it is, and suggests no other task.
-    """
+    """``redlock_inspect --task`` of a plain task says what it is, and suggests no other task."""
     app = Celery("shop", broker="memory://", set_as_current=False, fixups=[])
 
     @app.task(name="shop.plain")

@@ -34,6 +34,7 @@ from django.test import RequestFactory, TestCase, override_settings
 from django.test.utils import isolate_apps
 from django.views import View
 
+from django_redlock.testing import reset_locks
 from tests.shop import models as shop_models
 
 ROOT = Path(__file__).parents[2]
@@ -158,9 +159,7 @@ def celery_app(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python_in_the_documentation_is_python(page: str):
-    """
-    Every block compiles, and the names that it imports from this package exist.
-    """
+    """Every block compiles, and the names that it imports from this package exist."""
     for block in blocks(page):
         if block.reason:
             continue
@@ -176,9 +175,7 @@ def test_python_in_the_documentation_is_python(page: str):
 @pytest.mark.filterwarnings("ignore:Task name")  # a page may show one task with several options
 @pytest.mark.parametrize("page", [page for page in EXECUTED if any(blocks(page))])
 def test_code_of_the_documentation_runs(page: str, fresh_nodes: None, celery_app: Any, tmp_path: Path):
-    """
-    The blocks of a page run one after the other, and every name in a body is defined.
-    """
+    """The blocks of a page run one after the other, and every name in a body is defined."""
     found = [block for block in blocks(page) if not block.reason and not too_new(block)]
     for module, package in NEEDS.items():
         if any(re.search(rf"^from {re.escape(module)}\b", block.text, re.M) for block in found):
@@ -197,6 +194,7 @@ def test_code_of_the_documentation_runs(page: str, fresh_nodes: None, celery_app
             assert not (unknown := undefined(code, namespace)), f"{page}:{block.line}: {sorted(unknown)} are undefined"
             if (redlock := namespace.pop("REDLOCK", None)) is not None:
                 accept(redlock, namespace["DATABASES"], f"{page}:{block.line}")
+            reset_locks()  # no block waits for a lock that another one hands to a task
         for call in CALLS.get(page, []):
             exec(call, namespace)
 
@@ -219,9 +217,7 @@ def accept(redlock: dict[str, Any], databases: dict[str, Any], where: str) -> No
 
 
 def test_links_of_the_readme_lead_to_files():
-    """
-    The README is not built with the other pages, so nothing else checks its links.
-    """
+    """The README is not built with the other pages, so nothing else checks its links."""
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
 
     assert links
@@ -230,9 +226,7 @@ def test_links_of_the_readme_lead_to_files():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_the_documentation_exist(page: str):
-    """
-    Every command of this package in a block for the console has its options, and their values are accepted.
-    """
+    """Every command of this package in a block for the console has its options, and their values are accepted."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for name, arguments in re.findall(r"^\$ .*manage\.py (redlock_\w+)(.*)$", block, re.MULTILINE):
@@ -243,9 +237,7 @@ def test_commands_of_the_documentation_exist(page: str):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
 def test_copy_button_copies_whole_commands(page: str):
-    """
-    The button copies what follows a prompt, so a block has one, and each command is on one line.
-    """
+    """The button copies what follows a prompt, so a block has one, and each command is on one line."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         assert block.startswith("$ ")
@@ -256,9 +248,7 @@ def test_copy_button_copies_whole_commands(page: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_begin_with_their_answer(page: str):
-    """
-    A search shows the first sentence of a page, so it says what the page knows, not whom the page is for.
-    """
+    """A search shows the first sentence of a page, so it says what the page knows, not whom the page is for."""
     assert "This page is for " not in (ROOT / page).read_text(encoding="utf-8")
 
 

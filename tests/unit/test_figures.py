@@ -18,18 +18,14 @@ def text_of(page: str) -> str:
 
 
 def test_wrong_protocols_of_the_lock_are_counted():
-    """
-    The simulation of locks runs every mutant that is defined.
-    """
+    """The simulation of locks runs every mutant that is defined."""
     counted = set(map(int, re.findall(r"(\d+) wrong protocols of the lock", text_of("docs/trust/testing.md"))))
 
     assert counted == {len(lock_mutants.MUTANTS)}
 
 
 def test_profiles_and_wrong_protocols_of_slots_are_counted():
-    """
-    The same for singleton tasks.
-    """
+    """The same for singleton tasks."""
     text = text_of("docs/trust/testing.md")
 
     assert f"It has {len(PROFILES)} profiles" in text
@@ -50,9 +46,7 @@ OURS = "django_redlock, acquire() and release()"
 def test_figures_outside_the_tables_are_those_of_the_tables(
     page: str, text: str, section: str, longer: str, shorter: str
 ):
-    """
-    A ratio that a page quotes is that of the measured times, rounded.
-    """
+    """A ratio that a page quotes is that of the measured times, rounded."""
     (said,) = re.findall(text, text_of(page))
 
     assert said == f"{measured(section, longer) / measured(section, shorter):.1f}"
@@ -66,9 +60,7 @@ def measured(section: str, row: str) -> float:
 
 
 def test_locks_at_a_distance_are_those_of_the_tables():
-    """
-    The table of the page on speed is made of rows of the tables, in milliseconds.
-    """
+    """The table of the page on speed is made of rows of the tables, in milliseconds."""
     page, tables = (CHECKOUT / "docs/trust/benchmarks.md").read_text(), TABLES.read_text()
     rows = re.findall(r"^\| ([^|,]+)(, release sent)?, (one|five) nodes? \| (.*) \|$", page, re.MULTILINE)
 

@@ -48,9 +48,7 @@ def held(
 
 
 def test_ended_locks_are_recorded(recorder):
-    """
-    A release, a loss and an attempt that was given up each are a row with name, kind, times and token.
-    """
+    """A release, a loss and an attempt that was given up each are a row with name, kind, times and token."""
     with lock("orders:7", ttl=20) as lease:
         with pytest.raises(LockTakenError):
             lock("orders:7", wait=0).acquire()
@@ -91,9 +89,7 @@ def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
 
 
 def test_thread_survives_a_connection_that_cannot_be_closed(monkeypatch):
-    """
-    Whatever fails beside the writing, the next locks are recorded, too.
-    """
+    """Whatever fails beside the writing, the next locks are recorded, too."""
     monkeypatch.setattr(recorders, "EVERY", 0.01)
     monkeypatch.setattr(recorders.connections, "close_all", lambda: None)
     recorder, tried, done = Recorder(), threading.Event(), threading.Event()
@@ -110,9 +106,7 @@ def test_thread_survives_a_connection_that_cannot_be_closed(monkeypatch):
 
 
 def test_a_child_process_of_celery_writes_at_its_end(recorder):
-    """
-    Celery's prefork children end without Python's exit handlers, so a signal reports their end.
-    """
+    """Celery's prefork children end without Python's exit handlers, so a signal reports their end."""
     lock("orders:7").acquire().release()
     assert Hold.objects.count() == 0
 
@@ -122,9 +116,7 @@ def test_a_child_process_of_celery_writes_at_its_end(recorder):
 
 
 def test_too_much_is_dropped(recorder):
-    """
-    A process keeps a bounded number of rows in memory.
-    """
+    """A process keeps a bounded number of rows in memory."""
     for _ in range(MOST + 10):
         recorder._gave_up("default", "orders:7", "taken", 0.0)
 
@@ -132,9 +124,7 @@ def test_too_much_is_dropped(recorder):
 
 
 def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog):
-    """
-    Rows that cannot be written are counted in the log, and nothing else happens.
-    """
+    """Rows that cannot be written are counted in the log, and nothing else happens."""
 
     def fail(*args, **options):
         raise DatabaseError("secret details")
@@ -148,9 +138,7 @@ def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog):
 
 
 def test_old_rows_go(recorder):
-    """
-    Rows older than a month are deleted.
-    """
+    """Rows older than a month are deleted."""
     held("old", 1, 1.0)
     Hold.objects.update(ended=timezone.now() - KEEP - timedelta(days=1))
     recorder._pruned = -1e9
@@ -161,9 +149,7 @@ def test_old_rows_go(recorder):
 
 
 def test_hostile_names_are_bounded(recorder):
-    """
-    Long names and control characters fit into a row.
-    """
+    """Long names and control characters fit into a row."""
     lock("x" * 5000 + "\x00\n").acquire().release()
 
     assert recorder.flush() == 1
@@ -205,9 +191,7 @@ def test_advice():
 
 
 def test_a_lock_that_nobody_got_was_neither_held_nor_lost(viewer):
-    """
-    A kind of which every attempt was given up has no holding times, on the page and in the doctor's advice.
-    """
+    """A kind of which every attempt was given up has no holding times, on the page and in the doctor's advice."""
     held("wanted", 30, None, outcome="taken")
     out = StringIO()
     call_command("redlock_doctor", "--advise", stdout=out, no_color=True)
@@ -221,9 +205,7 @@ def test_a_lock_that_nobody_got_was_neither_held_nor_lost(viewer):
 
 
 def test_the_doctor_advises():
-    """
-    ``redlock_doctor --advise`` prints the same for people, by alias.
-    """
+    """``redlock_doctor --advise`` prints the same for people, by alias."""
     held("lost", 50, 40.0, outcome="expired")
     out = StringIO()
     call_command("redlock_doctor", "--advise", stdout=out, no_color=True)
@@ -233,9 +215,7 @@ def test_the_doctor_advises():
 
 
 def test_the_doctor_without_a_history():
-    """
-    Without the app, the command says what to install.
-    """
+    """Without the app, the command says what to install."""
     with override_settings(INSTALLED_APPS=["django_redlock"]):
         with pytest.raises(CommandError, match=r"add 'django_redlock\.contrib\.history' to INSTALLED_APPS"):
             call_command("redlock_doctor", "--advise")
@@ -251,9 +231,7 @@ def viewer() -> Client:
 
 
 def test_the_list_and_the_chart(viewer):
-    """
-    Former locks are listed, can be searched, and are shown by kind with a chart and advice; names are text.
-    """
+    """Former locks are listed, can be searched, and are shown by kind with a chart and advice; names are text."""
     held("<script>alert(1)</script>", 30, 40.0, outcome="expired")
 
     listed = viewer.get(LIST)
@@ -268,9 +246,7 @@ def test_the_list_and_the_chart(viewer):
 
 
 def test_durations_and_outcomes_are_for_people(viewer):
-    """
-    Times have units, outcomes have words and a level, and one that a later release writes stands for itself.
-    """
+    """Times have units, outcomes have words and a level, and one that a later release writes stands for itself."""
     held("fast", 1, 0.0004, waited=0.25)
     held("slow", 1, 840.0, outcome="expired")
     held("new", 1, 5.0, outcome="surprised")
@@ -286,9 +262,7 @@ def test_durations_and_outcomes_are_for_people(viewer):
 
 
 def test_a_former_lock_leads_to_the_live_one(viewer):
-    """
-    Who may see the held locks finds a link to that lock among them; nobody else does.
-    """
+    """Who may see the held locks finds a link to that lock among them; nobody else does."""
     held("orders:7&q", 1, 1.0)
     without = viewer.get(LIST).content.decode()
     User.objects.get().user_permissions.add(Permission.objects.get(codename="view_heldlock"))
@@ -302,9 +276,7 @@ def test_a_former_lock_leads_to_the_live_one(viewer):
 
 
 def test_an_empty_history_says_how_to_go_on(viewer):
-    """
-    Nothing yet and nothing found are different, and each has a way out.
-    """
+    """Nothing yet and nothing found are different, and each has a way out."""
     empty = [viewer.get(LIST + path).content.decode() for path in ("", "kinds/")]
     held("orders:7", 1, 1.0)
     unmatched = viewer.get(LIST, {"q": "nothing"}).content.decode()
@@ -316,9 +288,7 @@ def test_an_empty_history_says_how_to_go_on(viewer):
 
 @pytest.mark.parametrize("path", ["", "kinds/"])
 def test_the_history_needs_its_permission(path):
-    """
-    Staff without the permission gets a 403.
-    """
+    """Staff without the permission gets a 403."""
     client = Client()
     client.force_login(User.objects.create_user("nobody", is_staff=True))
 
@@ -327,9 +297,7 @@ def test_the_history_needs_its_permission(path):
 
 @pytest.mark.parametrize("path", ["add/", "1/delete/"])
 def test_the_history_cannot_be_changed(viewer, path):
-    """
-    Nobody can add or delete history rows.
-    """
+    """Nobody can add or delete history rows."""
     held("a", 1, 1.0)
     Hold.objects.update(id=1)
 

@@ -59,9 +59,7 @@ def reasons() -> list[Staleness]:
 
 
 def test_a_held_lock_is_listed_with_its_holder(five):
-    """
-    A lock held on all nodes is listed with votes, time, holder, token and fingerprint.
-    """
+    """A lock held on all nodes is listed with votes, time, holder, token and fingerprint."""
     with lock("orders:7", ttl=30, label="nightly") as lease:
         found = only(held_locks())
 
@@ -89,9 +87,7 @@ def test_the_remaining_time_is_what_a_quorum_grants(five):
 
 
 def test_minus_one_and_minus_two_are_no_times(five):
-    """
-    A key without expiry has no remaining time, and a name without a key is not listed.
-    """
+    """A key without expiry has no remaining time, and a name without a key is not listed."""
     put_each(five, value(), None, None, None, None, None)
     put_each(five, value(), -1, -1, -1, name="gone")
 
@@ -101,9 +97,7 @@ def test_minus_one_and_minus_two_are_no_times(five):
 
 
 def test_one_key_without_expiry_does_not_make_a_lock_endless(five):
-    """
-    If only some of a quorum's keys never end, the remaining keys determine the time.
-    """
+    """If only some of a quorum's keys never end, the remaining keys determine the time."""
     put_each(five, value(), None, 20, 19, 18, 17)
 
     found = only(held_locks())
@@ -112,9 +106,7 @@ def test_one_key_without_expiry_does_not_make_a_lock_endless(five):
 
 
 def test_a_minority_is_partial(five):
-    """
-    A lock on only two of five nodes is partial, never held, and has the names of those nodes.
-    """
+    """A lock on only two of five nodes is partial, never held, and has the names of those nodes."""
     put_each(five, value(), 20, 20)
 
     found = only(held_locks())
@@ -124,9 +116,7 @@ def test_a_minority_is_partial(five):
 
 
 def test_two_minorities_are_split(five):
-    """
-    Two holders without a quorum are split.
-    """
+    """Two holders without a quorum are split."""
     put_each(five, value(A), 20, 20)
     put_each(five[2:], value(B), 20, 20)
 
@@ -134,9 +124,7 @@ def test_two_minorities_are_split(five):
 
 
 def test_a_node_that_is_down_degrades_the_lock(five):
-    """
-    With a node down the lock shows fewer votes and the listing names the node.
-    """
+    """With a node down the lock shows fewer votes and the listing names the node."""
     with lock("orders:7"):
         five[2].down = True
         snapshot = held_locks()
@@ -147,9 +135,7 @@ def test_a_node_that_is_down_degrades_the_lock(five):
 
 
 def test_without_a_quorum_nothing_is_listed(five):
-    """
-    With three of five nodes down the list is empty and has the reason, and no error is raised.
-    """
+    """With three of five nodes down the list is empty and has the reason, and no error is raised."""
     with lock("orders:7"):
         for node in five[:3]:
             node.down = True
@@ -160,9 +146,7 @@ def test_without_a_quorum_nothing_is_listed(five):
 
 
 def test_a_node_that_may_not_vote_is_named(five, monkeypatch):
-    """
-    A node that answers but gives no vote is in the banner with the reason, and reduces how many may fail.
-    """
+    """A node that answers but gives no vote is in the banner with the reason, and reduces how many may fail."""
     manager = locks["default"]
     monkeypatch.setattr(manager.driver.admission, "objection", lambda node: "may evict keys" if node == 0 else "")
 
@@ -173,9 +157,7 @@ def test_a_node_that_may_not_vote_is_named(five, monkeypatch):
 
 
 def test_a_name_that_one_index_lost_is_asked_for_by_name(five):
-    """
-    A key that a node holds but no longer lists still counts, because the other nodes name it.
-    """
+    """A key that a node holds but no longer lists still counts, because the other nodes name it."""
     put_each(five, value(), 20, 20, 20, 20, 20)
     five[0].store.records.index.clear()
 
@@ -183,9 +165,7 @@ def test_a_name_that_one_index_lost_is_asked_for_by_name(five):
 
 
 def test_listing_is_bounded(five, monkeypatch):
-    """
-    A listing requests pages of bounded size, up to a bound, and reports when there is more.
-    """
+    """A listing requests pages of bounded size, up to a bound, and reports when there is more."""
     asked = []
     survey = LockManager.survey
     monkeypatch.setattr(LockManager, "survey", lambda self, **how: asked.append(how) or survey(self, **how))
@@ -200,9 +180,7 @@ def test_listing_is_bounded(five, monkeypatch):
 
 
 def test_the_soonest_end_comes_first(five):
-    """
-    Locks are listed in the order of their end; those without one come last.
-    """
+    """Locks are listed in the order of their end; those without one come last."""
     for name, left in (("late", 50), ("never", None), ("soon", 5)):
         put_each(five, value(), *[left] * 5, name=name)
 
@@ -210,9 +188,7 @@ def test_the_soonest_end_comes_first(five):
 
 
 def test_the_secret_is_nowhere(five, caplog):
-    """
-    Neither the listing, nor its stale keys, nor the log of a release contain the lock's secret.
-    """
+    """Neither the listing, nor its stale keys, nor the log of a release contain the lock's secret."""
     caplog.set_level(logging.DEBUG, "django_redlock")
     put_each(five, value(A), None, None, None, None, None)
 
@@ -240,9 +216,7 @@ def test_the_secret_is_nowhere(five, caplog):
     ids=ascii_id,
 )
 def test_anything_may_be_in_a_key(five, text):
-    """
-    Any foreign value in a key is listed without an error, with times that can be shown.
-    """
+    """Any foreign value in a key is listed without an error, with times that can be shown."""
     put_each(five, text, 20, 20, 20, 20, 20)
 
     found = only(held_locks())
@@ -254,9 +228,7 @@ def test_anything_may_be_in_a_key(five, text):
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\nb\x00c", "{}~*[?", "ключ 🔑", "<script>"], ids=ascii_id)
 def test_any_name_is_listed_and_released(five, name):
-    """
-    Long, multi-line, non-ASCII and globbing names are found and released by name.
-    """
+    """Long, multi-line, non-ASCII and globbing names are found and released by name."""
     lease = lock(name, renew=False).acquire()
     found = find_lock(name)
     outcome = force_release("", shown(lease), slug=found.slug if found else "")
@@ -266,9 +238,7 @@ def test_any_name_is_listed_and_released(five, name):
 
 
 def test_a_free_name_and_too_few_nodes_are_different(five):
-    """
-    A free lock is None; too few nodes to tell raise an error that names them.
-    """
+    """A free lock is None; too few nodes to tell raise an error that names them."""
     assert find_lock("orders:7") is None
 
     for node in five[:3]:
@@ -279,9 +249,7 @@ def test_a_free_name_and_too_few_nodes_are_different(five):
 
 
 def test_listing_without_blocking(five):
-    """
-    The asyncio twin returns the same.
-    """
+    """The asyncio twin returns the same."""
     put_each(five, value(), 20, 20, 20, 20, 20)
 
     async def listed() -> Snapshot:
@@ -335,9 +303,7 @@ def test_a_slow_clock_does_not_make_a_lock_stale(five, accepted, found):
 
 
 def test_a_live_majority_is_never_stale(five):
-    """
-    A lock held by a quorum is not stale, whatever its age, and whatever two other nodes have.
-    """
+    """A lock held by a quorum is not stale, whatever its age, and whatever two other nodes have."""
     put_each(five, value(A, age=100), 3, 3, 3)
     put_each(five[3:], value(B, age=100), 3, None)
 
@@ -347,9 +313,7 @@ def test_a_live_majority_is_never_stale(five):
 
 
 def test_what_silent_nodes_may_hold_is_not_stale(five):
-    """
-    A minority that may be a majority, counting nodes that are down, is not stale.
-    """
+    """A minority that may be a majority, counting nodes that are down, is not stale."""
     put_each(five, value(age=100), 10, 10, 10)
     five[0].down = True
 
@@ -357,9 +321,7 @@ def test_what_silent_nodes_may_hold_is_not_stale(five):
 
 
 def test_a_stale_key_is_deleted_where_it_is(five):
-    """
-    A stale key is deleted on the nodes that have it.
-    """
+    """A stale key is deleted on the nodes that have it."""
     put_each(five, value(age=100), 10, 10)
 
     assert remove_stale(stale_keys(held_locks())[0]) == "removed"
@@ -367,9 +329,7 @@ def test_a_stale_key_is_deleted_where_it_is(five):
 
 
 def test_a_key_that_changed_is_not_deleted(five):
-    """
-    A key that somebody else has taken since it was found stale is not deleted.
-    """
+    """A key that somebody else has taken since it was found stale is not deleted."""
     put_each(five, value(age=100), 10, 10)
     key = stale_keys(held_locks())[0]
 
@@ -402,9 +362,7 @@ def test_release_by_force_ends_the_lease(five):
 
 
 def test_release_by_force_is_announced(five):
-    """
-    The signal ``lock_forced`` tells the name and the outcome.
-    """
+    """The signal ``lock_forced`` tells the name and the outcome."""
     heard = []
 
     def listen(sender, signal, **about):
@@ -421,9 +379,7 @@ def test_release_by_force_is_announced(five):
 
 
 def test_a_slot_that_nothing_renews_can_be_taken_again_with_its_token(five):
-    """
-    After a slot beyond max_ttl was released by force, a caller with its token is not refused.
-    """
+    """After a slot beyond max_ttl was released by force, a caller with its token is not refused."""
     manager = locks["default"]
     manager.on_behalf("slot", ttl=3600, secret=A, detached=True).acquire()
 
@@ -443,9 +399,7 @@ def real(nodes):
 
 
 def test_real_nodes_list_and_release(real):
-    """
-    On real servers a lock is listed 5/5, then 4/5 with a node killed, and released for good.
-    """
+    """On real servers a lock is listed 5/5, then 4/5 with a node killed, and released for good."""
     lease = lock("orders:7", ttl=30, label="nightly", renew=False).acquire()
 
     before = only(held_locks())
@@ -461,9 +415,7 @@ def test_real_nodes_list_and_release(real):
 
 
 def test_real_nodes_never_scan(real):
-    """
-    A listing runs no KEYS and no SCAN, also beside thousands of other keys.
-    """
+    """A listing runs no KEYS and no SCAN, also beside thousands of other keys."""
     with real[0].client() as client:
         client.mset({f"other:{number}": "x" for number in range(5000)})
         client.config_resetstat()
@@ -476,9 +428,7 @@ def test_real_nodes_never_scan(real):
 
 
 def test_real_nodes_know_each_kind_of_stale_key(real):
-    """
-    Keys that a foreign program left on real servers are recognised and deleted, a key of another type is not.
-    """
+    """Keys that a foreign program left on real servers are recognised and deleted, a key of another type is not."""
     with lock("orders:7"):
         held_locks()  # connects
     for server in real:
@@ -538,9 +488,7 @@ def test_a_listing_without_time_has_locks_that_never_end(five, monkeypatch):
 
 
 def test_a_silent_node_is_not_asked_again(five, monkeypatch):
-    """
-    A node that did not answer once is left out of the rest of a listing.
-    """
+    """A node that did not answer once is left out of the rest of a listing."""
     for number in range(3 * PAGE):
         put_each(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
     five[2].down = True
@@ -572,9 +520,7 @@ def test_the_wait_for_a_silent_node_takes_no_time_from_the_others(five, monkeypa
 
 
 def test_more_can_be_asked_for(five):
-    """
-    A caller with enough time can request more names, and gets no more than that.
-    """
+    """A caller with enough time can request more names, and gets no more than that."""
     for number in range(MAX_NAMES + 2 * PAGE):
         put_each(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
 
@@ -584,9 +530,7 @@ def test_more_can_be_asked_for(five):
 
 @pytest.mark.parametrize(("timeout", "seconds", "patience"), [(5.0, 0.5, 0.75), (0.3, 0.5, 0.3), (5.0, 30.0, 5.0)])
 def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch, timeout, seconds, patience):
-    """
-    A page waits for a silent node once, and for less than a second, even where a lock would wait for longer.
-    """
+    """A page waits for a silent node once, and for less than a second, even where a lock would wait for longer."""
     asked: list[float] = []
     ask = LockManager.ask
     monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.append(round.timeout) or ask(self, round))
@@ -597,18 +541,14 @@ def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch,
 
 
 def test_what_is_behind_a_value_makes_it_foreign(five):
-    """
-    A value that begins like one of ours and continues differently is not ours.
-    """
+    """A value that begins like one of ours and continues differently is not ours."""
     put_each(five, value() + " and more", 20, 20, 20, 20, 20)
 
     assert only(held_locks()).owner is None
 
 
 def test_what_others_wrote_is_cut(five):
-    """
-    The description and the name of a holder are shown at most at the length that we would write.
-    """
+    """The description and the name of a holder are shown at most at the length that we would write."""
     owner = {**dict.fromkeys(("host", "kind", "label", "ref"), "x" * 1_000_000), "pid": 1, "since": 1.0, "ttl": 30.0}
     short = {**owner, **dict.fromkeys(("host", "kind", "label", "ref"), "x" * 400)}
     for node in five:
@@ -624,9 +564,7 @@ def test_what_others_wrote_is_cut(five):
 
 
 def test_the_last_moments_can_be_shown_in_every_time_zone(five):
-    """
-    A time at the upper limit of datetime is unknown, because other time zones could not show it.
-    """
+    """A time at the upper limit of datetime is unknown, because other time zones could not show it."""
     put_each(five, value(age=time.time() - 253402300798.0), 20, 20, 20, 20, 20)
 
     assert only(held_locks()).since is None
@@ -647,9 +585,7 @@ def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: float = m
 
 
 def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
-    """
-    A listing may take a while, which is not added to the remaining time of the locks on its first page.
-    """
+    """A listing may take a while, which is not added to the remaining time of the locks on its first page."""
     for number in range(PAGE + 1):
         put_each(five, value(), 30, 30, 30, 30, 30, name=f"n{number}")
     take_time(monkeypatch, 7.0)

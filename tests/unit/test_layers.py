@@ -218,9 +218,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def test_imports_are_found_in_every_form():
-    """
-    The reader of imports resolves relative ones, and sees those inside functions.
-    """
+    """The reader of imports resolves relative ones, and sees those inside functions."""
     source = (
         "import os.path\n"
         "from ..core.rules import Rules\n"
@@ -242,9 +240,7 @@ def test_imports_are_found_in_every_form():
 
 
 def test_imports_lead_down(imports):
-    """
-    No room imports from a higher room.
-    """
+    """No room imports from a higher room."""
     upwards = [
         each
         for each in imports
@@ -255,9 +251,7 @@ def test_imports_lead_down(imports):
 
 
 def test_core_needs_the_standard_library_only(imports):
-    """
-    The core imports no other packages, and nothing with a clock, a socket or randomness.
-    """
+    """The core imports no other packages, and nothing with a clock, a socket or randomness."""
     foreign = [
         each
         for each in imports
@@ -278,32 +272,24 @@ def test_core_needs_the_standard_library_only(imports):
     ],
 )
 def test_libraries_are_known_in_their_rooms_only(imports, package, rooms):
-    """
-    Only the rooms that talk to a library import it.
-    """
+    """Only the rooms that talk to a library import it."""
     assert [each for each in imports if each.top == package and each.room not in rooms] == []
 
 
 def test_django_begins_at_the_settings(imports):
-    """
-    The parts that decide, vote and drive work without Django, except for the nodes that are Django's databases.
-    """
+    """The parts that decide, vote and drive work without Django, except for the nodes that are Django's databases."""
     found = [each for each in imports if each.top == "django" and each.room in BELOW_DJANGO]
 
     assert [each for each in found if each.where not in OF_DJANGO] == []
 
 
 def test_nothing_imports_the_test_tools(imports):
-    """
-    A production process never loads ``django_redlock.testing``.
-    """
+    """A production process never loads ``django_redlock.testing``."""
     assert [each for each in imports if each.target == "testing" and each.room != "testing"] == []
 
 
 def test_engine_takes_time_and_watchdogs_from_its_runtime(imports):
-    """
-    No module of the engine has a clock of its own, and a simulation replaces nothing but an event loop's methods.
-    """
+    """No module of the engine has a clock of its own, and a simulation replaces nothing but an event loop's methods."""
     clocks = [each for each in imports if each.room == "engine" and each.name in OF_RUNTIME]
     patches = {each.where for each in imports if each.name.startswith("unittest.mock")}
 
@@ -324,27 +310,21 @@ def test_seeded_generator_is_for_pauses_only(imports):
 
 
 def test_top_level_is_public():
-    """
-    Directly in the package are only the modules that Django and users expect there.
-    """
+    """Directly in the package are only the modules that Django and users expect there."""
     top = {path.stem for path in sources() if len(path.parts) == 1}
 
     assert top - PUBLIC == set()
 
 
 def test_circles_are_found():
-    """
-    Rings of two and of three modules are found; a module that leads into or out of a ring is not part of it.
-    """
+    """Rings of two and of three modules are found; a module that leads into or out of a ring is not part of it."""
     graph = {"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"e"}, "e": {"c"}, "f": {"a"}, "g": set()}
 
     assert circles_in(graph) == {("a", "b"), ("c", "d", "e")}
 
 
 def test_modules_do_not_import_each_other(imports):
-    """
-    There are no circles of imports, including imports in functions, but not those for annotations alone.
-    """
+    """There are no circles of imports, including imports in functions, but not those for annotations alone."""
     circles = circles_in(dependencies([each for each in imports if each.at_run_time]))
 
     assert circles - CIRCLES == set()
@@ -371,18 +351,14 @@ def test_private_attributes_stay_in_their_module():
 
 
 def test_private_names_are_not_imported(imports):
-    """
-    No module imports a name with a leading underscore from another module of the package.
-    """
+    """No module imports a name with a leading underscore from another module of the package."""
     private = [each for each in imports if each.top == "django_redlock" and is_private(each.name.rpartition(".")[2])]
 
     assert private == []
 
 
 def test_functions_are_short():
-    """
-    The body of a function has at most 60 lines.
-    """
+    """The body of a function has at most 60 lines."""
     assert {name: body(node) for name, node in functions() if body(node) > MAX_BODY} == {}
 
 
@@ -408,9 +384,7 @@ def import_block(lines: list[str], number: int) -> list[str]:
 
 
 def test_imports_in_functions_have_a_reason():
-    """
-    An import in a function is for what a cold start must not load, and a comment gives the reason.
-    """
+    """An import in a function is for what a cold start must not load, and a comment gives the reason."""
     found = dict(late_imports())
 
     assert len(found) > 10

@@ -129,9 +129,7 @@ def holder_of(name):
     ],
 )
 def test_command_is_locked_while_it_runs(decorate, name):
-    """
-    The lock's name is the command's own, a text, or made of the options, and the lock is free afterwards.
-    """
+    """The lock's name is the command's own, a text, or made of the options, and the lock is free afterwards."""
     holders = []
 
     call_command(command(decorate, lambda self: holders.append((holder_of(name), self.lease.names))), supplier="7:a")
@@ -142,9 +140,7 @@ def test_command_is_locked_while_it_runs(decorate, name):
 
 
 def test_handle_alone_may_be_decorated():
-    """
-    ``@locked_command`` on ``handle()`` does the same, and its return value is kept.
-    """
+    """``@locked_command`` on ``handle()`` does the same, and its return value is kept."""
 
     class Command(Import):
         @locked_command("nightly")
@@ -155,9 +151,7 @@ def test_handle_alone_may_be_decorated():
 
 
 def test_taken_lock_skips_the_run():
-    """
-    The error has exit code 75 and says who has the lock; the command does not run.
-    """
+    """The error has exit code 75 and says who has the lock; the command does not run."""
     with lock("command:nightly", label="the other"), pytest.raises(CommandError, match=r"Skipped.*the other") as error:
         call_command(command(locked_command("nightly"), lambda self: pytest.fail("ran")))
 
@@ -166,9 +160,7 @@ def test_taken_lock_skips_the_run():
 
 
 def test_skipping_may_be_silent_or_have_another_code():
-    """
-    ``skip_exit_code=0`` makes a skipped run a success without output.
-    """
+    """``skip_exit_code=0`` makes a skipped run a success without output."""
     with lock("command:nightly"):
         call_command(command(locked_command("nightly", skip_exit_code=0), lambda self: pytest.fail("ran")))
         with pytest.raises(CommandError) as error:
@@ -178,9 +170,7 @@ def test_skipping_may_be_silent_or_have_another_code():
 
 
 def test_missing_quorum_has_an_exit_code_of_its_own():
-    """
-    Too few nodes to tell whether the lock is free give exit code 69.
-    """
+    """Too few nodes to tell whether the lock is free give exit code 69."""
     for node in locks["default"].nodes[:2]:
         node.down = True
 
@@ -191,9 +181,7 @@ def test_missing_quorum_has_an_exit_code_of_its_own():
 
 
 def test_lost_lock_is_reported_at_the_end():
-    """
-    A run that lost its lock without noticing exits with 76; one that checks gets LockLostError.
-    """
+    """A run that lost its lock without noticing exits with 76; one that checks gets LockLostError."""
     with pytest.raises(
         CommandError, match=r"Done, but the lock 'command:nightly' was lost.*tried to take it since"
     ) as error:
@@ -206,9 +194,7 @@ def test_lost_lock_is_reported_at_the_end():
 
 @pytest.mark.parametrize("end", [force_release, ask_to_stop])
 def test_a_run_that_an_operator_ended(end):
-    """
-    A run whose lock an operator takes away, or asks to stop, reports it, and exits with 76.
-    """
+    """A run whose lock an operator takes away, or asks to stop, reports it, and exits with 76."""
 
     def work(self):
         held = find_lock("command:nightly")
@@ -222,9 +208,7 @@ def test_a_run_that_an_operator_ended(end):
 
 
 def test_exception_of_the_command_releases():
-    """
-    A command that fails frees the lock, and its own error is raised, even if it is about another lock.
-    """
+    """A command that fails frees the lock, and its own error is raised, even if it is about another lock."""
 
     def work(self):
         lock("other", wait=0).acquire()
@@ -236,9 +220,7 @@ def test_exception_of_the_command_releases():
 
 
 def test_max_hold_is_that_of_the_command():
-    """
-    Renewal ends at the decorator's ``max_hold``.
-    """
+    """Renewal ends at the decorator's ``max_hold``."""
     ends = []
 
     call_command(command(locked_command("nightly", max_hold=7200), lambda self: ends.append(self.lease.hold)))
@@ -256,34 +238,26 @@ def test_max_hold_is_that_of_the_command():
     ],
 )
 def test_missing_value_is_an_error_and_never_a_shared_lock(key, options, message):
-    """
-    A run without a value for the key fails, and names the command and the key.
-    """
+    """A run without a value for the key fails, and names the command and the key."""
     with pytest.raises(CommandError, match=rf"@locked_command on tests\.unit\.test_locked_command.*{message}"):
         call_command(command(locked_command(key), lambda self: pytest.fail("ran")), **options)
 
 
 @pytest.mark.parametrize("key", ["{supplier", "{supplier[0]}", "", 7])
 def test_key_that_can_never_be_resolved_is_refused_at_once(key):
-    """
-    A mistake in the key is an error at import.
-    """
+    """A mistake in the key is an error at import."""
     with pytest.raises(ImproperlyConfigured, match=r"@locked_command on tests\.unit\.test_locked_command"):
         command(locked_command(key))
 
 
 @pytest.mark.parametrize("target", [Import(), object, "nightly"])
 def test_only_commands_can_be_decorated(target):
-    """
-    Anything but a command or a function is an error that says so.
-    """
+    """Anything but a command or a function is an error that says so."""
     with pytest.raises(TypeError, match="decorates a BaseCommand or its handle"):
         locked_command("nightly")(target)
 
 
 def test_wait_that_cannot_work_is_refused_at_once():
-    """
-    A negative wait is an error at import.
-    """
+    """A negative wait is an error at import."""
     with pytest.raises(ValueError, match="wait"):
         locked_command("nightly", wait=-1)

@@ -16,9 +16,7 @@ SHOWING = [page for page in PAGES if "REDLOCK = " in page.read_text()]
 
 
 def test_checks_and_findings_that_pages_name_exist():
-    """
-    Each `redlock.W001` and each "The doctor reports `clock`" is in the table that lists all of them.
-    """
+    """Each `redlock.W001` and each "The doctor reports `clock`" is in the table that lists all of them."""
     listed = (DOCS / "operate" / "doctor.md").read_text() + (DOCS / "reference" / "checks.md").read_text()
     known = set(re.findall(r"^\| `([\w.-]+)` \|", listed, re.MULTILINE))
     text = "\n".join(page.read_text() for page in PAGES)
@@ -32,9 +30,7 @@ def test_checks_and_findings_that_pages_name_exist():
 
 @pytest.mark.parametrize("page", SHOWING, ids=[page.stem for page in SHOWING])
 def test_settings_on_a_page_can_be_used(page, settings):
-    """
-    Every value of REDLOCK that a page shows is read without an error; the tests have no database for locks alone.
-    """
+    """Every value of REDLOCK that a page shows is read without an error; the tests have no database for locks alone."""
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         for statement in re.split(r"^(?=REDLOCK = )", block, flags=re.MULTILINE)[1:]:
             namespace = {"SENTINELS": [("sentinel-1", 26379)]}
@@ -44,9 +40,7 @@ def test_settings_on_a_page_can_be_used(page, settings):
 
 
 def test_nodes_that_may_be_down_are_those_of_the_rules():
-    """
-    The table of topologies and the quorum of the rules agree.
-    """
+    """The table of topologies and the quorum of the rules agree."""
     page = (DOCS / "operate" / "topologies.md").read_text().partition("\n## ")[0]
     down = {name.strip("* "): int(count) for name, count in re.findall(r"^\| ([^|]+) \| (\d+) \|", page, re.MULTILINE)}
     sizes = {"one Redis or Valkey": 1, "one master with Sentinel": 1, "one cluster": 1, "one database": 1}
@@ -57,9 +51,7 @@ def test_nodes_that_may_be_down_are_those_of_the_rules():
 
 
 def test_costs_of_nodes_are_those_of_the_benchmark():
-    """
-    The times on the page are those of the tables, or were so before these were last measured on another day.
-    """
+    """The times on the page are those of the tables, or were so before these were last measured on another day."""
     page = (DOCS / "operate" / "topologies.md").read_text()
     tables = (DOCS / "reference" / "benchmark-tables.md").read_text()
     measured = {name: float(ms) for name, ms in re.findall(r"^\| ([^|]+) \| ([\d.]+) ms \|", tables, re.MULTILINE)}
@@ -80,9 +72,7 @@ def test_costs_of_nodes_are_those_of_the_benchmark():
 
 
 def test_reasons_that_head_an_incident_are_those_of_nodes():
-    """
-    An operator searches the page for the words in the log: each quoted reason is in the source.
-    """
+    """An operator searches the page for the words in the log: each quoted reason is in the source."""
     page = (DOCS / "operate" / "incidents.md").read_text()
     quoted = [
         words for title in re.findall(r"^## (.*)", page, re.MULTILINE) for words in re.findall(r'"([^"]+)"', title)
@@ -96,9 +86,7 @@ def test_reasons_that_head_an_incident_are_those_of_nodes():
 
 
 def test_terms_of_the_glossary_are_sorted():
-    """
-    A reader finds a term by its first letter.
-    """
+    """A reader finds a term by its first letter."""
     (listed,) = re.findall(r"```\{glossary\}\n(.*?)```", (DOCS / "glossary.md").read_text(), re.DOTALL)
     terms = re.findall(r"^(\w.*)$", listed, re.MULTILINE)
 

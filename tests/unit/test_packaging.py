@@ -33,18 +33,14 @@ def source_files(package: Path) -> set[str]:
 
 @wheel_only
 def test_tests_run_the_installed_wheel():
-    """
-    Under tox, the package comes from site-packages, not from the folder beside the tests.
-    """
+    """Under tox, the package comes from site-packages, not from the folder beside the tests."""
     assert PACKAGE.parent.name == "site-packages"
 
 
 @pytest.mark.server
 @pytest.mark.parametrize("code", [PLAINLY, AS_CELERY_DOES], ids=["plainly", "as_celery_does"])
 def test_child_processes_run_the_same_package(code):
-    """
-    A process started in the checkout, such as a Celery worker, finds the package under test, and the tests.
-    """
+    """A process started in the checkout, such as a Celery worker, finds the package under test, and the tests."""
     child = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False)
 
     assert child.stdout.strip() == django_redlock.__file__, child.stderr
@@ -52,9 +48,7 @@ def test_child_processes_run_the_same_package(code):
 
 @pytest.mark.server
 def test_benchmarks_start_every_kind_of_node_without_pytest():
-    """
-    The environment of the benchmarks has no pytest, and an import that fails leaves a kind of node out.
-    """
+    """The environment of the benchmarks has no pytest, and an import that fails leaves a kind of node out."""
     started = "import sys; sys.modules['pytest'] = None; import tests.clusters, tests.etcd, tests.zookeeper"
     child = subprocess.run([sys.executable, "-c", started], cwd=CHECKOUT, capture_output=True, text=True, check=False)
 
@@ -74,9 +68,7 @@ def test_wheel_holds_the_package_and_nothing_else():
 
 
 def test_every_name_that_is_shared_with_other_packages_is_ours():
-    """
-    Commands, templates and static files of all apps share one space, so ours begin with our own name.
-    """
+    """Commands, templates and static files of all apps share one space, so ours begin with our own name."""
     commands = {path.stem for path in (PACKAGE / "management/commands").glob("*.py")} - {"__init__"}
     folders = {path.relative_to(PACKAGE) for where in ("templates", "static") for path in (PACKAGE / where).glob("*")}
 
@@ -85,25 +77,19 @@ def test_every_name_that_is_shared_with_other_packages_is_ours():
 
 
 def test_package_is_complete():
-    """
-    Every file of the folder is installed: scripts, templates, static files, translations, types.
-    """
+    """Every file of the folder is installed: scripts, templates, static files, translations, types."""
     assert source_files(CHECKOUT / "django_redlock") <= source_files(PACKAGE)
     assert "py.typed" in source_files(PACKAGE)
 
 
 def test_version_is_the_same_everywhere():
-    """
-    The metadata take their version from the package.
-    """
+    """The metadata take their version from the package."""
     assert version("django-redlock") == django_redlock.__version__
 
 
 @pytest.mark.parametrize(("row", "celery"), [("oldest", "5.5"), ("middle", "5.6")])
 def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
-    """
-    The tests of singletons run on the oldest supported Celery, on one from the middle, and on the newest.
-    """
+    """The tests of singletons run on the oldest supported Celery, on one from the middle, and on the newest."""
     if os.environ.get("TOX_ENV_NAME") == row:
         assert version("celery").startswith(f"{celery}.")
     environment = (CHECKOUT / "tox.ini").read_text().partition(f"[testenv:{row}]")[2].partition("[testenv:")[0]
@@ -111,9 +97,7 @@ def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
 
 
 def test_lint_runs_the_pinned_hooks_and_nothing_else():
-    """
-    The hooks that a commit runs are those of `tox run -e lint`: .pre-commit-config.yaml alone has their versions.
-    """
+    """The hooks that a commit runs are those of `tox run -e lint`: .pre-commit-config.yaml alone has their versions."""
     hooks = (CHECKOUT / ".pre-commit-config.yaml").read_text()
     lint = (CHECKOUT / "tox.ini").read_text().partition("[testenv:lint]")[2].partition("[testenv:")[0]
     tools = re.findall(r"additional_dependencies: \[(.+)\]", hooks)
@@ -129,9 +113,7 @@ def test_lint_runs_the_pinned_hooks_and_nothing_else():
 
 @wheel_only
 def test_readme_and_urls_have_the_address_of_the_repository():
-    """
-    A package index shows the README outside the repository, where a path in it leads nowhere.
-    """
+    """A package index shows the README outside the repository, where a path in it leads nowhere."""
     about, address = metadata("django-redlock"), repository()
     links = re.findall(r"\]\(([^)]+)\)", about["Description"])
 
@@ -144,9 +126,7 @@ def test_readme_and_urls_have_the_address_of_the_repository():
 @pytest.mark.server
 @pytest.mark.parametrize("here", [True, False])
 def test_release_needs_the_address_of_its_repository(here):
-    """
-    A release fails as long as pyproject.toml has a placeholder, or the address of another repository.
-    """
+    """A release fails as long as pyproject.toml has a placeholder, or the address of another repository."""
     jobs = yaml.safe_load((CHECKOUT / ".github/workflows/release.yml").read_text())["jobs"]
     [step] = [each["run"] for each in jobs["build"]["steps"] if "pyproject.toml" in each.get("name", "")]
     server, _, path = repository().partition(".com/")
@@ -164,9 +144,7 @@ def repository() -> str:
 
 
 def test_ci_runs_the_command_of_the_readme():
-    """
-    The README's test command is the first one that CI runs.
-    """
+    """The README's test command is the first one that CI runs."""
     [command] = re.findall(r"^readme_test_command\(\) \{\n    (.+)$", (CHECKOUT / ".ci/steps").read_text(), re.M)
 
     assert f"$ {command}\n" in (CHECKOUT / "README.md").read_text()

@@ -65,9 +65,7 @@ def names(text: str) -> list[str]:
 
 
 def test_options_of_an_alias(settings):
-    """
-    Every key of OPTIONS is listed once, in the order of the code, with its default.
-    """
+    """Every key of OPTIONS is listed once, in the order of the code, with its default."""
     settings.REDLOCK = {"default": {"NODES": "memory://options"}}
     known = {field.name: field.default for field in fields(locks["default"].rules) if field.name != "nodes"}
     listed = {row[0].strip("`"): row[2] for row in rows(section("options", "OPTIONS of an alias"))}
@@ -87,16 +85,12 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("heading", FUNCTIONS)
 def test_arguments_of_functions(heading: str):
-    """
-    Every argument is listed, in the order of the signature.
-    """
+    """Every argument is listed, in the order of the signature."""
     assert names(section("options", heading)) == list(inspect.signature(FUNCTIONS[heading]).parameters)
 
 
 def test_middleware_has_the_arguments_of_the_view():
-    """
-    The text says that locked_paths() has one more argument than locked_view().
-    """
+    """The text says that locked_paths() has one more argument than locked_view()."""
     paths = inspect.signature(resolve_name("django_redlock.middleware:locked_paths"))
 
     assert list(paths.parameters) == ["paths", *inspect.signature(django_redlock.locked_view).parameters]
@@ -104,9 +98,7 @@ def test_middleware_has_the_arguments_of_the_view():
 
 
 def test_options_of_singleton_tasks():
-    """
-    Every option is listed with its default and all of its values.
-    """
+    """Every option is listed with its default and all of its values."""
     listed = {row[0].strip("`"): row for row in rows(page("celery-options"))}
     known = {field.name: field for field in fields(SingletonOptions)}
 
@@ -121,9 +113,7 @@ def test_options_of_singleton_tasks():
 
 
 def test_checks_have_a_cause_and_a_remedy():
-    """
-    tests/unit/test_settings.py compares the ids with the code; here, no cell of a row is empty.
-    """
+    """tests/unit/test_settings.py compares the ids with the code; here, no cell of a row is empty."""
     listed = rows(page("checks"))
 
     assert len(listed) > 30
@@ -131,24 +121,18 @@ def test_checks_have_a_cause_and_a_remedy():
 
 
 def test_signals():
-    """
-    Every signal is listed, and nothing else.
-    """
+    """Every signal is listed, and nothing else."""
     assert names(signals_page().partition("| signal |")[2].partition("\n\n")[0]) == list(signals.SIGNALS)
     assert names(section("events", "Singleton tasks")) == CELERY_EVENTS
 
 
 def test_reasons_of_a_loss():
-    """
-    Every reason for which a lease ends is listed.
-    """
+    """Every reason for which a lease ends is listed."""
     assert sorted(names(section("events", "Why a lease ended"))) == sorted(EXPLANATIONS)
 
 
 def test_arguments_of_signals():
-    """
-    The arguments that the tables name are those that the code sends.
-    """
+    """The arguments that the tables name are those that the code sends."""
     sent: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         for event, arguments in re.findall(r'notify\("(\w+)", ([^()]*(?:\.[\w.]+)*)\)', path.read_text()):
@@ -160,9 +144,7 @@ def test_arguments_of_signals():
 
 
 def test_log_events():
-    """
-    Every value of "event" in a log record is listed.
-    """
+    """Every value of "event" in a log record is listed."""
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     written = set(re.findall(r'"event": "(\w+)"', source)) | set(CELERY_EVENTS)
     written |= set(re.findall(r'_report\([^()]*"(lock_\w+)"', source))
@@ -174,9 +156,7 @@ def test_log_events():
 
 
 def test_exit_codes():
-    """
-    The numbers are those of the commands.
-    """
+    """The numbers are those of the commands."""
     looking, working = section("commands", "Exit codes").split("| exit code |")
     columns = re.findall(r"\d", looking.partition("| command |")[2].partition("\n")[0])
     first = [line.split("|")[1] for line in working.splitlines() if line.startswith("|")]
@@ -189,9 +169,7 @@ def test_exit_codes():
 
 
 def test_exit_codes_of_call_command(settings, monkeypatch):
-    """
-    The code is the error's, except for an argument that the parser refuses and for the program of redlock_run.
-    """
+    """The code is the error's, except for an argument that the parser refuses and for the program of redlock_run."""
     settings.REDLOCK = {"default": {"NODES": "memory://exit-codes"}}
     monkeypatch.setattr(redlock_run, "_run", lambda *_: 7)  # the program ends with 7
 
@@ -208,9 +186,7 @@ def test_exit_codes_of_call_command(settings, monkeypatch):
 
 
 def test_every_command_is_in_the_table():
-    """
-    A command that is added gets a row.
-    """
+    """A command that is added gets a row."""
     commands = {path.stem for path in (PACKAGE / "management" / "commands").glob("redlock_*.py")}
 
     assert commands == set(re.findall(r"\[`(redlock_\w+)`\]", section("commands", "Exit codes")))
@@ -220,9 +196,7 @@ def test_every_command_is_in_the_table():
 
 
 def test_metrics_of_prometheus():
-    """
-    Every metric is listed with its labels and its type.
-    """
+    """Every metric is listed with its labels and its type."""
     client = pytest.importorskip("prometheus_client")
     source = (PACKAGE / "contrib" / "prometheus" / "__init__.py").read_text()
     defined = set(re.findall(r'"(redlock_\w+)"', source)) - {"redlock_prometheus"}
@@ -241,9 +215,7 @@ def test_metrics_of_prometheus():
 
 
 def test_names_in_opentelemetry():
-    """
-    Every instrument and span is listed.
-    """
+    """Every instrument and span is listed."""
     source = (PACKAGE / "contrib" / "opentelemetry" / "__init__.py").read_text()
 
     assert set(names(section("monitoring", "OpenTelemetry"))) == set(
@@ -285,9 +257,7 @@ def test_everything_public_is_in_the_reference():
 
 
 def test_listed_members_exist():
-    """
-    A member that the page of the API lists is there.
-    """
+    """A member that the page of the API lists is there."""
     listed = [(name, member) for name, members in documented() for member in re.findall(r"\w+", members or "")]
 
     assert len(listed) > 30
@@ -295,9 +265,7 @@ def test_listed_members_exist():
 
 
 def test_external_names_exist():
-    """
-    A name of another project that the reference links to can be imported; errors are listed by their last part.
-    """
+    """A name of another project that the reference links to can be imported; errors are listed by their last part."""
     lines = [line.split() for line in (ROOT / "docs" / "external-names.txt").read_text().splitlines()]
     entries = [line for line in lines if len(line) == 4]
 
@@ -312,9 +280,7 @@ def test_external_names_exist():
 
 
 def test_every_room_is_in_the_architecture():
-    """
-    Each folder with Python modules has a row, and each row is a folder; so has every path that the page names.
-    """
+    """Each folder with Python modules has a row, and each row is a folder; so has every path that the page names."""
     text = (ROOT / "docs" / "contribute" / "architecture.md").read_text()
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"migrations"}
     paths = re.findall(r"`((?:core|engine|nodes|celery|inventory)/[\w/]+(?:\.py)?)`", text)
