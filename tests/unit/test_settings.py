@@ -5,13 +5,13 @@ import re
 import socket
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from celery import _state
-from django.conf import settings
 from django.core import checks, mail
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
@@ -54,57 +54,39 @@ URLS: list[tuple[str, str]] = [
     ("lock-1:6379", "scheme is not one of redis, rediss, unix"),
     (f"http://:{SECRET}@a", "scheme is not one of redis, rediss, unix"),
     (f"redis://:{SECRET}@a:99999", "its address, port or database number"),
-    (f"redis://:{SECRET}@[a", "cannot be read; write a URL such as"),
     (f"redis://u:{SECRET}@a?tls=1", "no option 'tls'"),
     (f"redis://:pa/{SECRET}@lock-1:6379", "percent-encoded"),
     (f"redis://:pa@{SECRET}@lock-1:6379", "percent-encoded"),
     (f"redis://:12#{SECRET}@lock-1", "percent-encoded"),
     (f"redis://:12?{SECRET}@lock-1", "percent-encoded"),
-    (f"redis://{SECRET}#", "percent-encoded"),
-    (f"redis://:{SECRET}/pa@lock-1", "percent-encoded"),
-    (f"rediss://{SECRET}:1/2@lock-1:6379/0", "percent-encoded"),
     (f"unix://:{SECRET}/run/valkey.sock", "percent-encoded"),
-    (f"unix://:pa/{SECRET}@/run/valkey.sock", "percent-encoded"),
     ("redis://lock-1:abc", "cannot be read; write, for example, redis://"),
     ("redis://lock-1:0", "its port cannot be 0"),
     ("redis:/lock-1", "lacks the two slashes"),
     (f"redis://:{SECRET}@a:6379redis://b:6379", "it names several nodes"),
     (f"redis://:{SECRET}[@a", "cannot be read; .* percent-encode"),
     ("redis://lock-1/abc", "database number"),
-    ("redis://lock-1/1/2", "database number"),
-    ("redis://lock-1/-1", "database number"),
     ("unix://", "needs the path of a socket"),
-    ("memory://", "needs a name, such as memory://a"),
     (f"memory://:{SECRET}@a", "needs a name, such as memory://a"),
     (f"database://u:{SECRET}@db/shop", "names an alias of DATABASES"),
-    (f"database://u:{SECRET}/x@db", "names an alias of DATABASES"),
     ("database://nowhere", "DATABASES has no alias 'nowhere', it has 'default'"),
     ("database:default", "write database://default"),
-    ("database://default/", "only the name of an alias"),
     ("database://default?timeout=1", "only the name of an alias"),
-    ("database://default#1", "only the name of an alias"),
     (f"redis+cluster://:{SECRET}@a,b/2", "a cluster has the database 0 only"),
     (f"redis+cluster://:{SECRET}@a,b:1/x", "database number"),
     (f"redis+cluster://:{SECRET}@a,b:x", "its address, port or database"),
     (f"redis+cluster://u:{SECRET}/@a,b", "percent-encoded"),
     (f"redis://:{SECRET}@a,b", r"redis\+cluster://host-1,host-2"),
     (f"redis+cluster://:{SECRET}@a,,b", "without a host: write, for example"),
-    (f"redis+cluster://:{SECRET}@", "without a host: write, for example"),
-    (f"redis+cluster://:{SECRET}@a,:1", "without a host: write, for example"),
     ("redis+cluster://a:0,b:7000", "its port cannot be 0"),
     ("redis+cluster://a?ssl_ca_certs=/x", "write rediss instead of redis"),
     ("rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com", "OCI Cache does not run scripts"),
     (f"rediss://:{SECRET}@shop-a1.serverless.use1.cache.amazonaws.com", "ElastiCache Serverless hides several servers"),
-    ("rediss+cluster://a,shop-a1.serverless.use1.cache.amazonaws.com", "ElastiCache Serverless hides"),
     (f"etcd://:{SECRET}@a,b/2", "etcd has neither a path nor database"),
-    (f"etcd://u:{SECRET}#@a,b", "percent-encoded"),
     (f"etcd://u:{SECRET}/@a,b", "percent-encoded"),
-    (f"etcd://u:pa@{SECRET}@a,b", "percent-encoded"),
     (f"etcd://u:{SECRET}]@a", "cannot be read; .* percent-encode"),
     (f"etcd://u:{SECRET}@a,b:x", "its hosts or ports cannot be read, "),
-    ("etcd://", "its hosts or ports cannot be read; write"),
     ("etcd://a;b", "its hosts or ports cannot be read; write"),
-    ("etcd://a b", "its hosts or ports cannot be read; write"),
     ("etcd://a,b:0", "its hosts or ports cannot be read; write"),
     (f"etcd://:{SECRET}@a", "a user name and a password, or neither"),
     ("etcd://a?ssl_ca_certs=/x", "write etcds:// instead of etcd://"),
@@ -113,7 +95,6 @@ URLS: list[tuple[str, str]] = [
     ("etcd://a,redis://b", "names several nodes: make each a separate item"),
     (f"zookeeper://:{SECRET}@a/2", "ZooKeeper has no database numbers"),
     (f"zookeeper://u:{SECRET}@a/x//y", "its path is not valid in ZooKeeper"),
-    ("zookeeper://a/zookeeper", "its path is not valid in ZooKeeper"),
     (f"zookeeper://u:{SECRET}/@a", "percent-encoded"),
     ("zookeeper://a/x?chroot=/y", "no option 'chroot'; it has username"),
     ("zookeeper://a?ssl_ca_certs=/x", "write zookeepers:// instead of"),
@@ -127,10 +108,8 @@ URLS: list[tuple[str, str]] = [
 # Other values of NODES that cannot be used, each with the id of its check and a part of the message.
 NODES: list[tuple[Any, str, str]] = [
     ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
-    ("", "redlock.E003", r"\['NODES'\] must list the URLs"),
     ({"redis://a"}, "redlock.E003", r"\['NODES'\] must list the URLs"),
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
-    ([{"URL": None}], "redlock.E003", r"\[0\] must be a URL .*, not NoneType"),
     ([{"NAME": "a"}], "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
@@ -139,16 +118,12 @@ NODES: list[tuple[Any, str, str]] = [
     ([{"URL": "database://default", "OPTIONS": {"db": 1}}], "redlock.E003", "a database takes no OPTIONS"),
     ("zookeeper://a:1/x,b:1/x", "redlock.E003", "its path comes once, after the last member"),
     (["redis://a", f"redis://:{SECRET}@a:6379/1"], "redlock.E004", "'a:6379' twice, at 0 and 1"),
-    (["unix:///s", "unix:///s?db=1"], "redlock.E004", "'/s' twice"),
     (["redis+cluster://a,b", "redis+cluster://b"], "redlock.E004", "'b:6379' twice, at 0 and 1"),
     (["etcd://a,b", "etcds://c,b:2379"], "redlock.E004", "'b:2379' twice, at 0 and 1"),
     (["zookeeper://a,b", "zookeeper://c,b/x"], "redlock.E004", "'b:2181' twice, at 0 and 1"),
-    (["database://default", {"URL": "database://default", "NAME": "x"}], "redlock.E004", "twice, at 0 and 1"),
     ([{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}], "redlock.E004", "'n'"),
     (["cache:sesions"], "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
     ([f"cache:redis://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
-    ([f"cache://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
-    (f"redis://:{SECRET}@a,b", "redlock.E003", r"redis\+cluster://host-1,host-2"),
     (["cache:default"], "redlock.E005", "whose backend is not Redis"),
     (["cache:sharded"], "redlock.E005", "CLIENT_CLASS spreads keys over several servers"),
     (["cache:clustered"], "redlock.E005", r"is a cluster; write redis\+cluster://host-1,host-2"),
@@ -160,22 +135,15 @@ NODES: list[tuple[Any, str, str]] = [
 # Other keys beside three good nodes.
 ENTRIES: list[tuple[Any, str, str]] = [
     ({"KEY_PREFIX": "a{b"}, "redlock.E009", "without braces and white space"),
-    ({"KEY_PREFIX": ""}, "redlock.E009", "1 to 100 characters"),
     ({"KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}, "redlock.E009", "not a URL"),
     ({"OPTIONS": {"ttl": 0}}, "redlock.E006", "ttl must be more than 0"),
-    ({"OPTIONS": {"ttl": 90}}, "redlock.E006", "ttl must be from 0.1 to 60"),
-    ({"OPTIONS": {"node_timeout": 20}}, "redlock.E006", "too short for a node_timeout"),
     ({"OPTIONS": {"quorum": 1}}, "redlock.E006", "quorum must be a whole number from 2"),
-    ({"OPTIONS": {"durable": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
     ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
-    ({"OPTIONS": {"tll": 3}}, "redlock.E007", "unknown key 'tll'; did you mean 'ttl'?"),
     ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "did you mean 'ttl'?"),
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": ["lock-9"]}}, "redlock.E007", "names no node: 'lock-9'"),
-    ({"OPTIONS": {"allow_evicting": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
-    ({"NODS": THREE}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
     ({"nodes": THREE}, "redlock.E007", "did you mean 'NODES'?"),
 ]
 
@@ -260,12 +228,11 @@ def found_in(url: str) -> str:
         return " ".join(each.msg for each in check_settings() if each.id == "redlock.E003")
 
 
-def test_missing_setting_is_reported():
+def test_missing_setting_is_reported(settings):
     """A project without the setting gets a message that says what to write."""
-    with override_settings():
-        del settings.REDLOCK
-        with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
-            lock("a").acquire()
+    del settings.REDLOCK
+    with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
+        lock("a").acquire()
 
 
 @pytest.mark.parametrize(
@@ -274,31 +241,21 @@ def test_missing_setting_is_reported():
         (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
         ("redis+cluster://a,b:7001, redis://c", ["a:6379", "c:6379"]),
-        (
-            ["rediss://shop.redis.eu-frankfurt-1.oci.oraclecloud.com"],
-            ["shop.redis.eu-frankfurt-1.oci.oraclecloud.com:6379"],
-        ),
+        (["rediss://redis.eu.oci.oraclecloud.com"], ["redis.eu.oci.oraclecloud.com:6379"]),
         (["rediss://serverless.use1.cache.amazonaws.com"], ["serverless.use1.cache.amazonaws.com:6379"]),
         (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
-        ("etcd://b,a:7001, redis://c", ["a:7001, b:2379", "c:6379"]),
-        (["etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem"], ["[::1]:2379, b:2379"]),
+        ("etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem, redis://c", ["[::1]:2379, b:2379", "c:6379"]),
         ("zookeeper://b,a:7001/locks, redis://c", ["a:7001, b:2181", "c:6379"]),
         ("zookeepers://b,[::1]/teams/locks", ["[::1]:2281, b:2281"]),
         ([" redis://a ", "REDIS://b", {"URL": "redis://c\n"}], ["a:6379", "b:6379", "c:6379"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
-        (
-            [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],
-            ["north", "[::1]:7"],
-        ),
-        (["cache:sessions", "cache:replicated"], ["cache-1:6379"]),
-        (["cache:herd"], ["cache-1:6379"]),
-        (["cache:valkey"], ["cache-1:6379"]),
+        ([{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}], ["north"]),
+        *((f"cache:{alias}", ["cache-1:6379"]) for alias in ("sessions", "replicated", "herd", "valkey")),
     ],
     ids=str,
 )
 def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
     """URLs in a list or in one string with commas, dicts, and cache aliases; only the primary of a cache votes."""
-    nodes = nodes[:1] if nodes == ["cache:sessions", "cache:replicated"] else nodes
     with override_settings(REDLOCK={"default": {"NODES": nodes}}, CACHES=CACHES):
         assert [node.name for node in locks["default"].nodes] == names
 
@@ -352,8 +309,6 @@ def test_cache_is_used_with_its_credentials_but_not_its_pool(nodes: Servers, bac
     ("backend", "options", "setting"),
     [
         (DJANGO_REDIS, {"CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory"}, {}),
-        (DJANGO_REDIS, {"CLIENT_CLASS": "django_redis.client.SentinelClient"}, {}),
-        (DJANGO_REDIS, {"CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool"}, {}),
         (DJANGO_REDIS, {}, {"DJANGO_REDIS_CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory"}),
         (DJANGO_VALKEY, {"CLIENT_CLASS": "django_valkey.client.SentinelClient"}, {}),
     ],
@@ -384,23 +339,17 @@ def test_settings_are_read_late_and_anew_after_a_change():
     assert [manager.alias for manager in locks.all()] == ["default"]
 
 
-def test_setting_is_not_changed():
-    """A settings dict is copied, never changed."""
-    setting = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
-    with override_settings(REDLOCK=setting), lock("a"):
-        pass
-    assert setting == {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
-
-
 def test_alias_has_its_own_prefix_and_options():
-    """Two aliases over the same nodes do not share locks when their prefixes differ."""
+    """Two aliases over the same nodes do not share locks when their prefixes differ; the setting is not changed."""
     nodes = "memory://a,memory://b,memory://c"
     setting = {
         "default": {"NODES": nodes, "KEY_PREFIX": "one"},
         "other": {"NODES": nodes, "KEY_PREFIX": "two", "OPTIONS": {"ttl": 7}},
     }
+    before = deepcopy(setting)
     with override_settings(REDLOCK=setting), lock("a"), lock("a", using="other", wait=0) as lease:
         assert lease.hold.ttl == 7
+    assert setting == before
 
 
 def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch):
@@ -441,28 +390,25 @@ def test_public_names_are_these():
     functions = "fenced lock lock_for_update locked_command locked_view locks"
     classes = "Lease Lock LockManager LockableQuerySet"
     assert sorted(f"{errors} {functions} {classes}".split()) == django_redlock.__all__
-    assert dir(django_redlock) == django_redlock.__all__
-    assert all(getattr(django_redlock, name).__doc__ for name in django_redlock.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'lokc'"):
-        django_redlock.lokc  # noqa: B018
 
 
 @pytest.mark.parametrize(
-    ("entry", "code"),
+    ("nodes", "codes"),
     [
-        ({"NODES": THREE[:1]}, "redlock.W001"),
-        ({"NODES": THREE[:2]}, "redlock.W001"),
-        ({"NODES": [*THREE, "redis://lock-4"]}, "redlock.W002"),
-        ({"NODES": ["cache:sessions", *THREE[:2]]}, "redlock.W005"),
-        ({"NODES": ["database://default", *THREE[:2]]}, "redlock.W010"),
+        (THREE[:1], ["W001"]),
+        (THREE[:2], ["W001"]),
+        ([*THREE, "redis://lock-4"], ["W002"]),
+        (["cache:sessions", *THREE[:2]], ["W005"]),
+        (["cache:replicated", *THREE[:2]], ["W005", "W003"]),
+        (["database://default", *THREE[:2]], ["W010"]),
     ],
 )
-def test_surprise_is_a_warning_with_a_notification(entry: dict[str, Any], code: str):
-    """One id, one cause: few nodes, an even number of them, a cache as a node."""
-    with override_settings(REDLOCK={"default": entry}, CACHES=CACHES):
-        (message,) = check_settings()
-    assert (message.id, message.level) == (code, checks.WARNING)
-    assert message.hint
+def test_surprise_is_a_warning_with_a_notification(nodes: list[str], codes: list[str]):
+    """One id, one cause: few nodes, an even number of them, a cache as a node, whose replicas do not vote."""
+    with override_settings(REDLOCK={"default": {"NODES": nodes}}, CACHES=CACHES):
+        found = check_settings()
+    assert [message.id for message in found] == [f"redlock.{code}" for code in codes]
+    assert all(message.level == checks.WARNING and message.hint for message in found)
 
 
 def test_one_database_is_no_warning_of_few_nodes(tmp_path: Path):
@@ -473,12 +419,6 @@ def test_one_database_is_no_warning_of_few_nodes(tmp_path: Path):
             assert check_settings() == []
         with configured(NODES=["database://shelf", "redis://a"]):
             assert [message.id for message in check_settings()] == ["redlock.W001"]
-
-
-def test_cache_with_replicas_is_a_warning():
-    """Only the primary of a cache is a node."""
-    with override_settings(REDLOCK={"default": {"NODES": ["cache:replicated", *THREE[:2]]}}, CACHES=CACHES):
-        assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W003"]
 
 
 def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
@@ -492,7 +432,9 @@ def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
 
 
 def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
-    """Receivers learn who took, released or did not get a lock; a failing receiver affects nobody."""
+    """
+    Receivers learn who took, released or did not get a lock. A failing receiver affects nobody, and is logged once.
+    """
     heard: list[str] = []
 
     def hear(sender: LockManager, signal: Any, **about: Any) -> None:
@@ -510,25 +452,7 @@ def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
             signal.disconnect(hear)
 
     assert heard == ["default lease", "default name", "default lease"]
-    assert caplog.text.count("receiver") >= 3
-
-
-@pytest.mark.server
-def test_failing_receiver_logs_one_traceback(caplog: pytest.LogCaptureFixture):
-    """Django already logs the failure of a receiver; the lock is not affected."""
-
-    def fail(**kwargs: Any) -> None:
-        raise ZeroDivisionError
-
-    lock_acquired.connect(fail)
-    try:
-        with configured(NODES=["memory://signals"]), lock("a") as lease:
-            assert lease.valid()
-    finally:
-        lock_acquired.disconnect(fail)
-
-    assert len([record for record in caplog.records if record.exc_info]) == 1
-    assert "fail" in caplog.text
+    assert [record.exc_info is not None for record in caplog.records] == [True] * 3  # by Django; ours would repeat them
 
 
 def test_node_that_is_down_at_start_is_named_in_the_error(caplog: pytest.LogCaptureFixture):
@@ -548,8 +472,11 @@ def test_node_that_is_down_at_start_is_named_in_the_error(caplog: pytest.LogCapt
 SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2:26379"], "SERVICE_NAME": "mymaster"}
 
 
-def test_node_that_sentinels_look_after_is_a_warning():
-    """A failover can lose a vote; the node is shown by its service, and never by a URL."""
+def test_node_that_sentinels_look_after_is_a_warning_and_never_durable():
+    """
+    A failover can lose a vote: appendfsync always does not help when another server takes over. The node is shown by
+    its service, and never by a URL.
+    """
     nodes = [
         {**SENTINELS, "OPTIONS": {"password": SECRET, "db": 2}},
         {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"},
@@ -560,6 +487,10 @@ def test_node_that_sentinels_look_after_is_a_warning():
         assert [node.name for node in manager.nodes] == ["mymaster", "other", "lock-1:6379"]
         assert manager.nodes[0].address == "mymaster of [::1]:26379, s1:26379, s2:26379"
         assert SECRET not in repr(manager.nodes)
+    with configured(NODES=[SENTINELS, *THREE[1:]], OPTIONS={"durable": ["mymaster"]}):
+        (found,) = check_settings()
+    assert found.id == "redlock.E010"
+    assert "it is never durable" in found.msg
 
 
 def test_cluster_is_a_warning_and_never_durable():
@@ -571,8 +502,7 @@ def test_cluster_is_a_warning_and_never_durable():
         assert (node.name, node.address) == ("cluster", "a:7000, b:7001")
         assert SECRET not in repr(node)
     with configured(NODES=[cluster, *THREE[1:]], OPTIONS={"durable": ["cluster"]}):
-        (found,) = check_settings()
-    assert found.id == "redlock.E010"
+        assert [message.id for message in check_settings()] == ["redlock.E010"]
 
 
 @pytest.mark.parametrize("scheme", ["etcd", "zookeeper"])
@@ -601,27 +531,15 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     assert "pip install kazoo[sasl]" in error.msg
 
 
-def test_node_that_sentinels_look_after_is_never_durable():
-    """Appendfsync always does not help when another server takes over."""
-    with configured(NODES=[SENTINELS, *THREE[1:]], OPTIONS={"durable": ["mymaster"]}):
-        (found,) = check_settings()
-    assert found.id == "redlock.E010"
-    assert "it is never durable" in found.msg
-
-
 @pytest.mark.parametrize(
     ("entry", "code", "message"),
     [
         ({"SERVICE_NAME": ""}, "E003", r"needs SENTINELS, a list of .* write, for example, {'SENTINELS': "),
-        ({"SENTINELS": []}, "E003", "needs SENTINELS"),
         ({"SENTINELS": "s1:26379"}, "E003", "needs SENTINELS"),
         ({"SENTINELS": ["s1:26379"]}, "E003", "needs SENTINELS"),
-        ({"NAME": 5}, "E003", r"\['NAME'\] must be a str, not int"),
-        ({"OPTIONS": [("db", 1)]}, "E003", r"\[0\]\['OPTIONS'\] must be a dict"),
         ({"SENTINELS": [("s1", "26379")]}, "E003", "needs SENTINELS"),
         ({"SENTINELS": [f"redis://:{SECRET}[@s1:26379"]}, "E003", "cannot be read; .* percent-encode"),
         ({"SERVICE": "mymaster"}, "E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
-        ({"OPTIONS": {"tls": True}}, "E003", "no option 'tls'"),
     ],
 )
 def test_mistakes_about_sentinels(entry: dict[str, Any], code: str, message: str):
@@ -681,10 +599,7 @@ def test_each_use_of_a_node_is_one_warning():
         ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}),
         ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}),
         ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": 6379}}),
-        (
-            "CACHES",
-            {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "redis://lock-1"}},
-        ),
+        ("CACHES", {"default": {"BACKEND": CACHES["default"]["BACKEND"], "LOCATION": "redis://lock-1"}}),
         ("CELERY_BROKER_URL", "amqp://lock-1:6379"),
         ("CELERY_BROKER_URL", "redis://[lock-1"),
         ("CELERY_BROKER_URL", 7),
