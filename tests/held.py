@@ -102,6 +102,13 @@ def act(client: Client, action: str, *keys: str, confirmed: bool = True, follow:
     return client.post(LIST, {"action": action, "_selected_action": list(keys), **step, **more}, follow=follow)
 
 
+class Terminal(StringIO):
+    """A standard input or output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def run(command: str, *args: str, **options: object) -> tuple[str, str, int]:
     """Run a command; return what it writes, what it complains of, and its exit code."""
     out, err = StringIO(), StringIO()

@@ -1,8 +1,11 @@
-"""Nodes in memory answer at once, however long this process waits for the processor."""
+"""Nodes in memory, which answer at once, however long this process waits for the processor."""
+
+from collections.abc import Iterator
 
 import pytest
 
 from django_redlock import inventory
+from django_redlock.nodes.memory import MemoryNode
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +13,12 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a listing ask all nodes for all pages: on a busy machine it would stop before the end."""
     for listing in (inventory.held_locks, inventory.aheld_locks):
         monkeypatch.setitem(listing.__kwdefaults__, "seconds", 60.0)
+
+
+@pytest.fixture
+def five() -> Iterator[list[MemoryNode]]:
+    """Five nodes in memory under the default alias."""
+    from tests.held import nodes_in_memory
+
+    with nodes_in_memory() as nodes:
+        yield nodes
