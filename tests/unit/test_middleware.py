@@ -11,16 +11,14 @@ from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import transaction
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import include, path, re_path
 
 from django_redlock import lock, locks
 from django_redlock.middleware import locked_paths
-from django_redlock.signals import lock_released
-from tests.shop.helpers import during, is_free, lose, paid_as_others_see
-from tests.shop.models import Order
+from tests.shop.helpers import during, is_free, lose
 
 NAME = "request:ip:127.0.0.1"
 
@@ -85,15 +83,15 @@ def test_path_that_is_served_for_each_language_is_a_warning(settings, patterns, 
     assert all("re.compile(r'^/([a-z-]+/)?" in each.hint for each in found)
 
 
+in_each_language = locked_paths([re.compile(r"^/([a-z-]+/)?touch/")])
+
+
 def test_pattern_for_all_languages_is_no_warning(settings):
     """What the hint says to write locks the path in each language."""
     settings.ROOT_URLCONF, settings.LANGUAGES = tuple(i18n_patterns(path("touch/", page))), [("de", "Deutsch")]
     settings.MIDDLEWARE = [f"{__name__}.in_each_language", "no.such.middleware"]
 
     assert [each for each in run_checks(tags=["urls"]) if each.id == "redlock.W013"] == []
-
-
-in_each_language = locked_paths([re.compile(r"^/([a-z-]+/)?touch/")])
 
 
 @pytest.mark.django_db
@@ -129,45 +127,12 @@ async def test_asynchronous_requests_are_locked(async_client, path):
         assert (await async_client.post(path)).status_code == 409
 
 
-@pytest.mark.django_db
-def test_stream_keeps_the_lock(client):
-    """A streaming response holds the lock until the server has closed it."""
-    answer = client.post("/stream/7/")
-    assert not is_free(NAME)
-
-    assert b"".join(answer.streaming_content) == b"onetwo"
-    assert is_free(NAME)
-
-
-@pytest.mark.django_db
-async def test_asynchronous_stream_keeps_the_lock(async_client, async_connections):
-    """The same under ASGI."""
-    answer = await async_client.post("/astream/7/")
-    assert not is_free(NAME)
-
-    assert b"".join([part async for part in answer.streaming_content]) == b"onetwo"
-    await sync_to_async(answer.close)()
-    assert is_free(NAME)
-
-
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_lock_is_released_after_the_commit_of_the_request(client, monkeypatch):
-    """Under ATOMIC_REQUESTS the lock goes around the transaction."""
-    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
-    Order.objects.using("warehouse").create(pk=7)
-    seen = []
+def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release):
+    """Under ATOMIC_REQUESTS the lock goes around the transaction, as that of the view does inside it."""
+    assert client.post("/pay/7/").status_code == 200
 
-    def look(lease, **about):
-        if lease.name == NAME:
-            seen.append(paid_as_others_see())
-
-    lock_released.connect(look)
-    try:
-        assert client.post("/pay/7/").status_code == 200
-    finally:
-        lock_released.disconnect(look)
-
-    assert seen == [True]
+    assert seen_at_release == [True, True]
 
 
 def test_lost_lock_is_logged(client, leases, caplog):
@@ -222,24 +187,19 @@ def test_missing_value_is_an_error_and_never_a_shared_lock(client, leases):
 # Errors of the view
 
 
-def test_error_of_a_lock_inside_is_answered(client):
+async def test_error_of_a_lock_inside_is_answered(client, async_client):
     """A lock that the view could not get is 409 for people and programs; without a quorum it is 503."""
-    with lock("inside"):
-        page = client.post("/busy-inside/")
-        problem = client.post("/busy-inside/", headers={"accept": "application/json"})
+    ask = sync_to_async(client.post)
+    async with lock("inside"):
+        page, problem = await ask("/busy-inside/"), await ask("/busy-inside/", headers={"accept": "application/json"})
+        assert (await async_client.post("/abusy-inside/")).status_code == 409
     for node in locks["default"].nodes[:2]:
         node.down = True
-    unknown = client.post("/busy-inside/")
+    unknown = await ask("/busy-inside/")
 
     assert (page.status_code, problem.status_code, unknown.status_code) == (409, 409, 503)
     assert b"<h1>Already in progress</h1>" in page.content
     assert problem["Content-Type"] == "application/problem+json"
-
-
-async def test_error_of_a_lock_inside_is_answered_under_asgi(async_client):
-    """The same for an asynchronous view."""
-    async with lock("inside"):
-        assert (await async_client.post("/abusy-inside/")).status_code == 409
 
 
 def test_other_errors_stay_errors(client):

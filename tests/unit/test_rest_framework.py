@@ -18,7 +18,7 @@ from rest_framework.decorators import action
 from rest_framework.test import APIClient
 from rest_framework.viewsets import ViewSet
 
-from django_redlock import LockTakenError, StaleTokenError, lock, locked_view, locks
+from django_redlock import StaleTokenError, lock, locked_view, locks
 from django_redlock.contrib.rest_framework import exception_handler
 from tests.shop.helpers import during, paid_as_others_see
 from tests.shop.models import Order
@@ -46,7 +46,7 @@ def api():
 # One at a time
 
 
-@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html"])
+@pytest.mark.parametrize("accept", ["*/*", "text/html"])
 def test_second_request_gets_problem_details(api, accept):
     """A program gets JSON, whatever it accepts, with Retry-After and without the name of the lock."""
     with lock("view:order:7"):
@@ -79,18 +79,6 @@ def test_safe_methods_and_unknown_ones_are_not_locked(api):
         assert api.delete("/pay/7/").status_code == 405
 
 
-@pytest.mark.django_db
-def test_stream_keeps_the_lock(api):
-    """A streaming response holds the lock until it is closed."""
-    answer = api.patch("/pay/7/")
-    with pytest.raises(LockTakenError):
-        lock("view:order:7", wait=0).acquire()
-
-    assert b"".join(answer.streaming_content) == b"onetwo"
-    with lock("view:order:7", wait=0):
-        pass
-
-
 # The user and the key
 
 
@@ -105,48 +93,34 @@ def test_user_is_known_by_token(api, names):
     assert names() == ["view:user:42"]
 
 
-@pytest.mark.parametrize(("body", "name"), [({"order": 7}, "7"), ({"order": "a:b"}, "a%3Ab")])
-def test_key_may_be_in_the_body(api, names, body, name):
-    """``post:order`` reads what the framework parsed, JSON as well as forms."""
-    assert api.post("/posted/", body, format="json").status_code == 200
-    assert api.post("/posted/", body, format="multipart").status_code == 200
+@pytest.mark.parametrize(("order", "name"), [(0, "0"), ("a:b", "a%3Ab")])
+def test_key_may_be_in_the_body(api, names, order, name):
+    """``post:order`` reads what the framework parsed, JSON as well as forms; an id of 0 is a value."""
+    assert api.post("/posted/", {"order": order}, format="json").status_code == 200
+    assert api.post("/posted/", {"order": order}, format="multipart").status_code == 200
 
     assert names() == [f"view:order:post:order:{name}"] * 2
 
 
-@pytest.mark.parametrize("body", [{}, {"order": ""}, [1, 2]])
-def test_missing_value_is_the_clients_mistake(api, names, body):
-    """A body without the key's value is 400 and says what is missing; nothing is locked."""
-    answer = api.post("/posted/", body, format="json")
-
-    assert (answer.status_code, answer.json()) == (400, {"detail": "the client sent no order"})
-    assert names() == []
-
-
 @pytest.mark.parametrize(
-    ("sent", "why"),
+    ("body", "why"),
     [
-        ("[1, 2]", "must be a text or a whole number, not a list"),
-        ('{"id": 1}', "must be a text or a whole number, not an object"),
-        ("{}", "must be a text or a whole number, not an object"),
-        ("1.5", "must be a text or a whole number, not a fraction"),
-        (r'"\ud800"', "UTF-8 cannot encode"),
-        (r'"%s\ud800"' % ("x" * 200), "UTF-8 cannot encode"),
+        ("[1, 2]", "the client sent no order"),
+        ("{}", "the client sent no order"),
+        ('{"order": ""}', "the client sent no order"),
+        ('{"order": [1, 2]}', "must be a text or a whole number, not a list"),
+        ('{"order": {"id": 1}}', "must be a text or a whole number, not an object"),
+        ('{"order": 1.5}', "must be a text or a whole number, not a fraction"),
+        (r'{"order": "\ud800"}', "UTF-8 cannot encode"),
+        (r'{"order": "%s\ud800"}' % ("x" * 200), "UTF-8 cannot encode"),
     ],
 )
-def test_value_that_no_key_can_have_is_the_clients_mistake(api, names, sent, why):
-    """JSON may have anything in place of a text; the answer is 400 and says so, and nothing is locked."""
-    answer = api.post("/posted/", f'{{"order": {sent}}}', content_type="application/json")
+def test_value_that_no_key_can_have_is_the_clients_mistake(api, names, body, why):
+    """JSON may have anything, or nothing, in place of a text; the answer is 400 and says so, and nothing is locked."""
+    answer = api.post("/posted/", body, content_type="application/json")
 
     assert (answer.status_code, why in answer.json()["detail"]) == (400, True)
     assert names() == []
-
-
-def test_zero_is_a_value(api, names):
-    """An id of 0 was sent; only an empty text or no value at all was not."""
-    assert api.post("/posted/", {"order": 0}, format="json").status_code == 200
-
-    assert names() == ["view:order:post:order:0"]
 
 
 @pytest.mark.parametrize("value", ["x" * 9000, "\ud800"])

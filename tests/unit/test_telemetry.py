@@ -53,16 +53,14 @@ def three(nodes: Servers) -> Iterator[Servers]:
         ("orders:7", "orders:*"),
         ("report-2026-11", "report-N-N"),
         ("task:shop.import:user=7", "task:shop.import:*"),
-        ("a:1, b:2", "a:*"),
         ("6ba7b810-9dad-11d1-80b4-00c04fd430c8", "N"),
         ("x" * 5000, "x" * 100),
         ("alice@example.com", "*"),
-        ("view:alice@example.com", "view:*"),
         ("view:alice@example.com:7", "view:*"),
+        ("a:1, b:2", "a:*"),
         ("view:alice", "view:*"),
         ("view:order:7", "view:order:*"),
         ("command:alice@example.com", "command:*"),
-        ("command:import:7", "command:import:*"),
         ("user/alice/profile", "user/*"),
         ("report-xNfQNzK", "report-N"),
         ("nightly import of orders", "nightly *"),
@@ -182,30 +180,21 @@ def test_too_few_nodes_are_not_zero_locks(three, registry):
     assert 'outcome="no_quorum"' in text
 
 
-def test_metrics_are_installed_as_often_as_the_apps_are_ready(three):
+def test_metrics_are_installed_as_often_as_the_apps_are_ready():
     """Installed again in the same registry, the metrics stay; in another registry they appear, and leave the first."""
     first, second = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    sample = "redlock_wait_seconds_count", {"alias": "default", "lock": "orders:*", "outcome": "acquired"}
     try:
-        for registry in (first, first, second, first):
-            prometheus.install(registry)
-            lock("orders:7").acquire().release()
-        counts = [
-            registry.get_sample_value(
-                "redlock_wait_seconds_count", {"alias": "default", "lock": "orders:*", "outcome": "acquired"}
-            )
-            for registry in (first, second)
-        ]
+        with override_settings(REDLOCK={"default": {"NODES": ["memory://a"]}}):
+            for registry in (first, first, second, first):
+                prometheus.install(registry)
+                lock("orders:7").acquire().release()
+        counts = [registry.get_sample_value(*sample) for registry in (first, second)]
     finally:
         prometheus.uninstall()
 
     assert counts == [1, None]
     assert not first._names_to_collectors
-
-
-def test_a_scrape_of_settings_that_cannot_be_used(registry):
-    """A wrong setting does not make the scrape fail."""
-    with override_settings(REDLOCK={"default": {"NODES": []}}):
-        assert b"redlock_node_up" in prometheus_client.generate_latest(registry)
 
 
 def test_the_app_installs_the_metrics():
