@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import warnings
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -77,17 +76,14 @@ def operator() -> Client:
 
 
 def names(response) -> list[str]:
-    """Return the locks on a page."""
     return [unquote(name) for name in NAME.findall(response.content.decode())]
 
 
 def text_of(client: Client, path: str, **query: str) -> str:
-    """Return a page."""
     return client.get(path, query).content.decode()
 
 
 def said(response) -> list[str]:
-    """Return the messages on a page."""
     return [str(message) for message in response.context["messages"]]
 
 
@@ -211,7 +207,6 @@ def test_a_list_that_is_cut_short_says_so(nodes, viewer):
 
 
 def test_worst_comes_first_and_then_what_is_held_longest(nodes, viewer):
-    """Trouble is above what is well, and within a state the oldest hold is above the others."""
     put("a", age=10)
     put("b", age=1000)
     put("c", age=100)
@@ -375,7 +370,6 @@ def test_no_table_is_ever_asked(nodes, operator, django_assert_num_queries):
 
 
 def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
-    """A page makes rows of the locks it shows, and not of all that are held."""
     for number in range(60):
         put(f"n{number:02}", left=10 + number / 10)
     made = []
@@ -604,7 +598,6 @@ def test_a_lock_that_changed_hands_is_left_alone(nodes, operator, action):
 
 
 def test_a_lock_that_is_gone_is_said_to_be_free(nodes, operator):
-    """Releasing what nobody holds any more says so, and writes no audit entry."""
     response = act(operator, "release", key_of(shown(A), "default", "{orders:7}"))
 
     assert said(response) == ["“orders:7” was left alone: nobody holds it any more."]
@@ -670,7 +663,6 @@ def test_select_all_releases_nothing(nodes, operator):
 
 
 def test_bulk_release_is_capped(nodes, operator):
-    """No more locks are released at a time than one can read."""
     keys = [put(f"orders:{number}") for number in range(pages.MAX_RELEASE + 1)]
 
     response = act(operator, "release", *keys)
@@ -680,7 +672,6 @@ def test_bulk_release_is_capped(nodes, operator):
 
 
 def test_names_survive_the_form(nodes, operator):
-    """Names with line ends, slashes and the like come back from the form as they were."""
     strange = ["a\nb", "a/b%2F", "x" * 5000, "ключ 🔑", "'\"&"]
     keys = [put(name) for name in strange]
     assert all(map(str.isascii, keys))
@@ -823,7 +814,6 @@ print(response.status_code, [find_lock(name) for name in names], users)
 
 @pytest.mark.server
 def test_users_with_a_name_for_a_key(tmp_path):
-    """Who released is logged whatever the primary key of the project's user model is."""
     (tmp_path / "people").mkdir()
     (tmp_path / "people" / "__init__.py").touch()
     (tmp_path / "people" / "models.py").write_text(PEOPLE)
@@ -858,7 +848,6 @@ def test_the_page_of_a_lock(nodes, operator):
 
 
 def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
-    """Waiters in order, and the entries of the log about this lock."""
     lock("orders:7", renew=False).acquire()
     key = row_key("orders:7")
     with waited_for("orders:7"):
@@ -955,15 +944,6 @@ def test_saving_is_refused():
     """A row of the page is no way to take a lock."""
     with pytest.raises(TypeError, match=r"django_redlock\.lock\(\)"):
         HeldLock.objects.create(name="x")
-
-
-def test_pages_do_not_warn(nodes, operator):
-    """No page uses anything of Django that is going away."""
-    key = put("orders:7")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for page in (operator.get(LIST), act(operator, "stop", key, confirmed=False), act(operator, "release", key)):
-            assert page.status_code == 200
 
 
 @pytest.mark.parametrize("page", [LIVE, NODES, DETAIL])

@@ -158,7 +158,6 @@ def test_clear_asks_at_a_terminal(five, monkeypatch):
 
 
 def test_clear_older_than(five):
-    """--older-than skips younger keys, and keys without an age."""
     put("young", left=None, age=70)
     put("old", left=None, age=500)
     put("foreign", left=None, text="hello")
@@ -180,7 +179,6 @@ def test_clear_by_name(five):
 
 
 def test_clear_refuses_names_that_are_none(five):
-    """A name that no lock can have is an error that says why."""
     _out, err, code = run("redlock_clear", "--name", "x" * 10_000)
 
     assert "A lock's name may have 8192 bytes" in err
@@ -188,7 +186,6 @@ def test_clear_refuses_names_that_are_none(five):
 
 
 def test_clear_of_a_key_that_changes(five, monkeypatch):
-    """A key that somebody takes while the question is on the screen is not deleted."""
     put("orders:7", left=10, age=100, count=2)
     monkeypatch.setattr(builtins, "input", lambda question: put("orders:7", B, 30) and "yes")
 
@@ -233,7 +230,6 @@ def test_release_of_a_key_of_another_type(nodes):
 
 
 def test_list_as_csv(five):
-    """The CSV has a line for each lock, quoted where needed, and no cell that a spreadsheet takes for a formula."""
     put("a,b", left=20)
     put("=1+1", B, left=10)
 

@@ -304,7 +304,6 @@ async def test_waiter_gets_the_lock_when_it_is_released(options):
 
 
 async def test_acquiring_again_keeps_the_first_hold(make, options):
-    """A lock object that holds the lock does not get it again, and keeps its token."""
     lock = make(timeout=5)
     await done(lock.acquire())
     token, lease = lock.local.token, lock.lease
@@ -356,7 +355,6 @@ async def test_extension_that_nodes_do_not_answer_leaves_the_lock_as_it_was(make
 
 
 async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
-    """A forked child does not own the hold that it finds in the lock."""
     lock = make(timeout=5)
     await done(lock.acquire())
     lock.lease.hold._pid = -1  # as if this process were a child of that one
@@ -396,7 +394,6 @@ async def test_reset_takes_the_lock_from_whoever_holds_it(make, options):
 
 
 async def test_reset_of_the_own_lock_ends_it_here_too(make, options):
-    """The lock object forgets its hold, and its lease is no longer valid."""
     lock = make()
     await done(lock.acquire())
     lease = lock.lease
@@ -448,7 +445,6 @@ async def test_reset_that_nodes_do_not_carry_out_names_them(make, monkeypatch):
 
 
 async def test_leaving_a_block_raises_when_the_lock_was_lost(make, sim):
-    """The body learns that it may not have been alone."""
     with pytest.raises(LockNotOwnedError):
         async with entered(make(timeout=5)) as lock:
             await wait(sim, lock, 5)
@@ -456,7 +452,6 @@ async def test_leaving_a_block_raises_when_the_lock_was_lost(make, sim):
 
 @pytest.mark.parametrize("raises", [True, False])
 async def test_exception_of_the_body_is_what_leaves_the_block(make, raises):
-    """A lost lock does not hide the exception of the body."""
     with pytest.raises(ZeroDivisionError):
         async with entered(make(timeout=5, raise_on_release_error=raises)):
             1 / (force_release() != "released")
@@ -546,7 +541,6 @@ async def test_nothing_is_held_longer_than_the_options_allow(make, options):
 
 @pytest.mark.parametrize(("additional", "replace"), [(0, True), (-20, False), (math.nan, False), (math.inf, True)])
 async def test_extension_to_nothing_is_refused(make, additional, replace):
-    """A lock is not ended by an extension."""
     lock = make(timeout=10)
     await done(lock.acquire())
 
@@ -669,7 +663,6 @@ def test_locks_can_be_used_outside_of_an_event_loop():
 
 
 async def test_chosen_token_does_not_let_two_in(make, options):
-    """A caller that chooses the present holder's token does not become the holder."""
     first, second = make(timeout=5), make(timeout=5)
 
     assert await done(first.acquire(token="worker-1"))

@@ -60,7 +60,6 @@ def test_locks_of_a_request_are_shown(client):
 
 
 def test_request_without_locks_has_an_empty_panel(client):
-    """A request without locks has an empty panel, whatever other requests do."""
     with lock("elsewhere"):
         content = shown(client.get("/touch/7/"))
 
@@ -68,8 +67,6 @@ def test_request_without_locks_has_an_empty_panel(client):
 
 
 def test_lost_lock_and_missing_quorum_have_different_texts(client):
-    """The outcome of a lock is shown in words."""
-
     def work():
         lease = lock("gone").acquire()
         locks["default"].release(lease.names, lease.secret)

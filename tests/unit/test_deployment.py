@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import get_commands
 
-from django_redlock import lock, locks
+from django_redlock import locks
 from tests import deployment
 from tests.deployment import CHECKOUT, FOLDER, LOCKS, SHOP, compose, container, manifest, manifests, pods
 
@@ -193,15 +193,3 @@ def test_pods_find_their_volumes_variables_and_labels():
     ports = {port["name"] for name in pods() for port in container(name).get("ports", [])}
     assert manifest("Service", "shop")["spec"]["ports"][0]["targetPort"] in ports
     assert container("shop-web")["readinessProbe"]["httpGet"]["port"] in ports
-
-
-def test_processes_with_other_nodes_do_not_exclude_each_other(settings):
-    """
-    The reason why a list of nodes is changed only while no process uses the old one: two lists have two majorities.
-    """
-    lists = {"before": "memory://a,memory://b,memory://c", "after": "memory://c,memory://d,memory://e"}
-    settings.REDLOCK = {name: {"NODES": nodes, "OPTIONS": {"restart_guard": False}} for name, nodes in lists.items()}
-
-    with lock("a", using="before", wait=0) as old, lock("a", using="after", wait=0) as new:
-        assert old.valid()
-        assert new.valid()

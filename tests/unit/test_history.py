@@ -107,7 +107,6 @@ def test_a_child_process_of_celery_writes_at_its_end(recorder):
 
 
 def test_too_much_is_dropped(recorder):
-    """A process keeps a bounded number of rows in memory."""
     for _ in range(MOST + 10):
         recorder._gave_up("default", "orders:7", "taken", 0.0)
 
@@ -129,7 +128,6 @@ def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog):
 
 
 def test_old_rows_go(recorder):
-    """Rows older than a month are deleted."""
     held("old", 1, 1.0)
     Hold.objects.update(ended=timezone.now() - KEEP - timedelta(days=1))
     recorder._pruned = -1e9
@@ -140,7 +138,6 @@ def test_old_rows_go(recorder):
 
 
 def test_hostile_names_are_bounded(recorder):
-    """Long names and control characters fit into a row."""
     lock("x" * 5000 + "\x00\n").acquire().release()
 
     assert recorder.flush() == 1
@@ -194,7 +191,6 @@ def test_a_lock_that_nobody_got_was_neither_held_nor_lost(viewer):
 
 
 def test_the_doctor_without_a_history():
-    """Without the app, the command says what to install."""
     with override_settings(INSTALLED_APPS=["django_redlock"]):
         with pytest.raises(CommandError, match=r"add 'django_redlock\.contrib\.history' to INSTALLED_APPS"):
             call_command("redlock_doctor", "--advise")

@@ -38,7 +38,6 @@ def five():
 
 
 def only(snapshot: Snapshot):
-    """Return the one lock of a listing."""
     assert len(snapshot.locks) == 1
     return snapshot.locks[0]
 
@@ -52,7 +51,6 @@ def reasons() -> list[Staleness]:
 
 
 def test_a_held_lock_is_listed_with_its_holder(five):
-    """A lock held on all nodes is listed with votes, time, holder, token and fingerprint."""
     with lock("orders:7", ttl=30, label="nightly") as lease:
         found = only(held_locks())
 
@@ -147,7 +145,6 @@ def test_listing_is_bounded(five, monkeypatch):
 
 
 def test_the_soonest_end_comes_first(five):
-    """Locks are listed in the order of their end; those without one come last."""
     for name, left in (("late", 50), ("never", None), ("soon", 5)):
         put_each(five, value(), *[left] * 5, name=name)
 
@@ -384,7 +381,6 @@ def test_a_listing_without_time_has_locks_that_never_end(five, monkeypatch):
 
 
 def test_a_silent_node_is_not_asked_again(five, monkeypatch):
-    """A node that did not answer once is left out of the rest of a listing."""
     for number in range(3 * PAGE):
         put_each(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
     five[2].down = True

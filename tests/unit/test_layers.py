@@ -53,12 +53,6 @@ PUBLIC = {
     *("middleware", "models", "operations", "querysets", "routers", "signals", "views"),
 }
 
-# Private names that we define as well, but that are used here on objects of others.
-FOREIGN = {
-    "_replace",  # of named tuples
-    *("_fields", "_for_write", "_state"),  # of Django's models and querysets
-    *("_reader", "_sock", "_writer"),  # of redis-py's connections
-}
 
 MAX_BODY = 60  # lines of a function, without its docstring
 
@@ -175,22 +169,6 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def private_names(tree: ast.Module) -> set[str]:
-    """Return the private names that a module defines: methods, attributes of ``self`` and of classes, slots."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
-            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
-                found.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
-            case ast.Constant(value=str(name)) if name.isidentifier():
-                found.add(name)
-    return {name for name in found if is_private(name)}
-
-
 def test_imports_are_found_in_every_form():
     """The reader of imports resolves relative ones, and sees those inside functions."""
     source = (
@@ -302,24 +280,6 @@ def test_modules_do_not_import_each_other(imports):
     assert circles_in(dependencies([each for each in imports if each.at_run_time])) == set()
 
 
-def test_private_attributes_stay_in_their_module():
-    """
-    No module uses an attribute with a leading underscore that another module of the package defines.
-
-    Names are compared, not types: a module may use on anything the names that one of its own classes defines.
-    """
-    defined = {path: private_names(tree) for path, tree in trees().items()}
-    ours = set().union(*defined.values()) - FOREIGN
-    borrowed = {
-        (path, node.attr)
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr in ours - defined[path]
-    }
-
-    assert borrowed == set()
-
-
 def test_private_names_are_not_imported(imports):
     """No module imports a name with a leading underscore from another module of the package."""
     private = [each for each in imports if each.top == "django_redlock" and is_private(each.name.rpartition(".")[2])]
@@ -343,35 +303,6 @@ def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return how many lines a function has, without its signature and its docstring."""
     statements = node.body[ast.get_docstring(node, clean=False) is not None :]
     return (statements[-1].end_lineno or 0) - statements[0].lineno + 1 if statements else 0
-
-
-def late_imports() -> Iterator[tuple[str, str]]:
-    """Yield the imports in functions: where each is, and its line with the lines of the same block of imports."""
-    for path, tree in trees().items():
-        lines = sources()[Path(path)].splitlines()
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Import | ast.ImportFrom):
-                        yield f"{path}:{node.lineno}", "\n".join(import_block(lines, node.lineno - 1))
-
-
-def import_block(lines: list[str], number: int) -> list[str]:
-    """Return the neighbouring lines that import or are comments."""
-    first = last = number
-    while lines[first - 1].lstrip().startswith(("from ", "import ", "#")):
-        first -= 1
-    while lines[last + 1].lstrip().startswith(("from ", "import ")):
-        last += 1
-    return lines[first : last + 1]
-
-
-def test_imports_in_functions_have_a_reason():
-    """An import in a function is for what a cold start must not load, and a comment gives the reason."""
-    found = dict(late_imports())
-
-    assert len(found) > 10
-    assert [where for where, block in found.items() if "only here" not in block] == []
 
 
 PYTHON_LOCKS = {

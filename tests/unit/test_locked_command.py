@@ -187,7 +187,6 @@ def test_exception_of_the_command_releases():
 
 
 def test_max_hold_is_that_of_the_command():
-    """Renewal ends at the decorator's ``max_hold``."""
     ends = []
 
     call_command(command(locked_command("nightly", max_hold=7200), lambda self: ends.append(self.lease.hold)))
@@ -224,6 +223,5 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key):
 
 @pytest.mark.parametrize("target", [Import(), object, "nightly"])
 def test_only_commands_can_be_decorated(target):
-    """Anything but a command or a function is an error that says so."""
     with pytest.raises(TypeError, match="decorates a BaseCommand or its handle"):
         locked_command("nightly")(target)

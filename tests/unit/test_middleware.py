@@ -203,7 +203,6 @@ async def test_error_of_a_lock_inside_is_answered(client, async_client):
 
 
 def test_other_errors_stay_errors(client):
-    """The middleware does not handle errors that are not about a lock."""
     during(lambda: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):

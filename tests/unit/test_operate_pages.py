@@ -83,12 +83,3 @@ def test_reasons_that_head_an_incident_are_those_of_nodes():
 
     assert len(reasons) >= 8
     assert [reason for reason in reasons if reason.removesuffix(", votes again in") not in source] == []
-
-
-def test_terms_of_the_glossary_are_sorted():
-    """A reader finds a term by its first letter."""
-    (listed,) = re.findall(r"```\{glossary\}\n(.*?)```", (DOCS / "glossary.md").read_text(), re.DOTALL)
-    terms = re.findall(r"^(\w.*)$", listed, re.MULTILINE)
-
-    assert terms == sorted(terms, key=str.lower)
-    assert len(terms) >= 30

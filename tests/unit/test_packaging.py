@@ -96,21 +96,6 @@ def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
     assert f"celery=={celery}." in environment
 
 
-def test_lint_runs_the_pinned_hooks_and_nothing_else():
-    """The hooks that a commit runs are those of `tox run -e lint`: .pre-commit-config.yaml alone has their versions."""
-    hooks = (CHECKOUT / ".pre-commit-config.yaml").read_text()
-    lint = (CHECKOUT / "tox.ini").read_text().partition("[testenv:lint]")[2].partition("[testenv:")[0]
-    tools = re.findall(r"additional_dependencies: \[(.+)\]", hooks)
-
-    assert re.findall(r"repo: (.+)", hooks) == ["local"]  # no hook is downloaded from anywhere but the package index
-    assert len(tools) == hooks.count("language: python")
-    assert all(re.fullmatch(r"[a-z-]+==[0-9.]+", tool) for tool in tools)
-    assert re.search(r"^deps = pre-commit==[0-9.]+$", lint, re.M)
-    assert re.findall(r"^commands =\n(.+)$", lint, re.M) == [
-        "    pre-commit run --all-files --show-diff-on-failure {posargs}"
-    ]
-
-
 @wheel_only
 def test_readme_and_urls_have_the_address_of_the_repository():
     """A package index shows the README outside the repository, where a path in it leads nowhere."""

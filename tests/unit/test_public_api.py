@@ -163,7 +163,6 @@ def is_method(name: str, value: Any) -> bool:
 
 
 def test_everything_public_is_documented():
-    """Every public function, class and method has a docstring."""
     assert [name for name, found in documented() if not inspect.getdoc(found)] == []
 
 

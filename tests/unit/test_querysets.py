@@ -83,7 +83,6 @@ def order_name(order):
 
 @pytest.mark.django_db
 def test_instance_is_refreshed_under_its_lock(when_locked):
-    """The block gets the caller's instance with the values that the row had when the lock was taken."""
     order = Order.objects.create(total=1)
     when_locked(lambda: Order.objects.update(total=2))
 
@@ -346,7 +345,6 @@ def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch, late):
     ],
 )
 def test_path_that_leads_to_no_row_is_refused(of, error, message):
-    """A mistake in ``of`` is an error that lists the possible values."""
     with pytest.raises(error, match=message):
         lock_for_update(Purchase.objects.all(), of=of)
 
@@ -356,7 +354,6 @@ def test_path_that_leads_to_no_row_is_refused(of, error, message):
 
 @pytest.mark.parametrize("order", [Order(), Order(pk=7), Stock(place="here")], ids=["new", "made up", "half a key"])
 def test_unsaved_instance_is_refused(order):
-    """An instance without a row is an error that says what to do."""
     with pytest.raises(ValueError, match=r"This shop\.(Order|Stock) is not saved.* Save it first"):
         lock_for_update(order)
 
@@ -365,7 +362,6 @@ def test_unsaved_instance_is_refused(order):
     "options", [{"nowait": True, "skip_locked": True}, {"nowait": True, "wait": 0}, {"skip_locked": True, "wait": 1.0}]
 )
 def test_options_that_exclude_each_other_are_refused(options):
-    """Only one of the options for a taken row may be given."""
     with pytest.raises(ValueError, match="nowait, skip_locked and wait"):
         lock_for_update(Order.objects.all(), **options)
     with pytest.raises(ValueError, match="use nowait"):
@@ -529,7 +525,6 @@ def test_taken_row_raises_when_the_caller_does_not_wait_for_it(options):
 
 @pytest.mark.django_db
 def test_locked_rows_are_skipped_when_asked():
-    """``skip_locked`` gives the rows that nobody else has, under their locks."""
     orders = [Order.objects.create() for _ in range(3)]
 
     with lock(order_name(orders[1])), lock_for_update(Order.objects.order_by("pk"), skip_locked=True) as locked:
@@ -566,7 +561,6 @@ def test_open_transaction_is_refused_before_the_lock_is_taken(leases):
 
 @pytest.mark.django_db(transaction=True)
 def test_autocommit_that_is_off_is_refused_before_the_lock_is_taken(leases):
-    """Without autocommit the end of the block would not commit."""
     order = Order.objects.create()
     transaction.set_autocommit(False)
     try:

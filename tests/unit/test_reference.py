@@ -34,7 +34,6 @@ def page(name: str) -> str:
 
 
 def signals_page() -> str:
-    """Return the page on events without the log events, which have tables of their own."""
     return page("events").partition("\n## Log events\n")[0]
 
 
@@ -57,7 +56,6 @@ def section(name: str, heading: str) -> str:
 
 
 def names(text: str) -> list[str]:
-    """Return the names in the first column of tables."""
     return [name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])]
 
 
@@ -85,7 +83,6 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("heading", FUNCTIONS)
 def test_arguments_of_functions(heading: str):
-    """Every argument is listed, in the order of the signature."""
     assert names(section("options", heading)) == list(inspect.signature(FUNCTIONS[heading]).parameters)
 
 
@@ -121,13 +118,11 @@ def test_checks_have_a_cause_and_a_remedy():
 
 
 def test_signals():
-    """Every signal is listed, and nothing else."""
     assert names(signals_page().partition("| signal |")[2].partition("\n\n")[0]) == list(signals.SIGNALS)
     assert names(section("events", "Singleton tasks")) == CELERY_EVENTS
 
 
 def test_reasons_of_a_loss():
-    """Every reason for which a lease ends is listed."""
     assert sorted(names(section("events", "Why a lease ended"))) == sorted(EXPLANATIONS)
 
 
@@ -144,7 +139,6 @@ def test_arguments_of_signals():
 
 
 def test_log_events():
-    """Every value of "event" in a log record is listed."""
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     written = set(re.findall(r'"event": "(\w+)"', source)) | set(CELERY_EVENTS)
     written |= set(re.findall(r'_report\([^()]*"(lock_\w+)"', source))
@@ -156,7 +150,6 @@ def test_log_events():
 
 
 def test_exit_codes():
-    """The numbers are those of the commands."""
     looking, working = section("commands", "Exit codes").split("| exit code |")
     columns = re.findall(r"\d", looking.partition("| command |")[2].partition("\n")[0])
     first = [line.split("|")[1] for line in working.splitlines() if line.startswith("|")]
@@ -186,7 +179,6 @@ def test_exit_codes_of_call_command(settings, monkeypatch):
 
 
 def test_every_command_is_in_the_table():
-    """A command that is added gets a row."""
     commands = {path.stem for path in (PACKAGE / "management" / "commands").glob("redlock_*.py")}
 
     assert commands == set(re.findall(r"\[`(redlock_\w+)`\]", section("commands", "Exit codes")))
@@ -196,7 +188,6 @@ def test_every_command_is_in_the_table():
 
 
 def test_metrics_of_prometheus():
-    """Every metric is listed with its labels and its type."""
     client = pytest.importorskip("prometheus_client")
     source = (PACKAGE / "contrib" / "prometheus" / "__init__.py").read_text()
     defined = set(re.findall(r'"(redlock_\w+)"', source)) - {"redlock_prometheus"}
@@ -215,7 +206,6 @@ def test_metrics_of_prometheus():
 
 
 def test_names_in_opentelemetry():
-    """Every instrument and span is listed."""
     source = (PACKAGE / "contrib" / "opentelemetry" / "__init__.py").read_text()
 
     assert set(names(section("monitoring", "OpenTelemetry"))) == set(
@@ -257,7 +247,6 @@ def test_everything_public_is_in_the_reference():
 
 
 def test_listed_members_exist():
-    """A member that the page of the API lists is there."""
     listed = [(name, member) for name, members in documented() for member in re.findall(r"\w+", members or "")]
 
     assert len(listed) > 30

@@ -133,7 +133,6 @@ def test_result_of_a_callable_that_no_lock_can_have_is_the_clients_mistake(api, 
 
 
 def test_function_below_the_framework_knows_the_user(api, names):
-    """Below ``@api_view`` the request is the framework's."""
     during(lambda: None)
 
     with lock("view:42:7"):

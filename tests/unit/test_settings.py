@@ -229,7 +229,6 @@ def found_in(url: str) -> str:
 
 
 def test_missing_setting_is_reported(settings):
-    """A project without the setting gets a message that says what to write."""
     del settings.REDLOCK
     with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
         lock("a").acquire()
@@ -543,7 +542,6 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     ],
 )
 def test_mistakes_about_sentinels(entry: dict[str, Any], code: str, message: str):
-    """A missing or misspelt entry is named, with what to write."""
     with configured(NODES=[{**SENTINELS, **entry}, *THREE[1:]]):
         (found,) = check_settings()
         assert found.id == f"redlock.{code}"
@@ -648,7 +646,6 @@ def test_deployment(nodes: list[str], codes: list[str]):
 
 
 def test_checks_of_a_deployment_are_run():
-    """``check --deploy`` runs the checks of a deployment."""
     with configured(NODES=["redis://a", "redis://b", "redis://c"], OPTIONS={"wait": None}):
         messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True, databases=["default"])
     # The check of tasks sees tasks that other tests have left in this process.

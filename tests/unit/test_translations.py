@@ -39,7 +39,6 @@ def texts() -> Iterator[str]:
 
 @pytest.fixture(params=["de", "zh_Hans"])
 def catalog(request) -> gettext.GNUTranslations:
-    """A compiled catalogue."""
     with (PACKAGE / "locale" / request.param / "LC_MESSAGES" / "django.mo").open("rb") as file:
         return gettext.GNUTranslations(file)
 
@@ -51,14 +50,12 @@ def test_there_is_something_to_translate():
 
 
 def test_every_text_is_translated(catalog):
-    """No catalogue lacks a text."""
     known = {key[0] if isinstance(key, tuple) else key for key, text in catalog._catalog.items() if text}
 
     assert set(texts()) - known == set()
 
 
 def test_blanks_are_the_same(catalog):
-    """A translation has the placeholders of its original, and no others."""
     for key, text in catalog._catalog.items():
         original = key[0] if isinstance(key, tuple) else key
         if original and not (isinstance(key, tuple) and key[1] == 0 and "%(" not in original):

@@ -100,7 +100,6 @@ def test_second_request_gets_a_retry_after(client):
 
 
 def test_safe_methods_are_not_locked(client):
-    """A request that only reads goes through while the lock is taken."""
     with lock(NAME):
         answers = [client.generic(method, "/touch/7/") for method in ("GET", "HEAD", "OPTIONS", "TRACE")]
 
@@ -123,7 +122,6 @@ def test_methods_choose_what_is_locked(methods, locked):
 
 
 def test_waiting_request_continues_when_the_lock_is_free():
-    """With ``wait`` a request waits for the given time before it gives up."""
     view = locked_view("order", wait=PATIENCE)(lambda request: HttpResponse())
     held = lock("view:order").acquire()
     answers = []
@@ -212,7 +210,6 @@ def test_coroutine_in_disguise_is_refused():
 
 
 def test_class_that_is_no_view_is_refused():
-    """Decorating another class is an error that says so."""
     with pytest.raises(TypeError, match=r"the class Order has no dispatch\(\)"):
         locked_view("order:{pk}")(Order)
 
@@ -464,7 +461,6 @@ def test_page_may_be_the_projects_own(settings, tmp_path):
 
 
 def test_lock_is_named_when_debugging(client, settings):
-    """With DEBUG both responses name the taken lock and its holder."""
     settings.DEBUG = True
 
     with lock(NAME, label="the other"):
@@ -476,7 +472,6 @@ def test_lock_is_named_when_debugging(client, settings):
 
 
 def test_missing_quorum_is_not_the_clients_fault(client):
-    """Without a quorum the answer is 503 with Retry-After, never 409."""
     for node in locks["default"].nodes[:2]:
         node.down = True
 
@@ -643,7 +638,6 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key, message):
 
 
 def test_key_of_a_class_is_refused_at_once():
-    """``method_decorator`` reports a mistake when the class is created."""
     with pytest.raises(ImproperlyConfigured, match=r"on a class, key 'order:\{pk': "):
 
         @method_decorator(locked_view("order:{pk"), name="dispatch")
@@ -689,13 +683,11 @@ def test_missing_value_is_an_error_and_never_a_shared_lock(leases, key, error, m
 
 
 def test_request_without_users_names_the_missing_middleware():
-    """Without AuthenticationMiddleware the error names it."""
     with pytest.raises(ImproperlyConfigured, match="add AuthenticationMiddleware"):
         locked_view("user")(show)(requests.post("/"), pk=7)
 
 
 def test_partial_view_has_a_name():
-    """A view without a dotted name of its own can be locked, too."""
     view = locked_view("order:{pk}")(partial(show, order_id=1))
 
     assert view(requests.post("/"), pk=7).status_code == 200
