@@ -3,19 +3,15 @@ The benchmark runs and reports what it measured. The figures are not tested, bec
 """
 
 import asyncio
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from django_redlock.testing import Servers
-from tests.lab.benchmarks import against, contenders, kinds
-from tests.lab.benchmarks.bench import Bench, proxies
+from tests.lab.benchmarks import against, contenders
 from tests.lab.benchmarks.measure import Contender, interleave, tasks_per_second, threads_per_second
 from tests.lab.benchmarks.report import OURS, THEIRS, Figure, Section, lines, render
 from tests.lab.benchmarks.waiting import Turn, jain, overtaking
-from tests.services import ServiceMissingError
 
 
 @pytest.fixture
@@ -69,38 +65,6 @@ def test_raw_sockets_send_what_the_package_sends(nodes: Servers):
     with nodes[0].client() as client:
         assert not list(client.scan_iter("*:h"))
         assert list(client.scan_iter("floor*:f"))
-
-
-def test_proxy_holds_every_byte_back(nodes: Servers):
-    """
-    A round trip through a proxy takes at least the time asked for.
-    """
-    with proxies(nodes.urls[:1], 0.05) as network, contenders.connect(network.urls[0]) as sock:
-        times = interleave([Contender("far", lambda: (sock.send(b"PING\r\n"), sock.recv(100)))], 1, 3, 0)
-
-    assert min(times["far"].walls) >= 0.05
-
-
-def test_kinds_of_nodes_take_turns_and_missing_ones_are_named(
-    nodes: Servers, settings: Any, monkeypatch: pytest.MonkeyPatch
-):
-    """
-    Each kind that can be started is measured for one caller and for many, and a kind without its server is left out
-    with what to install.
-    """
-
-    def missing(bench: Bench) -> Any:
-        raise ServiceMissingError("apt-get install zookeeper")
-
-    settings.REDLOCK = {}
-    found = [("memory", kinds.in_memory), ("two", partial(kinds.redis, 2)), ("ZooKeeper", missing)]
-    monkeypatch.setattr(kinds, "kinds", lambda: found)
-
-    latency, throughput = kinds.run(Bench(nodes, True))
-
-    assert [figure.name for figure in latency.figures] == ["memory", "two"]
-    assert [figure.unit for figure in throughput.figures] == ["/s", "/s"]
-    assert latency.left_out == ["ZooKeeper: apt-get install zookeeper"]
 
 
 @pytest.mark.parametrize("case", ["free-n1", "publishing-replace-n5", "duplicates-n5"])

@@ -3,9 +3,6 @@
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,37 +80,3 @@ def test_nothing_is_lost_and_no_waiter_is_passed(
     turns = run(tmp_path, nodes, kind, processes, contenders, times)
 
     check(tmp_path, turns, processes * contenders * times)
-
-
-@contextmanager
-def killing_notifications(nodes: Servers) -> Iterator[None]:
-    """Close every connection that waits for notifications, again and again."""
-    over = threading.Event()
-
-    def kill() -> None:
-        clients = [node.client() for node in nodes]
-        while not over.wait(0.005):
-            for client in clients:
-                client.client_kill_filter(_type="pubsub")
-        for client in clients:
-            client.close()
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-@pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
-def test_queue_drains_in_order_while_all_notification_connections_are_killed(
-    nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
-):
-    """Notifications only make it quicker."""
-    contenders = min(contenders, 40)
-    with killing_notifications(nodes):
-        turns = run(tmp_path, nodes, kind, processes, contenders, 2)
-
-    check(tmp_path, turns, processes * contenders * 2)

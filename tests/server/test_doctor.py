@@ -3,14 +3,12 @@ Each finding of the doctor, produced on real servers by breaking one thing; and 
 """
 
 import json
-import os
 import re
 import shutil
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +17,6 @@ from typing import Any
 import pytest
 import redis
 from django.test import override_settings
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from django_redlock.testing.proxy import RESET_ON_CLOSE
@@ -29,6 +25,7 @@ from tests.certificates import tls_server
 from tests.clusters import PASSWORD, cluster, cluster_nodes
 from tests.conftest import needs
 from tests.held import run
+from tests.lab.chaos.clock import Clock, build, compiler
 from tests.service.locking.test_sentinel import watched
 from tests.services import django_database
 
@@ -38,37 +35,12 @@ PAGE = (DOCS / "operate" / "security.md").read_text()
 ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split()
 RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
 OPEN = {"restart_guard": False, "node_timeout": 1.0}
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-static long ahead(void) { const char *text = getenv("CLOCK_AHEAD"); return text ? atol(text) : 0; }
-int gettimeofday(struct timeval *tv, void *zone) {
-    int (*real)(struct timeval *, void *) = dlsym(RTLD_NEXT, "gettimeofday");
-    int result = real(tv, zone);
-    tv->tv_sec += ahead();
-    return result;
-}
-time_t time(time_t *out) {
-    struct timeval tv;
-    gettimeofday(&tv, 0);
-    if (out) *out = tv.tv_sec;
-    return tv.tv_sec;
-}
-"""
 
 
 def found(urls: list[Any], options: Mapping[str, Any] = OPEN, timeout: float = 30.0) -> list[SimpleNamespace]:
     """Return the doctor's findings at these nodes."""
     with override_settings(REDLOCK={"default": {"NODES": urls, "OPTIONS": {**options}}}):
-        return diagnosed(timeout)
-
-
-def diagnosed(timeout: float) -> list[SimpleNamespace]:
-    """Return the doctor's findings at the nodes of the settings."""
-    out = run("redlock_doctor", "--format=json", "--fail-level=never", f"--timeout={timeout}")[0]
+        out = run("redlock_doctor", "--format=json", "--fail-level=never", f"--timeout={timeout}")[0]
     (alias,) = json.loads(out)["aliases"]
     return [SimpleNamespace(**finding) for finding in alias["findings"]]
 
@@ -88,20 +60,6 @@ def only(findings: list[SimpleNamespace], name: str) -> SimpleNamespace:
 def three(nodes: Servers) -> list[str]:
     """Three healthy servers."""
     return nodes.urls[:3]
-
-
-@contextmanager
-def another(*args: str, **env: str) -> Iterator[Server]:
-    """Start one more server, with arguments and variables of its own."""
-    before = dict(os.environ)
-    os.environ.update(env)
-    try:
-        server = Server(args=args).start()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    with server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -207,37 +165,58 @@ def test_client_certificate_that_is_missing(tls, three):
     assert "ssl_certfile" in said.remedy
 
 
-def test_tls_where_there_is_none(three):
-    """
-    The server does not speak TLS.
-    """
+@contextmanager
+def listening(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """Listen on a port of this machine, and answer each connection before it is closed."""
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed at the end
+                return
+            with connection, suppress(OSError):
+                answer(connection)
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=answer_in_plain, args=(listener,), daemon=True).start()
-        unreachable(f"rediss://127.0.0.1:{listener.getsockname()[1]}", three, "TLS failed")
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("failure", ["closed", "reset"])
-def test_server_that_speaks_another_protocol(three, failure: str):
+@pytest.mark.parametrize(
+    ("scheme", "said", "reason"),
+    [
+        ("rediss", b"-ERR this is no TLS\r\n", "TLS failed"),
+        ("redis", b"-LOADING Redis is loading the dataset in memory\r\n", "LOADING"),
+    ],
+)
+def test_server_that_cannot_serve(three, scheme: str, said: bytes, reason: str):
+    """
+    A server that does not speak TLS, and one that has just been started with much data.
+    """
+    with listening(lambda connection: connection.sendall(said)) as port:
+        unreachable(f"{scheme}://127.0.0.1:{port}", three, reason)
+
+
+def hang_up(connection: socket.socket) -> None:
+    connection.recv(1024)
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(1024):
+        pass
+
+
+def reset(connection: socket.socket) -> None:
+    connection.recv(1024)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+
+
+@pytest.mark.parametrize(("answer", "failure"), [(hang_up, "closed"), (reset, "reset")])
+def test_server_that_speaks_another_protocol(three, answer: Callable[[socket.socket], object], failure: str):
     """
     The server hangs up, as those of another kind do, and those that speak TLS only.
     """
-
-    def hang_up() -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                connection.recv(1024)
-                if failure == "reset":
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-                else:
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(1024):
-                        pass
-                connection.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=hang_up, daemon=True).start()
-        unreachable(f"redis://127.0.0.1:{listener.getsockname()[1]}", three, failure)
+    with listening(answer) as port:
+        unreachable(f"redis://127.0.0.1:{port}", three, failure)
 
 
 def test_cluster_that_does_not_answer_has_no_mode(three):
@@ -247,54 +226,14 @@ def test_cluster_that_does_not_answer_has_no_mode(three):
     assert "mode" not in ids(found(["redis+cluster://127.0.0.1:1", *three[1:]]))
 
 
-def answer_in_plain(listener: socket.socket) -> None:
-    """Greet every client as no TLS server does, until the listener is closed."""
-    with suppress(OSError):
-        while True:
-            connection, _ = listener.accept()
-            connection.sendall(b"-ERR this is no TLS\r\n")
-            connection.close()
-
-
 def test_server_that_is_full(three):
     """
     A server that has reached its maximum number of clients.
     """
-    with another("--maxclients", "1") as server:
+    with Server(args=("--maxclients", "1")) as server:
         with server.client() as client:
             client.ping()
             unreachable(server.url, three, "max clients")
-
-
-def test_server_that_loads_its_data(three):
-    """
-    A server that has just been started with much data.
-    """
-    patient = {"socket_timeout": 60.0, "retry": Retry(NoBackoff(), 0)}
-    with Server(args=("--enable-debug-command", "local")) as server, server.client(**patient) as client:
-        client.mset({f"key:{number}": "x" * 1024 for number in range(10_000)})
-        client.config_set("rdbcompression", "no")
-        client.config_set("loading-process-events-interval-bytes", 1024)  # so that it answers after each key
-        client.config_set("key-load-delay", 10_000)  # microseconds
-        reload = threading.Thread(target=until_killed, args=(client, "DEBUG", "RELOAD"))
-        reload.start()
-        try:
-            with server.client(**patient) as other:
-                while True:
-                    try:
-                        other.ping()
-                    except redis.BusyLoadingError:
-                        break
-            unreachable(server.url, three, "LOADING")
-        finally:
-            server.kill()
-            reload.join(60)
-
-
-def until_killed(client: redis.Redis, *command: str) -> None:
-    """Send a command to a server that will be killed during it."""
-    with suppress(redis.ConnectionError):
-        client.execute_command(*command)
 
 
 def test_user_without_the_right_to_choose_its_database(three):
@@ -348,7 +287,7 @@ def test_replica(nodes, three):
     """
     with nodes[1].client() as client:
         client.config_set("repl-diskless-sync-delay", 0)  # seconds that it waits for more replicas
-    with another() as replica:
+    with Server() as replica:
         with replica.client() as client:
             client.replicaof("127.0.0.1", nodes[1].port)
             while client.info("replication")["master_link_status"] != "up":
@@ -374,7 +313,7 @@ def test_eviction(three):
     A node that may evict keys is an error, and a warning where that is allowed; past evictions are a separate
     finding.
     """
-    with another("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as small:
+    with Server(args=("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")) as small:
         before = found([small.url, *three[1:]])
         allowed = found([small.url, *three[1:]], {**OPEN, "allow_evicting": [f"127.0.0.1:{small.port}"]})
         with small.client() as client:
@@ -391,7 +330,7 @@ def test_full_memory(three):
     """
     A node whose memory is nearly full is a warning, and the consequence is tried as well.
     """
-    with another("--maxmemory", "3mb") as small:
+    with Server(args=("--maxmemory", "3mb")) as small:
         with small.client() as client, suppress(redis.OutOfMemoryError):
             for number in range(1000):
                 client.set(f"filler:{number}", "x" * 10_000)
@@ -417,7 +356,7 @@ def test_disk_that_cannot_be_written(three):
     """
     A node that could not save its data is a warning.
     """
-    with another() as server:
+    with Server() as server:
         with server.client() as client:
             (folder,) = client.config_get("dir").values()
             shutil.rmtree(folder)
@@ -434,7 +373,7 @@ def test_restarted(three):
     """
     A node that has just started gives no vote yet, and the finding has the remaining time.
     """
-    with another() as fresh:
+    with Server() as fresh:
         findings = found([fresh.url, *three[1:]], {"node_timeout": 1.0, "durable": []})
 
     about = [finding for finding in findings if finding.id == "restarted" and finding.node.endswith(str(fresh.port))]
@@ -446,7 +385,7 @@ def test_age_that_is_unknown(three):
     """
     A new server that is full cannot record since when it serves; nobody knows which locks it has lost.
     """
-    with another("--maxmemory", "1") as full:
+    with Server(args=("--maxmemory", "1")) as full:
         findings = found([full.url, *three[1:]], {"node_timeout": 1.0})
 
     assert only(findings, "no-age").level == "warning"
@@ -520,10 +459,7 @@ def test_the_doctor_waits_for_the_timeout_that_it_is_given(three):
     """
     A long timeout is not a mistake in the settings: the doctor's lock lasts as long as the timeout needs.
     """
-    with override_settings(REDLOCK={"default": {"NODES": three, "OPTIONS": {"restart_guard": False}}}):
-        findings = diagnosed(600.0)
-
-    assert "trial" not in ids(findings)
+    assert "trial" not in ids(found(three, {"restart_guard": False}, timeout=600.0))
 
 
 def test_all_rights_are_tried_and_enough():
@@ -552,23 +488,15 @@ def test_the_doctor_leaves_nothing_behind(nodes, three):
 
 def test_info_that_is_refused(three):
     """
-    A node that refuses INFO gives no vote while restarts are guarded.
+    A node that refuses INFO gives no vote while restarts are guarded; without the guard, locks need no INFO.
     """
     with _server_with_user(without="+info") as url:
-        findings = found([url, *three[1:]], {"node_timeout": 1.0})
+        guarded = found([url, *three[1:]], {"node_timeout": 1.0})
+        unguarded = found([url])
 
-    assert only(findings, "no-info").level == "error"
-    assert "right" not in ids(findings)
-
-
-def test_info_that_is_refused_and_not_needed():
-    """
-    Without the guard, which is one of the remedies, locks need no INFO, and there is no finding.
-    """
-    with _server_with_user(without="+info") as url:
-        findings = found([url])
-
-    assert not {"no-info", "right", "trial"} & ids(findings).keys()
+    assert only(guarded, "no-info").level == "error"
+    assert "right" not in ids(guarded)
+    assert not {"no-info", "right", "trial"} & ids(unguarded).keys()
 
 
 def test_same_server_twice(nodes, three):
@@ -600,36 +528,32 @@ def test_options_that_are_not_used(three):
     assert "retry_on_timeout, socket_timeout" in only(findings, "ignored-options").text
 
 
-@pytest.fixture(scope="session")
-def clock(tmp_path_factory) -> Path:
-    """A library that makes a server's clock run ahead."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    needs("a C compiler", compiler, "apt-get install gcc")
-    folder = tmp_path_factory.mktemp("clock")
-    (folder / "clock.c").write_text(CLOCK)
-    command = [str(compiler), "-shared", "-fPIC", "-o", str(folder / "clock.so"), str(folder / "clock.c"), "-ldl"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "clock.so"
+@pytest.fixture
+def ahead(tmp_path) -> Clock:
+    """A clock that a test sets, and that servers go by."""
+    needs("a C compiler", compiler(), "apt-get install gcc libc6-dev")
+    return Clock(build(tmp_path), tmp_path / "clock")
 
 
-def test_clock_of_one_node(three, clock):
+def test_clock_of_one_node(three, ahead):
     """
     A node whose clock is far from the others' is found, with the difference.
     """
-    with another(LD_PRELOAD=str(clock), CLOCK_AHEAD="5") as fast:
+    ahead.set(5.0)
+    with Server(environment=ahead.environment) as fast:
         findings = found([fast.url, *three[1:]])
 
     assert ids(findings) == {"clock": "error"}
     assert re.search(r"is (4\.9|5\.\d) s ahead of the others'", findings[0].text)
 
 
-def test_clock_of_this_machine(clock):
+def test_clock_of_this_machine(ahead):
     """
     A machine whose own clock is far from that of all nodes gets a finding.
     """
-    ahead = {"LD_PRELOAD": str(clock), "CLOCK_AHEAD": "-7"}
-    with another(**ahead) as a, another(**ahead) as b, another(**ahead) as c:
-        findings = found([a.url, b.url, c.url])
+    ahead.set(-7.0)
+    with start_servers(3, environment=ahead.environment) as slow:
+        findings = found(slow.urls)
 
     assert ids(findings) == {"own-clock": "warning"}
     assert "7.0 s ahead of the nodes'" in only(findings, "own-clock").text

@@ -21,37 +21,29 @@ with lock("a", wait=0):
     print("blocking")
 asyncio.run(in_a_loop())
 """
-WAYS = [0.01, 0.05, 0.125, 0.2]  # seconds to a node and back
+WAY = 0.2  # seconds to a node and back
 
 
-@pytest.fixture
-def distant(live: Live, nodes: Servers, size: int, way: float) -> Iterator[Live]:
-    """Processes with the default options, and nodes with a user and a database that are *way* seconds away."""
+@pytest.fixture(params=[1, 3])
+def distant(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Iterator[Live]:
+    """Processes with the default options, and distant nodes with a user and a database."""
     with ExitStack() as stack:
         urls = []
-        for server in nodes[:size]:
+        for server in nodes[: request.param]:
             client = stack.enter_context(server.client())
             client.acl_setuser("far", enabled=True, passwords=["+there"], keys="*", channels="*", commands=["+@all"])
             stack.callback(client.acl_deluser, "far")
             proxy = stack.enter_context(FaultProxy(server.url))
-            proxy.delay(way / 2)
+            proxy.delay(WAY / 2)
             urls.append(f"redis://far:there@127.0.0.1:{proxy.port}/3")
         live.env |= {"LIVE_NODES": ",".join(urls), "LIVE_DEFAULTS": "yes"}
         yield live
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("way", WAYS)
 def test_fresh_process_takes_a_lock_at_once(distant: Live):
     """
     With TCP, TLS, a password, a database and the greeting, a connection takes up to six round trips. The first attempt
-    of a process waits for them, although ``node_timeout`` is hardly longer than one.
+    of a process waits for them, although ``node_timeout`` is hardly longer than one. ``redlock_run`` is such a process.
     """
     assert outcome(distant.python("-c", FIRST)) == ("blocking\nasyncio", "", 0)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("way", [0.2])
-def test_command_from_cron_takes_its_lock_at_once(distant: Live):
-    """``redlock_run`` is such a process each time."""
     assert outcome(distant.manage("redlock_run", "nightly", "--", "echo", "done"))[::2] == ("done", 0)

@@ -18,11 +18,12 @@ from subprocess import PIPE, Popen
 import pytest
 from django.test import override_settings
 
-from django_redlock import LockManager, LockTakenError, locks
+from django_redlock import Lease, LockManager, LockTakenError, locks
 from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, Signals
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import spawn
+from tests.managers import wait_until
 
 from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
 
@@ -34,10 +35,11 @@ STUBBORN = f"{WORK}signal.signal(signal.SIGTERM, signal.SIG_IGN); say(os.getpid(
 FAMILY = f"{WORK}subprocess.Popen([sys.executable, '-c', sys.argv[1]]); say(os.getpid()); time.sleep({PATIENCE})"
 # Blocked signals wait. A handler would run only after the sleep if its signal came just before the sleep.
 LISTENING = f"""{WORK}
-heeded = {{signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}}
+heeded = {{signal.Signals[name] for name in sys.argv[1:]}}
 signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
 say("ready")
-say(signal.Signals(signal.sigwait(heeded)).name)
+for _ in heeded:
+    say(signal.Signals(signal.sigwait(heeded)).name)
 sys.exit(9)
 """
 
@@ -93,35 +95,30 @@ def is_free(manager: LockManager, name: str) -> bool:
     return True
 
 
-def wait_until_gone(pid: int) -> None:
-    """Wait for the end of a process that has no parent here; its parent, or init, may leave it as a zombie."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-            os.kill(pid, 0)
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        time.sleep(0.02)
-    pytest.fail(f"process {pid} is still there")
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended that has no parent here; its parent, or init, may leave it as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_program_runs_under_the_lock(runs, manager):
     """
-    The program gets the lock, its name and its token, and the command ends with the program's exit code; then the lock
-    is free.
+    The program gets the lock, its name, its token and all that follows the dashes, and the command ends with the
+    program's exit code; then the lock is free.
     """
-    code = f"{WORK}say(os.environ['REDLOCK_NAME'] + ' ' + os.environ['REDLOCK_FENCING_TOKEN']); input(); sys.exit(7)"
-    process = runs.run("nightly", code)
-    name, token = said(process).split()
+    about = "os.environ['REDLOCK_NAME'], os.environ['REDLOCK_FENCING_TOKEN'], *sys.argv[1:]"
+    code = f"{WORK}say(' '.join([{about}])); input(); sys.exit(7)"
+    process = runs.run("nightly", code, "--ttl", "x", "--", "-v", options=("--ttl", "60"))
+    name, token, *arguments = said(process).split()
 
     with pytest.raises(LockTakenError) as taken:
         manager.lock("nightly", wait=0).acquire()
     process.stdin.write(b"\n")
     _, err, exit_code = outcome(process)
 
-    assert (name, err, exit_code) == ("nightly", "", 7)
+    assert (name, arguments, err, exit_code) == ("nightly", ["--ttl", "x", "--", "-v"], "", 7)
     assert int(token) > 0
     assert (taken.value.holder["kind"], taken.value.holder["label"]) == ("command", Path(sys.executable).name)
     assert is_free(manager, "nightly")
@@ -160,30 +157,32 @@ def test_skipping_may_be_silent(runs, manager):
         assert outcome(runs.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
 
 
-@pytest.mark.endurance
-def test_run_may_wait_for_its_turn(runs, manager, nodes):
-    """
-    With ``--wait`` a run is not skipped until the time has run out.
-    """
+@pytest.fixture
+def waiting(runs, manager, nodes) -> tuple[Lease, "Popen[bytes]"]:
+    """A run that waits for a lock, and the lease that it waits for."""
     lease = manager.lock("nightly").acquire()
     process = runs.run("nightly", f"{WORK}say('my turn')", options=("--wait", "forever"))
     with nodes[0].client() as client:
-        while not client.exists("live:{nightly}:q"):  # nobody is queued yet
-            time.sleep(0.01)
+        wait_until(lambda: client.exists("live:{nightly}:q"))
+    return lease, process
+
+
+@pytest.mark.endurance
+def test_run_may_wait_for_its_turn(waiting):
+    """
+    With ``--wait`` a run is not skipped until the time has run out.
+    """
+    lease, process = waiting
     lease.release()
 
     assert outcome(process) == ("my turn", "", 0)
 
 
-def test_interrupted_wait_is_one_sentence(runs, manager, nodes):
+def test_interrupted_wait_is_one_sentence(waiting, manager):
     """
     Ctrl-C while it waits ends it without a traceback; the program did not run, and nobody is left in the queue.
     """
-    lease = manager.lock("nightly").acquire()
-    process = runs.run("nightly", f"{WORK}say('my turn')", options=("--wait", "forever"))
-    with nodes[0].client() as client:
-        while not client.exists("live:{nightly}:q"):
-            time.sleep(0.01)
+    lease, process = waiting
     process.send_signal(signal.SIGINT)
 
     out, errors, code = outcome(process)
@@ -224,44 +223,29 @@ def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, m
     assert is_free(manager, "nightly")
 
 
-@pytest.mark.endurance
-def test_arguments_after_the_dashes_belong_to_the_program(runs):
-    """
-    Options and further dashes belong to the program.
-    """
-    code = f"{WORK}say(sys.argv[1:])"
-    process = runs.run("nightly", code, "--settings", "x", "--", "-v", options=("--ttl", "60"))
-
-    assert outcome(process) == ("['--settings', 'x', '--', '-v']", "", 0)
-
-
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.endurance) for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-]
+HEEDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 @pytest.fixture
-def heeded(name):
-    """Processes that a test starts do not ignore the signal of this name, as they would under ``nohup``."""
-    before = signal.getsignal(getattr(signal, name))
-    if before is signal.SIG_IGN:
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+def no_nohup() -> Iterator[None]:
+    """Processes that a test starts do not ignore SIGHUP, as they would under ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    if before is signal.SIG_IGN:
-        signal.signal(getattr(signal, name), before)
+    signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
-def test_signals_are_passed_on(heeded, runs, manager, name):
+def test_signals_are_passed_on(no_nohup, runs, manager):
     """
-    The program gets the signal and decides; the command ends with its exit code, and the lock is free.
+    The program gets each signal and decides; the command ends with its exit code, and the lock is free.
     """
-    process = runs.run("nightly", LISTENING)
+    process = runs.run("nightly", LISTENING, *HEEDED)
     assert said(process) == "ready"
 
-    process.send_signal(getattr(signal, name))
+    for name in HEEDED:
+        process.send_signal(getattr(signal, name))
+        assert said(process) == name
 
-    assert outcome(process) == (name, "", 9)
+    assert outcome(process) == ("", "", 9)
     assert is_free(manager, "nightly")
 
 
@@ -331,8 +315,7 @@ def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
 
     assert code == 76
     assert "the lock 'nightly' was lost: the lease ran out before it could be extended" in err
-    for pid in pids:
-        wait_until_gone(pid)
+    wait_until(lambda: all(map(has_ended, pids)))
 
 
 @pytest.mark.endurance
@@ -353,7 +336,7 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
 
     assert code == 76
     assert "the lock 'nightly' was lost: " in err
-    wait_until_gone(pid)
+    wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.endurance
@@ -379,8 +362,7 @@ def test_killed_runner_takes_the_program_with_it(runs):
 
     process.kill()
 
-    for pid in pids:
-        wait_until_gone(pid)
+    wait_until(lambda: all(map(has_ended, pids)))
 
 
 @pytest.fixture

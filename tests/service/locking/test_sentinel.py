@@ -13,7 +13,6 @@ from django.test import override_settings
 from django_redlock import QuorumUnavailableError, lock, locks
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
-from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers, find_server, start_servers
 from django_redlock.testing.servers import reserve_port, spawn
@@ -164,20 +163,6 @@ async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path:
             await flavour.acquire(manager.lock("a", wait=60))
         assert caught.value.attempts == 1
         await flavour.close(manager)
-
-
-def test_a_sentinel_that_is_down_is_no_alarm(tmp_path: Path):
-    """The doctor asks the sentinels one after the other, as taking a lock does."""
-    with watched(tmp_path) as sentinel:
-        node = {
-            "SENTINELS": ["redis://127.0.0.1:1", f"redis://127.0.0.1:{sentinel.port}"],
-            "SERVICE_NAME": "mymaster",
-        }
-        with override_settings(REDLOCK={"default": {"NODES": [node], "OPTIONS": {"node_timeout": 2.0}}}):
-            diagnosis = diagnose(timeout=5.0)
-
-    assert [each.detail for each in diagnosis.nodes] == [""]
-    assert not {"unreachable", "no-quorum", "trial"} & {finding.id for finding in diagnosis.findings}
 
 
 def test_cache_of_a_sentinel_is_a_node(tmp_path: Path):
