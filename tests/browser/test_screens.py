@@ -1,6 +1,5 @@
 """The pages at every width, with few and many locks, with and without trouble: nothing overflows, nothing overlaps."""
 
-import json
 import time
 from contextlib import contextmanager, nullcontext
 from itertools import cycle
@@ -246,24 +245,31 @@ def test_every_page_in_trouble(site, open_page, nodes, shoot):
 
 def test_one_of_two_aliases_in_trouble(site, open_page, nodes, shoot):
     """
-    The pages with a second alias that has lost its quorum: its locks are unknown, those of the first are shown.
+    The pages with a second alias that has lost its quorum: its locks are unknown, also those of other programs, whose
+    keys look different; those of the first are shown.
     """
     fill(nodes, 3)
+    foreign = "another {program}"
+    for server in nodes[2:]:
+        with server.client() as client:
+            client.set(f"other:{foreign}:h", "theirs", px=500_000)
+            client.zadd("other:index", {foreign: (time.time() + 500) * 1000})
     with second_alias(nodes):
         visit = Visit(open_page(), shoot, "aliases")
-        expect(visit.page.locator("#result_list tbody tr")).to_have_count(5)
+        expect(visit.page.locator("#result_list tbody tr")).to_have_count(6)
         visit("list-both")
         nodes[3].kill()
         nodes[4].kill()
         visit.page.clock.fast_forward(6000)
-        expect(visit.page.locator("#result_list tbody tr.redlock-old")).to_have_count(2)
+        expect(visit.page.locator("#result_list tbody tr.redlock-old")).to_have_count(3)
         expect(visit.page.locator(".redlock-asof")).to_have_text("Not updated: too few nodes answer (other).")
+        expect(visit.page.locator(".changelist-footer, .paginator").first).to_contain_text("+ held locks")
         for server in nodes[:3]:
             with server.client() as client:
                 client.delete("redlock:{orders:0:}:h")
         visit.page.clock.fast_forward(6000)
-        expect(visit.page.locator("#result_list tbody tr")).to_have_count(4)  # what is known to have ended is gone
-        expect(visit.page.locator("#result_list tbody tr.redlock-old")).to_have_count(2)
+        expect(visit.page.locator("#result_list tbody tr")).to_have_count(5)  # what is known to have ended is gone
+        expect(visit.page.locator("#result_list tbody tr.redlock-old")).to_have_count(3)
         visit("list-old")
         visit("list", "/admin/redlock/heldlock/")
         expect(visit.page.locator("#result_list tbody tr")).to_have_count(2)
@@ -271,12 +277,11 @@ def test_one_of_two_aliases_in_trouble(site, open_page, nodes, shoot):
         visit("nodes", "/admin/redlock/heldlock/nodes/")
 
 
-@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.endurance)])
-def test_the_history_fits_every_window(site, open_page, shoot, thorough):
+def test_the_history_fits_every_window(site, open_page, shoot):
     """
     The list of former locks and their kinds: empty, with rows, and with no match.
     """
-    visit = Visit(open_page(), shoot, "history", thorough=thorough)
+    visit = Visit(open_page(), shoot, "history")
     visit("former-none", HISTORY)
     about = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now()}
     for name, outcome, seconds in (("shop.import:*", "expired", 840.0), ("orders:*", "released", 0.0004)):
@@ -383,30 +388,6 @@ def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, re
     assert not waiter.is_alive()
 
 
-def test_old_rows_look_old_and_their_time_stands_still(site, open_page):
-    """
-    What is no longer known is grey, says when it was known, and its countdown stands still. When the server
-    answers again, it is as before.
-    """
-    lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
-    while find_lock(lease.name).votes < 5:
-        lease.extend()
-    page = open_page()
-    page.route("**/live/**", lambda route: route.fulfill(body="away"))
-    page.clock.fast_forward(6000)
-
-    row = page.locator("#result_list tbody tr")
-    expect(row).to_have_class("redlock-old")
-    expect(row.locator(".redlock-lastknown")).to_contain_text("last known")
-    before = row.locator("time").all_inner_texts()
-    page.clock.fast_forward(3000)
-    assert row.locator("time").all_inner_texts() == before
-    page.unroute("**/live/**")
-    page.clock.fast_forward(6000)
-    expect(page.locator("#result_list .redlock-lastknown")).to_have_count(0)
-    expect(page.locator("#result_list tbody tr.redlock-old")).to_have_count(0)
-
-
 def test_old_rows_show_the_time_of_the_server(site, open_page, nodes):
     """
     The time at which a row was last known is that of the page's own "As of", whatever the browser's time zone.
@@ -434,7 +415,8 @@ def test_old_rows_show_the_time_of_the_server(site, open_page, nodes):
 
 def test_a_server_that_hangs_makes_the_page_old(site, open_page):
     """
-    A request that is never answered does not leave a page that looks up to date: rows and nodes turn grey.
+    A request that is never answered, or otherwise than expected, does not leave a page that looks up to date: rows and
+    nodes turn grey, and a countdown stands still.
     """
     lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
     page = open_page()
@@ -445,6 +427,16 @@ def test_a_server_that_hangs_makes_the_page_old(site, open_page):
     expect(page.locator("#result_list tbody tr")).to_have_class("redlock-old")
     expect(page.locator(".redlock-nodes")).to_have_class("redlock-nodes redlock-old")
     assert serious(page) == []
+    page.unroute("**/live/**")
+    page.clock.fast_forward(6000)
+    expect(page.locator("#result_list tbody tr.redlock-old")).to_have_count(0)
+    page.route("**/live/**", lambda route: route.fulfill(body="away"))
+    page.clock.fast_forward(6000)
+    row = page.locator("#result_list tbody tr.redlock-old")
+    expect(row.locator(".redlock-lastknown")).to_contain_text("last known")
+    before = row.locator("time").all_inner_texts()
+    page.clock.fast_forward(3000)
+    assert row.locator("time").all_inner_texts() == before
     page.unroute("**/live/**")
     page.clock.fast_forward(6000)
     expect(page.locator(".redlock-asof")).to_have_text("")
@@ -479,7 +471,7 @@ def test_the_page_of_a_lock_keeps_what_was_known(site, open_page, nodes):
     lease.release(wait=False)
 
 
-@pytest.mark.parametrize("status", [409, 423, 429, 503])
+@pytest.mark.parametrize("status", [409, 503])
 def test_the_page_of_a_refused_request(browser, shoot, status):
     """
     The page fits small and wide windows, light and dark, and axe finds nothing serious in it.
@@ -497,38 +489,6 @@ def test_the_page_of_a_refused_request(browser, shoot, status):
         assert serious(page, {"include": [["html"]]}) == []
         shoot(page, f"busy-{status}-{scheme}-{width}", whole=False)
     page.close()
-
-
-def test_one_alias_without_a_quorum_leaves_the_rows_of_the_others(site, open_page, nodes):
-    """
-    Rows of an alias of which too few nodes answer stay and are grey, also those of other programs, whose keys look
-    different; the rows of the other aliases go on.
-    """
-    foreign = "another {program}"
-    for server in nodes:
-        with server.client() as client:
-            client.set(f"redlock:{foreign}:h", "theirs", px=500_000)
-            client.zadd("redlock:index", {foreign: (time.time() + 500) * 1000})
-    first = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
-    second = locks["default"].lock("orders:8", ttl=600, renew=False).acquire()
-    page = open_page()
-
-    def answer(route) -> None:
-        data = json.loads(route.fetch().text())
-        rows = data["rows"].replace('data-lock="default/%7Borders%3A7%7D"', 'data-lock="other/%7Borders%3A7%7D"')
-        route.fulfill(json={**data, "rows": rows, "unknown": ["default"], "counted": "1+ held locks"})
-
-    second.release()
-    for server in nodes:
-        with server.client() as client:
-            client.delete(f"redlock:{foreign}:h")
-    page.route("**/live/**", answer)
-    page.clock.fast_forward(6000)
-
-    expect(page.locator("#result_list tbody tr.redlock-old")).to_have_count(3)
-    expect(page.locator('#result_list tbody tr:not(.redlock-old) [data-lock^="other/"]')).to_have_count(1)
-    expect(page.locator(".changelist-footer, .paginator").first).to_contain_text("1+ held locks")
-    assert first.valid()
 
 
 def test_a_row_that_arrived_can_be_ticked_and_is_counted(site, open_page):

@@ -1,12 +1,9 @@
 """Three real members of a store whose leader dies, freezes, is replaced or is cut off, and whose clocks differ."""
 
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +17,6 @@ from tests.etcd import Cluster, Member
 from tests.managers import Flavour, held_by, real_manager, wait_until
 from tests.services import ServiceMissingError
 from tests.zookeeper import Ensemble, Zoo
-
-from .test_mixed_majority import contending
 
 pytestmark = pytest.mark.endurance  # elections take seconds each
 TTL = 5.0
@@ -77,15 +72,6 @@ def silent_leader(cluster: Store, leader: Part) -> Iterator[None]:
     leader.proxy.heal()
 
 
-HOLD = """
-import sys
-from tests.managers import real_manager
-lease = real_manager([sys.argv[1]], ttl=float(sys.argv[2]), node_timeout=1.0).lock("a", wait=60).acquire()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.mark.parametrize("strike", ["kill", "freeze"])
 def test_lock_of_a_dead_holder_is_free_after_an_election(cluster: Store, strike: str):
     """
@@ -121,43 +107,6 @@ async def test_holder_keeps_its_lock_over_an_election(cluster: Store, flavour: F
         assert await flavour.release(lease) == "released"
         await flavour.close(manager)
         leader.start()
-
-
-def test_contended_counter_survives_leaders(cluster: Store, tmp_path: Path):
-    """
-    Four processes increment a counter that only the lock protects, while the leader is killed, frozen
-    and replaced by an empty member. Nothing is lost, and tokens increase.
-    """
-    options = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 1.0, "retry_delay": 0.01}
-
-    with contending(tmp_path, [cluster.url], {"default": {}}, **options) as contenders:
-        contenders.go_on(10)
-        for strike, revive in (("kill", "start"), ("freeze", "thaw"), ("wipe", "replace")):
-            leader = cluster.leader()
-            getattr(leader, strike)()
-            contenders.go_on(5)
-            if revive == "replace" and isinstance(cluster, Cluster):
-                cluster.replace(leader)
-            else:
-                getattr(leader, revive.replace("replace", "start"))()
-            contenders.go_on(5)
-
-    tokens = contenders.tokens
-    assert tokens == sorted(set(tokens))
-    assert (tmp_path / "counter").read_text() == str(len(tokens))
-
-
-def test_process_knows_one_member_that_is_left(cluster: Store):
-    """A process that starts while a member is down finds the others, whichever it asks first."""
-    dead = cluster.leader()
-    dead.kill()
-    cluster.leader()
-    command = [sys.executable, "-c", HOLD, cluster.url, "60"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        process.kill()
-    dead.start()
 
 
 @pytest.mark.parametrize("direction", ["requests", "replies"])

@@ -29,6 +29,8 @@ from tests.etcd import Member
 from tests.managers import patient_manager
 from tests.server.locking.test_database import SECRET, acquire
 
+from .test_replicated import clean
+
 
 def node(url: str, **options: Any) -> EtcdNode:
     found = open_node(NodeSpec(url, options=options), "t:")
@@ -37,19 +39,9 @@ def node(url: str, **options: Any) -> EtcdNode:
 
 
 @pytest.fixture
-def table(etcd: Member) -> Iterator[EtcdTable]:
-    """The records of one etcd, empty."""
-    with closing(node(etcd.url).table(30.0)) as found:
-        found.open()
-        yield found
-
-
-@pytest.fixture
-def other(etcd: Member) -> Iterator[EtcdTable]:
-    """The same records over another connection, as in another process."""
-    with closing(node(etcd.url).table(30.0)) as found:
-        found.open()
-        yield found
+def store(etcd: Member) -> Member:
+    """A server of this kind only."""
+    return etcd
 
 
 @pytest.mark.parametrize(("prefix", "root"), [("t:staging:", "t:staging:"), ("t:x/y:", "t:x%2Fy:")])
@@ -61,9 +53,7 @@ def test_records_of_another_alias_are_left_alone(
     with closing(open_node(NodeSpec(etcd.url), prefix).table(30.0)) as staging:
         staging.open()
         staging.execute([acquire(ttl=60.0, keep=60.0)])
-        for _ in range(10):
-            table._clean_at = 0.0
-            table.clean()
+        clean(table)
 
         assert staging.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
         assert sorted(staging._page("", "", 100)[0]) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]

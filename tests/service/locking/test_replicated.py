@@ -7,7 +7,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from io import StringIO
 from typing import Any
@@ -19,7 +19,7 @@ from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.admin.pages import NodeRow, panels
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
@@ -41,9 +41,9 @@ from django_redlock.nodes.records.record import Names, load
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import reserve_port
 from tests.etcd import Member
-from tests.holder import held_until_killed
 from tests.managers import Flavour, eventually, fork_and_lock, patient_manager, run_greenlets, wait_until
 from tests.server.locking.test_database import SECRET, acquire, requests
+from tests.services import Service
 from tests.zookeeper import Zoo
 
 Store = Member | Zoo
@@ -51,29 +51,6 @@ Store = Member | Zoo
 
 def node(url: str) -> Any:
     return open_node(NodeSpec(url), "t:")
-
-
-@pytest.fixture(params=["etcd", "zookeeper"])
-def store(request: pytest.FixtureRequest) -> Store:
-    """A server of each kind, empty."""
-    found: Store = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def table(store: Store) -> Iterator[Any]:
-    """Its records."""
-    with closing(node(store.url).table(30.0)) as found:
-        found.open()
-        yield found
-
-
-@pytest.fixture
-def other(store: Store) -> Iterator[Any]:
-    """The same records over another connection, as in another process."""
-    with closing(node(store.url).table(30.0)) as found:
-        found.open()
-        yield found
 
 
 def comparable(reply: Reply) -> Any:
@@ -110,6 +87,13 @@ def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], objec
         return decided
 
     monkeypatch.setattr(table, "_decide", decide_slowly)
+
+
+def clean(table: Any) -> None:
+    """Have a table delete all that is over."""
+    for _ in range(10):
+        table._clean_at = 0.0
+        table.clean()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -189,9 +173,7 @@ def test_records_that_nobody_needs_are_deleted(table: Any, store: Store, monkeyp
     if isinstance(store, Member):  # in ZooKeeper, the znode of a process that waits ends with its connection
         keys.append(table.key("w", "p"))
     assert sorted(table.read(keys)[1]) == sorted(keys)
-    for _ in range(10):
-        table._clean_at = 0.0
-        table.clean()
+    clean(table)
 
     assert list(table.read(keys)[1]) == keys[1:2]
 
@@ -259,19 +241,6 @@ def test_connected_process_notices_that_the_store_was_emptied(table: Any, store:
         table.execute([acquire(secret="b" * 32)])
 
     assert lost.value.failure is Failure.RESTARTED
-
-
-def test_operators_see_and_end_what_it_holds(store: Store):
-    """The inventory treats it like any node."""
-    entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
-    with override_settings(REDLOCK={"default": entry}):
-        lease = lock("order:7", label="invoice run", ttl=60).acquire()
-        (held,) = inventory.held_locks().locks
-        assert inventory.force_release(held.name, held.fingerprint) == "released"
-        assert not lease.extend()
-        locks.reset()
-
-    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
 
 
 def test_doctor_examines_members(store: Store):
@@ -350,38 +319,15 @@ def test_members_of_one_store_are_not_several_nodes(store: Store):
 # Processes
 
 
-HOLD = """
-import sys
-from tests.managers import real_manager
-lease = real_manager([sys.argv[1]], ttl=3.0, node_timeout=0.6).lock("a", wait=20).acquire()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_lock_of_a_killed_process_ends_with_its_lease(store: Store):
-    """No record stays behind as a lock for ever."""
-    with closing(patient_manager([store.url])) as manager:
-        with held_until_killed([sys.executable, "-c", HOLD, store.url]), pytest.raises(LockTakenError):
-            manager.lock("a", wait=0).acquire()
-        assert manager.lock("a", wait=30).acquire().release() == "released"
-
-
-@pytest.fixture(params=[0, 2], ids=["alone", "with two Redis servers"])
-def urls(request: pytest.FixtureRequest, store: Store, nodes: Servers) -> list[str]:
-    """The nodes of an alias: a store alone, or in a majority."""
-    return [*nodes.urls[: request.param], store.url]
-
-
-def test_child_has_connections_of_its_own(urls: list[str]):
+def test_child_has_connections_of_its_own(store: Store):
     """After a fork both processes continue; the child neither uses nor ends anything of its parent."""
-    with closing(patient_manager(urls)) as one:
+    with closing(patient_manager([store.url])) as one:
         fork_and_lock(one)
 
 
-def test_greenlets_wait_and_are_renewed(urls: list[str]):
+def test_greenlets_wait_and_are_renewed(store: Store):
     """Under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
-    run_greenlets(urls)
+    run_greenlets([store.url])
 
 
 async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):
@@ -408,17 +354,22 @@ def threads() -> list[str]:
 
 def test_any_one_of_two_redis_and_a_store_may_die(nodes: Servers, store: Store):
     """Two Redis servers and a store are a majority of three."""
-    with closing(patient_manager([*nodes.urls[:2], store.url], node_timeout=2.0)) as manager:
+    any_one_may_die(nodes, store, store.url)
+
+
+def any_one_may_die(nodes: Servers, server: Service, url: str) -> None:
+    """Check that one of two Redis servers and another one may be down, and no two."""
+    with closing(patient_manager([*nodes.urls[:2], url], node_timeout=2.0)) as manager:
         held = [manager.lock("a", wait=0).acquire()]
         nodes[0].kill()
         held.append(manager.lock("b", wait=30).acquire())
         nodes[0].start()
-        store.kill()
+        server.kill()
         held.append(manager.lock("c", wait=30).acquire())
         nodes[1].kill()
         with pytest.raises(QuorumUnavailableError):
             manager.lock("d", wait=0).acquire()
-        store.start()
+        server.start()
         held.append(manager.lock("d", wait=60).acquire())
 
         assert all(lease.valid() for lease in held)

@@ -28,7 +28,7 @@ from tests.managers import patient_manager
 from tests.server.locking.test_database import acquire
 from tests.zookeeper import Zoo
 
-from .test_replicated import between
+from .test_replicated import between, clean
 
 if find_spec("kazoo"):
     from django_redlock.nodes.zookeeper import node as tables
@@ -45,19 +45,9 @@ def node(url: str, prefix: str = "t:", **options: Any) -> "ZookeeperNode":
 
 
 @pytest.fixture
-def table(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
-    """The records of one ZooKeeper, empty."""
-    with closing(node(zookeeper.url).table(30.0)) as found:
-        found.open()
-        yield found
-
-
-@pytest.fixture
-def other(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
-    """The same records over another connection, as in another process."""
-    with closing(node(zookeeper.url).table(30.0)) as found:
-        found.open()
-        yield found
+def store(zookeeper: Zoo) -> Zoo:
+    """A server of this kind only."""
+    return zookeeper
 
 
 def test_refusal_is_confirmed_by_a_write(
@@ -86,19 +76,14 @@ def test_folder_with_more_records_than_a_listing_takes(
     assert other.execute([acquire("ended", ttl=0.01, keep=0.01)])[0].kind is Kind.ACCEPTED
     connection = table.connection
 
-    def clean() -> None:
-        for _ in range(10):
-            table._clean_at = 0.0
-            table.clean()
-
     with monkeypatch.context() as patch:
         patch.setattr(tables, "MOST_NAMES", 7)
         (refused,) = table.execute([Survey(size=100)])
-        clean()
+        clean(table)
         (busy,) = table.execute([acquire(names[0], "b" * 32)])
     monkeypatch.setattr(tables, "NAMES_AT_ONCE", 3)
     (listed,) = table.execute([Survey(size=100)])
-    clean()
+    clean(table)
 
     assert (refused.failure, busy.kind) == (Failure.TOO_MANY, Kind.BUSY)
     assert table.connection is connection
@@ -135,9 +120,7 @@ def test_stale_write_after_delete_and_create_fails(
     other.execute([acquire(ttl=0.01, keep=0.01)])
 
     def delete_and_create() -> None:
-        for _ in range(10):
-            other._clean_at = 0.0
-            other.clean()
+        clean(other)
         assert other.connection.get([other.key("h", "{x}")]) == [None]
         other.execute([acquire(secret="b" * 32)])
 
