@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -93,78 +94,32 @@ def blocking_in_coroutine_tests(request: pytest.FixtureRequest, monkeypatch: pyt
         monkeypatch.setattr(DjangoSurroundings, "blocking", Surroundings.blocking)
 
 
-def serving(service: type[Service]) -> Iterator[Service]:
-    """Run a service for the length of a session; if it is not installed, skip the test."""
-    try:
-        private = service()
-    except ServiceMissingError as error:
-        needs(service.scheme, None, str(error))
-    with private:
-        yield private
+def fixtures_of(name: str, kind: type[Service]) -> tuple[Any, Any]:
+    """Return a fixture for all tests of this process, and the one that tests use: it runs, and holds nothing."""
+
+    @pytest.fixture(scope="session", name=f"{name}_server")
+    def shared() -> Iterator[Service]:
+        try:
+            private = kind()
+        except ServiceMissingError as error:
+            needs(name, None, str(error))
+        with private:
+            yield private
+
+    @pytest.fixture(name=name)
+    def ready(request: pytest.FixtureRequest) -> Service:
+        server: Service = request.getfixturevalue(f"{name}_server").start()
+        server.clear()
+        return server
+
+    return shared, ready
 
 
-@pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[Service]:
-    """A PostgreSQL for all tests of this process; tests normally use ``postgresql`` instead."""
-    yield from serving(PostgreSQL)
-
-
-@pytest.fixture(scope="session")
-def mariadb_server() -> Iterator[Service]:
-    """A MariaDB for all tests of this process; tests normally use ``mariadb`` instead."""
-    yield from serving(MariaDB)
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_server() -> Iterator[Service]:
-    """A RabbitMQ for all tests of this process; tests normally use ``rabbitmq`` instead."""
-    yield from serving(RabbitMQ)
-
-
-@pytest.fixture(scope="session")
-def etcd_server() -> Iterator[Service]:
-    """An etcd with one member for all tests of this process; tests normally use ``etcd`` instead."""
-    yield from serving(Member)
-
-
-@pytest.fixture
-def etcd(etcd_server: Member) -> Member:
-    """A running etcd without keys, whatever the last test did to it."""
-    etcd_server.start()
-    etcd_server.clear()
-    return etcd_server
-
-
-@pytest.fixture(scope="session")
-def zookeeper_server() -> Iterator[Service]:
-    """A ZooKeeper with one member for all tests of this process; tests normally use ``zookeeper`` instead."""
-    yield from serving(Zoo)
-
-
-@pytest.fixture
-def zookeeper(zookeeper_server: Zoo) -> Zoo:
-    """A running ZooKeeper without locks, whatever the last test did to it."""
-    zookeeper_server.start()
-    zookeeper_server.clear()
-    return zookeeper_server
-
-
-@pytest.fixture
-def postgresql(postgresql_server: PostgreSQL) -> PostgreSQL:
-    """A running PostgreSQL, whatever the last test did to it."""
-    return postgresql_server.start()
-
-
-@pytest.fixture
-def mariadb(mariadb_server: MariaDB) -> MariaDB:
-    """A running MariaDB, whatever the last test did to it."""
-    return mariadb_server.start()
-
-
-@pytest.fixture
-def rabbitmq(rabbitmq_server: RabbitMQ) -> RabbitMQ:
-    """A running RabbitMQ, whatever the last test did to it."""
-    return rabbitmq_server.start()
+postgresql_server, postgresql = fixtures_of("postgresql", PostgreSQL)
+mariadb_server, mariadb = fixtures_of("mariadb", MariaDB)
+rabbitmq_server, rabbitmq = fixtures_of("rabbitmq", RabbitMQ)
+etcd_server, etcd = fixtures_of("etcd", Member)
+zookeeper_server, zookeeper = fixtures_of("zookeeper", Zoo)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])

@@ -331,29 +331,8 @@ SLOW_ZOOKEEPER = pytest.param("zookeeper", marks=pytest.mark.endurance)
 REPLICATED = {"cluster": "clusters", "etcd": "etcds", "zookeeper": "zookeepers"}
 
 
-def beside(servers: Servers, url: str) -> Iterator[Manager]:
-    """Make managers over Redis servers, with a replicated store in place of the third."""
-    yield from over_urls([*servers.urls[:2], url, *servers.urls[2:4]])
-
-
-@pytest.fixture
-def beside_cluster(nodes: Servers, cluster_urls: list[str]) -> Iterator[Manager]:
-    yield from beside(nodes, cluster_urls[0])
-
-
-@pytest.fixture
-def beside_etcd(nodes: Servers, etcd: Member) -> Iterator[Manager]:
-    yield from beside(nodes, etcd.url)
-
-
-@pytest.fixture
-def beside_zookeeper(nodes: Servers, zookeeper: Zoo) -> Iterator[Manager]:
-    yield from beside(nodes, zookeeper.url)
-
-
-# Each kind alone is in the usual run; a majority of two kinds does the same.
+# A majority of two kinds does the same.
 KINDS = ["memory", "real", "cluster", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZOOKEEPER]
-KINDS += [pytest.param(f"beside_{kind}", marks=pytest.mark.endurance) for kind in REPLICATED]
 
 
 @pytest.fixture(params=KINDS)
@@ -519,12 +498,13 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     return True
 
 
-def wait_until(condition: Callable[[], object], pause: float = 0.02, seconds: float = 90.0) -> None:
-    """Wait for something that a thread, a process or a server does in its own time."""
+def wait_until(condition: Callable[[], Any], pause: float = 0.02, seconds: float = 90.0) -> Any:
+    """Wait for something that a thread, a process or a server does in its own time, and return it."""
     until = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < until, "it did not happen"
         time.sleep(pause)
+    return found
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

@@ -233,6 +233,9 @@ class Service:
         """Raise unless the server accepts connections."""
         raise NotImplementedError
 
+    def clear(self) -> None:
+        """Delete what a test has left; tests of a database have one of their own."""
+
 
 def stopped(pid: int) -> bool:
     """Return whether all threads of a process have stopped; after the signal, they may run on for a moment."""

@@ -40,7 +40,7 @@ COMMANDS = {
 
 # Fixtures and parameters that move a test to a later tier than that of its folder.
 NEEDS = {
-    **dict.fromkeys(("servers", "redlock_servers", "real", "clusters", "beside_cluster"), "server"),
+    **dict.fromkeys(("servers", "redlock_servers", "real", "clusters"), "server"),
     **dict.fromkeys(("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper"), "service"),
     **dict.fromkeys(("postgresql_server", "mariadb_server", "rabbitmq_server", "etcd_server"), "service"),
     "zookeeper_server": "service",

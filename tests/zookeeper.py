@@ -3,7 +3,6 @@
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
@@ -12,29 +11,8 @@ from subprocess import Popen
 from typing import Any, ClassVar
 
 from django_redlock.testing import FaultProxy
+from tests.lab.chaos.clock import Clock, build, compiler
 from tests.services import Service, ServiceMissingError, _Port, until
-
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-static long ahead(void) { const char *text = getenv("CLOCK_AHEAD"); return text ? atol(text) : 0; }
-int gettimeofday(struct timeval *tv, void *zone) {
-    int (*real)(struct timeval *, void *) = dlsym(RTLD_NEXT, "gettimeofday");
-    int result = real(tv, zone);
-    tv->tv_sec += ahead();
-    return result;
-}
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(clock, now);
-    if (clock == CLOCK_REALTIME) now->tv_sec += ahead();
-    return result;
-}
-"""
-"""A library that sets the wall clock of one process, and leaves its steady clock alone."""
 
 NETTY = ":".join(f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver"))
 """What Debian's package needs for TLS and does not name."""
@@ -229,14 +207,12 @@ class Ensemble:
 def ensemble(*, apart: int = 0) -> Iterator[Ensemble]:
     """Start three members; followers reach their leader through a proxy, so that tests can cut it off."""
     members = [Zoo(number) for number in (1, 2, 3)]
-    if apart and shutil.which("cc"):
-        library = members[0].folder / "clock.so"
-        library.with_suffix(".c").write_text(CLOCK)
-        command = ["cc", "-shared", "-fPIC", "-o", str(library), str(library.with_suffix(".c")), "-ldl"]
-        subprocess.run(command, check=True)
+    if apart and compiler():
+        library = build(members[0].folder)
         for member in members:
-            ahead = (2 - member.number) * apart  # the member with the highest number leads first
-            member.environment = {"LD_PRELOAD": str(library), "CLOCK_AHEAD": str(ahead)}
+            clock = Clock(library, member.folder / "clock")
+            clock.set((2 - member.number) * apart)  # the member with the highest number leads first
+            member.environment = clock.environment
     with ExitStack() as stack:
         for member in members:
             member.proxy = stack.enter_context(FaultProxy(member.peer))

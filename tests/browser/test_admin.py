@@ -79,9 +79,7 @@ def test_the_day_of_an_operator(held, open_page, nodes, shoot):
 
 
 def test_rows_come_and_go(held, open_page):
-    """
-    The page follows the locks by itself; a row that is ticked stays in its place until it is no longer.
-    """
+    """The page follows the locks by itself; a row that is ticked stays in its place until it is no longer."""
     page = open_page()
     rows = page.locator("#result_list tbody tr")
     expect(rows).to_have_count(1)
@@ -138,9 +136,7 @@ def test_selected_text_of_the_list_stays_selected(held, open_page):
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_selected_text_stays_selected_on_the_page_of_a_lock(held, open_page, backwards):
-    """
-    The page changes around the selected text; when the lock has gone, the text stays, and looks old.
-    """
+    """The page changes around the selected text; when the lock has gone, the text stays, and looks old."""
     page = open_page()
     page.locator("#result_list .redlock-name").click()
     part = page.locator("[data-refresh]")
@@ -165,9 +161,7 @@ def test_selected_text_stays_selected_on_the_page_of_a_lock(held, open_page, bac
 
 
 def test_selected_text_that_begins_above_the_page_of_a_lock_stays_selected(held, open_page):
-    """
-    All of the page stays as it is then, and looks old.
-    """
+    """All of the page stays as it is then, and looks old."""
     page = open_page()
     page.locator("#result_list .redlock-name").click()
     part = page.locator("[data-refresh]")
@@ -179,9 +173,7 @@ def test_selected_text_that_begins_above_the_page_of_a_lock_stays_selected(held,
 
 
 def test_time_of_day_is_in_one_line(held, open_page):
-    """
-    On the narrowest screen no line breaks within a moment.
-    """
+    """On the narrowest screen no line breaks within a moment."""
     page = open_page()
     page.set_viewport_size({"width": 360, "height": 800})
 
@@ -255,9 +247,7 @@ def taken(name: str, **how):
 
 
 def test_a_lock_is_looked_at_closer(site, open_page, shoot):
-    """
-    An operator sorts the list, opens a lock, sees each node's view, and comes back.
-    """
+    """An operator sorts the list, opens a lock, sees each node's view, and comes back."""
     leases = [taken(f"orders:{number}", ttl=600 + number, label=f"shop.import {number}") for number in range(3)]
     page = open_page()
     names = page.locator("#result_list .redlock-name")
@@ -289,9 +279,7 @@ def tab_to(page, selector: str, key: str = "Tab"):
 
 
 def test_an_action_by_keyboard(held, open_page):
-    """
-    An action is reached, chosen and confirmed with the keyboard alone.
-    """
+    """An action is reached, chosen and confirmed with the keyboard alone."""
     page = open_page()
     tab_to(page, "select[name=action]")
     page.keyboard.type("Ask")
@@ -345,9 +333,7 @@ def test_every_other_way_by_keyboard(held, open_page, nodes):
 
 
 def test_the_history_by_keyboard(held, open_page):
-    """
-    The kinds of locks, the way back, and the live lock of a row are reached with the keyboard alone.
-    """
+    """The kinds of locks, the way back, and the live lock of a row are reached with the keyboard alone."""
     row = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now(), "waited": 0.2, "held": 840.0}
     Hold.objects.create(**row, name=held.name, template=held.name, outcome="expired")
     page = open_page()
@@ -367,9 +353,7 @@ def test_the_history_by_keyboard(held, open_page):
 
 
 def test_what_a_screen_reader_hears(held, open_page, nodes):
-    """
-    Votes are said in words, tables have headers, regions have names, and what changes is announced politely.
-    """
+    """Votes are said in words, tables have headers, regions have names, and what changes is announced politely."""
     page = open_page()
     expect(page.locator(".redlock-votes .visually-hidden").first).to_have_text("5 of 5 nodes")
     expect(page.get_by_role("region", name="Nodes of default")).to_be_visible()
@@ -428,9 +412,7 @@ def test_what_changes_is_announced_politely(site, open_page, nodes):
 
 
 def test_the_filters_are_folded_where_there_is_no_room(held, open_page):
-    """
-    Below 1,100 pixels the filters are folded, also when a window becomes that narrow. With room they open again.
-    """
+    """Below 1,100 pixels the filters are folded, also when a window becomes that narrow. With room they open again."""
     page = open_page(viewport={"width": 1280, "height": 800})
     filters = page.locator("#changelist-filter details")
     folded = page.locator("#changelist-filter details:not([open])")
@@ -442,9 +424,7 @@ def test_the_filters_are_folded_where_there_is_no_room(held, open_page):
 
 
 def test_a_long_name_is_copied(site, open_page):
-    """
-    The list cuts a long name; its button and that of its page copy all of it.
-    """
+    """The list cuts a long name; its button and that of its page copy all of it."""
     lease = taken(name := "orders:" + "long-name:" * 12)
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     for _ in range(2):

@@ -10,14 +10,15 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from threading import Thread
 from urllib.request import Request, urlopen
 
 import pytest
+
+from tests.managers import wait_until
 
 from .conftest import TIMEOUT, expect
 
@@ -74,7 +75,7 @@ class Demo:
 
     def wait_until_open(self) -> "Demo":
         """Return when it says what to try."""
-        wait_until(lambda: "Ctrl-C" in self.output or not self.running)
+        wait_until(lambda: "Ctrl-C" in self.output or not self.running, seconds=PATIENCE)
         assert self.running, self.output
         return self
 
@@ -144,7 +145,7 @@ def test_an_operator_watches_and_releases_the_lock_of_an_import(demo, page):
     The admin shows 5 of 5 votes and a falling time, 4 of 5 after a node was killed, and releases the lock for good.
     """
     row = page.locator("#result_list tbody tr", has_text="import_catalogue")
-    hit = wait_until(lambda: early_import(page, demo))
+    hit = wait_until(lambda: early_import(page, demo), seconds=PATIENCE)
     page.reload()
     expect(row).to_contain_text("5/5")
     assert falls(row.locator(".field-time_left time"))
@@ -167,9 +168,7 @@ def test_an_operator_watches_and_releases_the_lock_of_an_import(demo, page):
 
 
 def test_a_second_click_on_buy_is_answered_409(demo, page):
-    """
-    Of two clicks on Buy at once one buys, and the other gets a page that says why not.
-    """
+    """Of two clicks on Buy at once one buys, and the other gets a page that says why not."""
     page.goto(demo.url)
     other = page.context.new_page()
     other.goto(demo.url)
@@ -184,9 +183,7 @@ def test_a_second_click_on_buy_is_answered_409(demo, page):
 
 
 def test_sigterm_leaves_nothing(demo):
-    """
-    SIGTERM ends the demo with status 0, and no process and no file stays.
-    """
+    """SIGTERM ends the demo with status 0, and no process and no file stays."""
     family, folder = demo.family(), demo.folder
 
     status = demo.end(SIGTERM)
@@ -196,9 +193,7 @@ def test_sigterm_leaves_nothing(demo):
 
 
 def test_sigkill_leaves_no_process():
-    """
-    On Linux no server and no worker outlives a demo that was killed.
-    """
+    """On Linux no server and no worker outlives a demo that was killed."""
     demo = Demo().wait_until_open()
     family = demo.family()
     folder = demo.folder
@@ -271,11 +266,3 @@ def processes():
 
 def alive(family):
     return family & {(pid, born) for pid, _, born in processes()}
-
-
-def wait_until(look: Callable[[], object]):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-    return found

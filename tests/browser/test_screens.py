@@ -225,9 +225,7 @@ def test_every_page_fits_every_window(site, open_page, nodes, shoot):
 
 
 def test_every_page_in_trouble(site, open_page, nodes, shoot):
-    """
-    The same with a node down and without a quorum, as the page finds out by itself and after a reload.
-    """
+    """The same with a node down and without a quorum, as the page finds out by itself and after a reload."""
     fill(nodes, 50)
     visit = Visit(open_page(), shoot, "down")
     one_down(nodes)
@@ -278,9 +276,7 @@ def test_one_of_two_aliases_in_trouble(site, open_page, nodes, shoot):
 
 
 def test_the_history_fits_every_window(site, open_page, shoot):
-    """
-    The list of former locks and their kinds: empty, with rows, and with no match.
-    """
+    """The list of former locks and their kinds: empty, with rows, and with no match."""
     visit = Visit(open_page(), shoot, "history")
     visit("former-none", HISTORY)
     about = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now()}
@@ -330,9 +326,7 @@ def test_pages_that_read_from_right_to_left(site, open_page, nodes):
 )
 @pytest.mark.parametrize("count", [0, 1, 50, 5000])
 def test_every_page_in_every_state(site, open_page, nodes, shoot, count, trouble):
-    """
-    Every page at every width and in both schemes, audited in each, with every number of locks in every state.
-    """
+    """Every page at every width and in both schemes, audited in each, with every number of locks in every state."""
     fill(nodes, count)
     with second_alias(nodes) if trouble is second_alias else nullcontext():
         visit = Visit(open_page(), shoot, f"{count}-{getattr(trouble, '__name__', 'healthy')}", thorough=True)
@@ -473,9 +467,7 @@ def test_the_page_of_a_lock_keeps_what_was_known(site, open_page, nodes):
 
 @pytest.mark.parametrize("status", [409, 503])
 def test_the_page_of_a_refused_request(browser, shoot, status):
-    """
-    The page fits small and wide windows, light and dark, and axe finds nothing serious in it.
-    """
+    """The page fits small and wide windows, light and dark, and axe finds nothing serious in it."""
     error = QuorumUnavailableError if status == 503 else LockTakenError
     request = RequestFactory().post("/", headers={"accept": "text/html"})
     answer = response_to(request, error("orders:7", 0.0, 1, {"n0": "held"}, 1), status=status)

@@ -12,9 +12,7 @@ from tests.conftest import needs
 
 @pytest.mark.parametrize("theme", ["unfold", "jazzmin"])
 def test_the_pages_render_in_a_theme(theme):
-    """
-    Every page answers, and a lock is released, with the admin's templates replaced by a theme's.
-    """
+    """Every page answers, and a lock is released, with the admin's templates replaced by a theme's."""
     needs(f"django-{theme}", find_spec(theme), f"pip install django-{theme}")
 
     done = subprocess.run(

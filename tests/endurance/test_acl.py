@@ -127,9 +127,7 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
 
 
 async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, flavour: Flavour):
-    """
-    All commands of the engine and its connections are allowed; the server has recorded no attempt at another.
-    """
+    """All commands of the engine and its connections are allowed; the server has recorded no attempt at another."""
     async with manager_with(server, admin, flavour) as manager:
         await everything(manager, admin, flavour)
 

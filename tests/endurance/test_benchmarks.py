@@ -1,6 +1,4 @@
-"""
-The benchmark runs and reports what it measured. The figures are not tested, because times depend on the machine.
-"""
+"""The benchmark runs and reports what it measured. The figures are not tested, because times depend on the machine."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +9,6 @@ from django_redlock.testing import Servers
 from tests.lab.benchmarks import against, contenders
 from tests.lab.benchmarks.measure import Contender, interleave, tasks_per_second, threads_per_second
 from tests.lab.benchmarks.report import OURS, THEIRS, Figure, Section, lines, render
-from tests.lab.benchmarks.waiting import Turn, jain, overtaking
 
 
 @pytest.fixture
@@ -27,9 +24,7 @@ def section() -> Section:
 
 
 def test_contenders_take_turns():
-    """
-    Contenders are called in turn, blocking ones and those of an event loop; a very slow one skips most rounds.
-    """
+    """Contenders are called in turn, blocking ones and those of an event loop; a very slow one skips most rounds."""
     called: list[str] = []
     loop = asyncio.new_event_loop()
 
@@ -55,9 +50,7 @@ def test_contenders_take_turns():
 
 
 def test_raw_sockets_send_what_the_package_sends(nodes: Servers):
-    """
-    Real servers grant the recorded requests, each time anew, and no key is left behind.
-    """
+    """Real servers grant the recorded requests, each time anew, and no key is left behind."""
     with contenders.raw_sockets("floor", nodes.urls, contenders.recorded_pair(nodes.urls)) as floor:
         floor.once()
         floor.once()
@@ -67,11 +60,9 @@ def test_raw_sockets_send_what_the_package_sends(nodes: Servers):
         assert list(client.scan_iter("floor*:f"))
 
 
-@pytest.mark.parametrize("case", ["free-n1", "publishing-replace-n5", "duplicates-n5"])
+@pytest.mark.parametrize("case", ["free-n1", "duplicates-n5"])
 def test_another_version_is_measured_in_a_process_of_its_own(nodes: Servers, tmp_path: Path, case: str):
-    """
-    The child refuses to measure a version that it was not asked for.
-    """
+    """The child refuses to measure a version that it was not asked for."""
     cpu, rate = against.measure(case, against.ROOT, list(nodes.urls))
 
     assert min(cpu, rate) > 0
@@ -79,21 +70,8 @@ def test_another_version_is_measured_in_a_process_of_its_own(nodes: Servers, tmp
         against._child(str(tmp_path), "free-n1", nodes.urls[:1])
 
 
-def test_overtaking_is_counted():
-    """
-    A process that is served before one that has waited for a while has gone past it.
-    """
-    turns = [Turn(0.0, 3.0, 3.1), Turn(1.0, 2.0, 2.1), Turn(1.01, 1.5, 1.6)]
-
-    assert overtaking(turns) == 2 / 3
-    assert jain([turns, turns]) == 1.0
-    assert jain([turns, []]) == 0.5
-
-
 def test_tables_show_what_is_asked_and_what_is_missing(section: Section):
-    """
-    The printed table and the page show the same rows; a section that was not measured stays as it is.
-    """
+    """The printed table and the page show the same rows; a section that was not measured stays as it is."""
     printed = "\n".join(lines(section))
     page = "<!-- figures: free -->\nold\n<!-- end -->\nafter\n<!-- figures: other -->\nkept\n<!-- end -->\n"
     rendered = render(page, [section])

@@ -8,9 +8,7 @@ from tests.conftest import needs
 
 
 def test_soak_finds_no_violation():
-    """
-    While processes and a node are killed, no two bodies of a key overlap, no call is lost and no slot is left.
-    """
+    """While processes and a node are killed, no two bodies of a key overlap, no call is lost and no slot is left."""
     needs("packaging", find_spec("packaging"), "pip install packaging")
 
     done = subprocess.run([sys.executable, "-m", "tests.lab.soak", "--minutes", "0.5"], capture_output=True, text=True)

@@ -37,9 +37,7 @@ class Call(NamedTuple):
 
 
 class Walk:
-    """
-    The calls that are made while it records, in every thread that was started after :meth:`install`.
-    """
+    """The calls that are made while it records, in every thread that was started after :meth:`install`."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -160,7 +158,6 @@ def main() -> None:
     """Print the walks."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.walks", description=__doc__.split("\n")[1])
     parser.add_argument("--calls", action="store_true", help="print every call of the free lock")
-    parser.add_argument("--modules", action="store_true", help="print the modules of each walk")
     options = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
@@ -178,8 +175,6 @@ def main() -> None:
     print(f"free lock, one Redis, warm: {len(free.calls)} calls, {files} modules, {free.changes} changes of module")
     print(f"singleton, published and run: {len(task.modules)} modules of the package")
     print(f"admin list, one lock: {len(page.modules)} modules of the package, {page.count('survey')} surveys")
-    for name, walk in {"free lock": free, "singleton": task, "admin list": page}.items() if options.modules else ():
-        print(f"\n{name}: {', '.join(walk.modules)}")
     for call in free.calls if options.calls else ():
         print(call)
 

@@ -71,9 +71,7 @@ def durable() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(("break_it", "detail"), [("kill", "refused"), ("freeze", "timeout")])
 def test_unreachable(nodes, three, break_it, detail):
-    """
-    A node that is dead or silent is reported with the reason and a remedy; the others are examined.
-    """
+    """A node that is dead or silent is reported with the reason and a remedy; the others are examined."""
     getattr(nodes[0], break_it)()
 
     findings = found(three, timeout=3.0)
@@ -148,9 +146,7 @@ def test_certificates(tls, three):
 
 
 def test_client_certificate_that_is_missing(tls, three):
-    """
-    For a server that requires client certificates, the remedy names the two options for them.
-    """
+    """For a server that requires client certificates, the remedy names the two options for them."""
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
     with tls_server(tls, clients="yes") as server:
@@ -191,9 +187,7 @@ def listening(answer: Callable[[socket.socket], object]) -> Iterator[int]:
     ],
 )
 def test_server_that_cannot_serve(three, scheme: str, said: bytes, reason: str):
-    """
-    A server that does not speak TLS, and one that has just been started with much data.
-    """
+    """A server that does not speak TLS, and one that has just been started with much data."""
     with listening(lambda connection: connection.sendall(said)) as port:
         unreachable(f"{scheme}://127.0.0.1:{port}", three, reason)
 
@@ -212,24 +206,18 @@ def reset(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize(("answer", "failure"), [(hang_up, "closed"), (reset, "reset")])
 def test_server_that_speaks_another_protocol(three, answer: Callable[[socket.socket], object], failure: str):
-    """
-    The server hangs up, as those of another kind do, and those that speak TLS only.
-    """
+    """The server hangs up, as those of another kind do, and those that speak TLS only."""
     with listening(answer) as port:
         unreachable(f"redis://127.0.0.1:{port}", three, failure)
 
 
 def test_cluster_that_does_not_answer_has_no_mode(three):
-    """
-    The doctor does not say in which mode a server runs that it has not reached.
-    """
+    """The doctor does not say in which mode a server runs that it has not reached."""
     assert "mode" not in ids(found(["redis+cluster://127.0.0.1:1", *three[1:]]))
 
 
 def test_server_that_is_full(three):
-    """
-    A server that has reached its maximum number of clients.
-    """
+    """A server that has reached its maximum number of clients."""
     with Server(args=("--maxclients", "1")) as server:
         with server.client() as client:
             client.ping()
@@ -237,17 +225,13 @@ def test_server_that_is_full(three):
 
 
 def test_user_without_the_right_to_choose_its_database(three):
-    """
-    Of the commands of a new connection only SELECT needs a right, so a user without it cannot connect.
-    """
+    """Of the commands of a new connection only SELECT needs a right, so a user without it cannot connect."""
     with _server_with_user(without="+select") as url:
         unreachable(url, three, "NOPERM")
 
 
 def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
-    """
-    A database without its table, a database that no other process would find, and a damaged file.
-    """
+    """A database without its table, a database that no other process would find, and a damaged file."""
     file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
     with django_db_blocker.unblock(), django_database("empty", file):
         unreachable("database://empty", three, "lacks its table")
@@ -260,18 +244,14 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
 
 
 def test_sentinels_that_do_not_run(three):
-    """
-    A service whose sentinels cannot be reached.
-    """
+    """A service whose sentinels cannot be reached."""
     node = {"SENTINELS": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "SERVICE_NAME": "locks"}
 
     unreachable(node, three, "sentinel")
 
 
 def test_no_quorum(nodes, three):
-    """
-    With two of three nodes down no lock can be taken, and this is the worst finding.
-    """
+    """With two of three nodes down no lock can be taken, and this is the worst finding."""
     nodes[0].kill()
     nodes[1].kill()
 
@@ -282,9 +262,7 @@ def test_no_quorum(nodes, three):
 
 
 def test_replica(nodes, three):
-    """
-    A replica is an error, also for the trial lock; its master has replicas.
-    """
+    """A replica is an error, also for the trial lock; its master has replicas."""
     with nodes[1].client() as client:
         client.config_set("repl-diskless-sync-delay", 0)  # seconds that it waits for more replicas
     with Server() as replica:
@@ -299,9 +277,7 @@ def test_replica(nodes, three):
 
 
 def test_cluster_mode(three):
-    """
-    A server in cluster mode is an error.
-    """
+    """A server in cluster mode is an error."""
     with cluster_nodes(1) as (cluster,):
         findings = found([cluster.url, *three[1:]])
 
@@ -327,9 +303,7 @@ def test_eviction(three):
 
 
 def test_full_memory(three):
-    """
-    A node whose memory is nearly full is a warning, and the consequence is tried as well.
-    """
+    """A node whose memory is nearly full is a warning, and the consequence is tried as well."""
     with Server(args=("--maxmemory", "3mb")) as small:
         with small.client() as client, suppress(redis.OutOfMemoryError):
             for number in range(1000):
@@ -353,9 +327,7 @@ def test_persistence(three):
 
 
 def test_disk_that_cannot_be_written(three):
-    """
-    A node that could not save its data is a warning.
-    """
+    """A node that could not save its data is a warning."""
     with Server() as server:
         with server.client() as client:
             (folder,) = client.config_get("dir").values()
@@ -370,9 +342,7 @@ def test_disk_that_cannot_be_written(three):
 
 
 def test_restarted(three):
-    """
-    A node that has just started gives no vote yet, and the finding has the remaining time.
-    """
+    """A node that has just started gives no vote yet, and the finding has the remaining time."""
     with Server() as fresh:
         findings = found([fresh.url, *three[1:]], {"node_timeout": 1.0, "durable": []})
 
@@ -382,9 +352,7 @@ def test_restarted(three):
 
 
 def test_age_that_is_unknown(three):
-    """
-    A new server that is full cannot record since when it serves; nobody knows which locks it has lost.
-    """
+    """A new server that is full cannot record since when it serves; nobody knows which locks it has lost."""
     with Server(args=("--maxmemory", "1")) as full:
         findings = found([full.url, *three[1:]], {"node_timeout": 1.0})
 
@@ -392,9 +360,7 @@ def test_age_that_is_unknown(three):
 
 
 def test_token_that_no_node_can_have_accepted(nodes, three):
-    """
-    The token of a lock that is held is found.
-    """
+    """The token of a lock that is held is found."""
     with nodes[0].client() as client:
         client.set("redlock:{orders:7}:f", 2**63 - 1)
         client.set("redlock:{orders:7}:h", "theirs", ex=60)
@@ -408,9 +374,7 @@ def test_token_that_no_node_can_have_accepted(nodes, three):
 @pytest.mark.endurance
 @pytest.mark.parametrize("right", sorted(set(RIGHTS) - {"+info"}))
 def test_each_right(right):
-    """
-    Without any one of the documented rights the doctor reports exactly that right.
-    """
+    """Without any one of the documented rights the doctor reports exactly that right."""
     with _server_with_user(without=right) as url:
         refused = [finding for finding in found([url]) if finding.id == "right"]
 
@@ -426,9 +390,7 @@ def _server_with_user(without: str = "") -> Iterator[str]:
 
 
 def test_a_cluster_with_a_member_that_is_down(nodes):
-    """
-    The shard that decides is examined; a named member that is down is a finding of its own, and no alarm.
-    """
+    """The shard that decides is examined; a named member that is down is a finding of its own, and no alarm."""
     nowhere = reserve_port(nodes)
     with cluster(2) as running:
         port = running.servers[0].port
@@ -440,9 +402,7 @@ def test_a_cluster_with_a_member_that_is_down(nodes):
 
 
 def test_a_sentinel_that_is_down(tmp_path):
-    """
-    The doctor asks the next sentinel, as locks do; the one that is down is a finding of its own, and no alarm.
-    """
+    """The doctor asks the next sentinel, as locks do; the one that is down is a finding of its own, and no alarm."""
     with watched(tmp_path) as sentinel:
         nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
         node = {"SENTINELS": [nowhere, f"redis://127.0.0.1:{sentinel.port}"], "SERVICE_NAME": "mymaster"}
@@ -456,16 +416,12 @@ def test_a_sentinel_that_is_down(tmp_path):
 
 
 def test_the_doctor_waits_for_the_timeout_that_it_is_given(three):
-    """
-    A long timeout is not a mistake in the settings: the doctor's lock lasts as long as the timeout needs.
-    """
+    """A long timeout is not a mistake in the settings: the doctor's lock lasts as long as the timeout needs."""
     assert "trial" not in ids(found(three, {"restart_guard": False}, timeout=600.0))
 
 
 def test_all_rights_are_tried_and_enough():
-    """
-    A user with the documented rights lacks none, and the doctor needs no more itself.
-    """
+    """A user with the documented rights lacks none, and the doctor needs no more itself."""
     with _server_with_user() as url:
         findings = found([url])
 
@@ -487,9 +443,7 @@ def test_the_doctor_leaves_nothing_behind(nodes, three):
 
 
 def test_info_that_is_refused(three):
-    """
-    A node that refuses INFO gives no vote while restarts are guarded; without the guard, locks need no INFO.
-    """
+    """A node that refuses INFO gives no vote while restarts are guarded; without the guard, locks need no INFO."""
     with _server_with_user(without="+info") as url:
         guarded = found([url, *three[1:]], {"node_timeout": 1.0})
         unguarded = found([url])
@@ -500,9 +454,7 @@ def test_info_that_is_refused(three):
 
 
 def test_same_server_twice(nodes, three):
-    """
-    One server under two addresses is found by its run id.
-    """
+    """One server under two addresses is found by its run id."""
     findings = found([three[0].replace("127.0.0.1", "localhost"), *three])
 
     assert only(findings, "duplicate").level == "error"
@@ -510,18 +462,14 @@ def test_same_server_twice(nodes, three):
 
 
 def test_no_encryption(three):
-    """
-    A connection that leaves the machine without TLS is a warning. (0.0.0.0 is this machine under another name.)
-    """
+    """A connection that leaves the machine without TLS is a warning. (0.0.0.0 is this machine under another name.)"""
     findings = found([three[0].replace("127.0.0.1", "0.0.0.0"), *three[1:]])
 
     assert ids(findings) == {"no-tls": "warning"}
 
 
 def test_options_that_are_not_used(three):
-    """
-    Timeouts and retries of redis-py in the URL are noted, because they have no effect here.
-    """
+    """Timeouts and retries of redis-py in the URL are noted, because they have no effect here."""
     findings = found([f"{three[0]}?retry_on_timeout=true&socket_timeout=9", *three[1:]])
 
     assert ids(findings) == {"ignored-options": "note"}
@@ -536,9 +484,7 @@ def ahead(tmp_path) -> Clock:
 
 
 def test_clock_of_one_node(three, ahead):
-    """
-    A node whose clock is far from the others' is found, with the difference.
-    """
+    """A node whose clock is far from the others' is found, with the difference."""
     ahead.set(5.0)
     with Server(environment=ahead.environment) as fast:
         findings = found([fast.url, *three[1:]])
@@ -548,9 +494,7 @@ def test_clock_of_one_node(three, ahead):
 
 
 def test_clock_of_this_machine(ahead):
-    """
-    A machine whose own clock is far from that of all nodes gets a finding.
-    """
+    """A machine whose own clock is far from that of all nodes gets a finding."""
     ahead.set(-7.0)
     with start_servers(3, environment=ahead.environment) as slow:
         findings = found(slow.urls)
@@ -560,9 +504,7 @@ def test_clock_of_this_machine(ahead):
 
 
 def test_trial(nodes, three):
-    """
-    A trial finds a node on which a lock cannot be taken, although everything else is fine.
-    """
+    """A trial finds a node on which a lock cannot be taken, although everything else is fine."""
     with nodes[0].client() as client:
         client.set("redlock:index", "not an index")
 
@@ -573,9 +515,7 @@ def test_trial(nodes, three):
 
 
 def test_settings_are_findings(three):
-    """
-    The messages of the system checks about the alias are among the findings, under the check's id.
-    """
+    """The messages of the system checks about the alias are among the findings, under the check's id."""
     assert ids(found(three[:1])) == {"redlock.W001": "warning"}
 
 
@@ -583,9 +523,7 @@ def test_settings_are_findings(three):
 
 
 def test_command_when_all_is_well(durable):
-    """
-    With three servers that store their data, the command reports no fault for each alias and exits with 0.
-    """
+    """With three servers that store their data, the command reports no fault for each alias and exits with 0."""
     with override_settings(REDLOCK={"default": {"NODES": durable, "OPTIONS": OPEN}}):
         out, error, code = run("redlock_doctor")
 
@@ -596,9 +534,7 @@ def test_command_when_all_is_well(durable):
 
 
 def test_command_with_findings(three):
-    """
-    Errors make the command exit with 2; warnings alone do not make it fail, and exit with 1 if that is asked for.
-    """
+    """Errors make the command exit with 2; warnings alone do not make it fail, and exit with 1 if that is asked for."""
     warning = {"default": {"NODES": three, "OPTIONS": OPEN}}
     error = {"default": {"NODES": [*three, three[0].replace("127.0.0.1", "localhost")], "OPTIONS": OPEN}}
     levels: list[list[str]] = [[], ["--fail-level=warning"], ["--fail-level=error"], ["--fail-level=never"]]
@@ -614,9 +550,7 @@ def test_command_with_findings(three):
 
 
 def test_command_as_json(nodes, three):
-    """
-    The JSON has a version, the worst level, each node and each finding, and no password.
-    """
+    """The JSON has a version, the worst level, each node and each finding, and no password."""
     with override_settings(REDLOCK={"default": {"NODES": [three[0].replace("//", "//:sesame@"), *three[1:]]}}):
         out, _, code = run("redlock_doctor", "--format=json", "--using=default", "--fail-level=warning")
 
@@ -629,9 +563,7 @@ def test_command_as_json(nodes, three):
 
 
 def test_command_with_settings_that_cannot_be_used():
-    """
-    A wrong setting is an error with the check's id, and the command exits with 2.
-    """
+    """A wrong setting is an error with the check's id, and the command exits with 2."""
     with override_settings(REDLOCK={"default": {"NODES": []}}):
         _, error, code = run("redlock_doctor")
 
@@ -641,9 +573,7 @@ def test_command_with_settings_that_cannot_be_used():
 
 
 def test_command_with_nodes_that_are_no_servers():
-    """
-    For nodes of other kinds there is only the trial.
-    """
+    """For nodes of other kinds there is only the trial."""
     with override_settings(REDLOCK={"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}, DEBUG=True):
         out, _, code = run("redlock_doctor")
 
@@ -652,9 +582,7 @@ def test_command_with_nodes_that_are_no_servers():
 
 
 def test_remedy_names_the_user_that_lacks_a_right(three):
-    """
-    The remedy names the node's user on the server, and can be typed as it stands; afterwards no right is missing.
-    """
+    """The remedy names the node's user on the server, and can be typed as it stands; afterwards no right is missing."""
     with Server() as server, server.client() as client:
         client.execute_command("ACL", "SETUSER", "keychannel", *ACL[3:], "-publish", "-zrank")
         node = f"redis://keychannel:secret@127.0.0.1:{server.port}"
@@ -667,9 +595,7 @@ def test_remedy_names_the_user_that_lacks_a_right(three):
 
 
 def test_silenced_findings_are_not_reported(three):
-    """
-    A project silences a finding, or a check, once for both.
-    """
+    """A project silences a finding, or a check, once for both."""
     outside = [url.replace("127.0.0.1", "0.0.0.0") for url in three[:2]]
     assert set(ids(found(outside))) == {"no-tls", "redlock.W001"}
 

@@ -93,9 +93,7 @@ def test_orphaned_is_known_and_not_guessed(five):
 
 
 def test_processes_are_no_locks(five, lively):
-    """
-    A process's heartbeat is in no listing, and is not sent again after its last lock.
-    """
+    """A process's heartbeat is in no listing, and is not sent again after its last lock."""
     lease = taken()
     with five[0].client() as client:
         wait_until(lambda: client.zcard("redlock:index") == 2)
@@ -107,9 +105,7 @@ def test_processes_are_no_locks(five, lively):
 
 
 def test_closed_connections_are_no_death(five, lively):
-    """
-    A process that closes its idle connections and still holds a lock continues to send heartbeats.
-    """
+    """A process that closes its idle connections and still holds a lock continues to send heartbeats."""
     lease = lock("orders:7").acquire()
     manager = locks["default"]
     with five[0].client() as client:
@@ -138,9 +134,7 @@ def test_a_lock_that_is_handed_over_is_not_left_behind(five):
 
 
 def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
-    """
-    A lease that was made longer is renewed late; its holder still finds it lost then.
-    """
+    """A lease that was made longer is renewed late; its holder still finds it lost then."""
     lease = taken()
     assert lease.extend(60)
     assert force_release("orders:7", found().fingerprint) == "released"
@@ -170,9 +164,7 @@ def test_all_heartbeats_of_a_process_keep_one_key(five):
 
 
 def test_an_event_loop_sends_the_heartbeat_of_its_process(five, lively):
-    """
-    A process that holds locks only in an event loop sends heartbeats as well.
-    """
+    """A process that holds locks only in an event loop sends heartbeats as well."""
 
     async def held() -> None:
         async with lock("orders:7", renew=False, ttl=30):
@@ -239,9 +231,7 @@ def wait_for(five: Servers, number: int, *names: str) -> None:
 
 
 def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
-    """
-    A list needs only the number of a thousand waiters; the page of one lock names the first hundred.
-    """
+    """A list needs only the number of a thousand waiters; the page of one lock names the first hundred."""
     names = ["orders:7", "orders:8"]
     for name in names:
         taken(name)
@@ -401,9 +391,7 @@ def test_a_holder_that_is_asked_to_stop_stops(five):
 
 
 def test_only_the_holder_that_was_seen_is_asked(five):
-    """
-    A request about a holder that is gone affects nobody; several holders at once cannot be asked.
-    """
+    """A request about a holder that is gone affects nobody; several holders at once cannot be asked."""
     seen = taken()
     old = found().fingerprint
     seen.release()
@@ -458,9 +446,7 @@ def test_too_few_nodes_to_do_anything(five):
 
 
 def test_one_foreign_key_does_not_hide_the_others(five):
-    """
-    A queue of another type, or a fence that is not a number, affects its own row and no other.
-    """
+    """A queue of another type, or a fence that is not a number, affects its own row and no other."""
     taken()
     for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1", "\u0663"]):
         taken(f"odd:{place}")
@@ -489,9 +475,7 @@ def test_one_foreign_key_does_not_hide_the_others(five):
     ],
 )
 def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
-    """
-    A node that is full, or lost its replicas or a right, answers and gives no vote; a listing reports it.
-    """
+    """A node that is full, or lost its replicas or a right, answers and gives no vote; a listing reports it."""
     held = taken()
     everywhere(five[:3], *command)
     try:
@@ -513,9 +497,7 @@ def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
 
 
 def test_any_number_of_names_can_be_asked_for_at_once(five):
-    """
-    One request to a node for thousands of names gets an answer for each.
-    """
+    """One request to a node for thousands of names gets an answer for each."""
     lease = taken("n7")
     names = tuple(f"{{n{number}}}" for number in range(9000))
 
@@ -528,9 +510,7 @@ def test_any_number_of_names_can_be_asked_for_at_once(five):
 
 
 def test_a_key_of_another_type_beside_a_lock_hides_nothing(five):
-    """
-    A key of another program beside one lock costs that lock a detail, and no other lock anything.
-    """
+    """A key of another program beside one lock costs that lock a detail, and no other lock anything."""
     names = ["orders:7", "q", "s", "f"]
     for name in names:
         taken(name)

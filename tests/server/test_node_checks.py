@@ -52,9 +52,7 @@ def findings(node: Inspection, **options: Any) -> dict[str, tuple[str, str]]:
     ids=str,
 )
 def test_findings_about_stores_with_members(facts: dict[str, str], options: dict[str, Any], expected: dict[str, Level]):
-    """
-    Versions that lose data, alarms, space, elections and members; another kind of node has no such facts.
-    """
+    """Versions that lose data, alarms, space, elections and members; another kind of node has no such facts."""
     node = Inspection("store", known=False, facts=facts and {"kind": "etcd", **facts})
 
     assert {name: level for name, (level, _) in findings(node, **options).items()} == expected
@@ -74,9 +72,7 @@ def test_findings_about_stores_with_members(facts: dict[str, str], options: dict
     ],
 )
 def test_findings_about_servers(info: dict[str, str], name: str, level: str, text: str):
-    """
-    A server that is too old, and one that is full: above its limit it refuses now, not soon.
-    """
+    """A server that is too old, and one that is full: above its limit it refuses now, not soon."""
     said = findings(Inspection("n0", info=info, local=True), restart_guard=True)
 
     assert (said[name][0], text in said[name][1]) == (level, True)
@@ -84,9 +80,7 @@ def test_findings_about_servers(info: dict[str, str], name: str, level: str, tex
 
 @pytest.mark.parametrize("failure", REMEDIES, ids=str)
 def test_every_reason_has_its_remedy_and_a_test(failure: Failure):
-    """
-    The remedy is that of the reason, and a test of the doctor produces each reason why a node cannot be reached.
-    """
+    """The remedy is that of the reason, and a test of the doctor produces each reason why a node cannot be reached."""
     node = Inspection("n0", detail=failure.value, failure=failure)
     [finding] = [each for check in CHECKS for each in check(node, Rules(3)) if each.id == "unreachable"]
 
@@ -95,9 +89,7 @@ def test_every_reason_has_its_remedy_and_a_test(failure: Failure):
 
 
 def test_all_documented_rights_are_tried():
-    """
-    The doctor tries all documented rights and no others.
-    """
+    """The doctor tries all documented rights and no others."""
     assert {right for right, _ in commands("t:", 1) if right} == {right for right in RIGHTS if right.startswith("+")}
 
 
@@ -133,9 +125,7 @@ def test_slow(nodes, monkeypatch, delay, level):
 
 
 def test_every_finding_has_a_test_and_is_documented():
-    """
-    The findings in the source, in these tests and in the documentation are the same.
-    """
+    """The findings in the source, in these tests and in the documentation are the same."""
     documented = set(re.findall(r"^\| `([a-z-]+)` \|", FINDINGS, re.MULTILINE))
 
     assert [name for name in IDS if f'"{name}"' not in TESTS] == []

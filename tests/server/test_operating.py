@@ -58,9 +58,7 @@ def waiting(name: str = "orders:7") -> Iterator[Future[Lease]]:
 
 
 def test_inspect_shows_each_node(five):
-    """
-    One lock with its holder, and the state on each node: this holder, another, nothing, or no reply.
-    """
+    """One lock with its holder, and the state on each node: this holder, another, nothing, or no reply."""
     lease = taken()
     five[4].kill()
     with five[3].client() as client:
@@ -87,9 +85,7 @@ def test_inspect_shows_each_node(five):
 
 
 def test_inspect_shows_the_waiters(five):
-    """
-    Waiters are shown in order.
-    """
+    """Waiters are shown in order."""
     lease = taken()
     with waiting() as waiter:
         while len(found().waiters) < 1 or found().waiters[0].nodes < 5:
@@ -107,9 +103,7 @@ def test_inspect_shows_the_waiters(five):
 
 
 def test_inspect_reports_stale_keys(five):
-    """
-    The output says that a key is stale, and why.
-    """
+    """The output says that a key is stale, and why."""
     for server in five:
         with server.client() as client:
             client.set("redlock:{orders:7}:h", "locked by another program")
@@ -118,9 +112,7 @@ def test_inspect_reports_stale_keys(five):
 
 
 def test_inspect_a_free_lock_and_too_few_nodes(five):
-    """
-    A free lock gives exit code 1, and too few nodes give 3.
-    """
+    """A free lock gives exit code 1, and too few nodes give 3."""
     free = run("redlock_inspect", "orders:7")
     known = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
     for server in five[:3]:
@@ -137,9 +129,7 @@ def test_inspect_a_free_lock_and_too_few_nodes(five):
 
 
 def test_release_is_dry_without_a_terminal(five):
-    """
-    Without a terminal and without --no-input nothing is released.
-    """
+    """Without a terminal and without --no-input nothing is released."""
     lease = taken()
 
     out, _, code = run("redlock_release", "orders:7", stdin=StringIO())
@@ -151,9 +141,7 @@ def test_release_is_dry_without_a_terminal(five):
 
 
 def test_release_asks_and_is_logged(five, monkeypatch, caplog):
-    """
-    At a terminal the command asks; the log has the name, the outcome and the reason, and not the secret.
-    """
+    """At a terminal the command asks; the log has the name, the outcome and the reason, and not the secret."""
     caplog.set_level(logging.WARNING, "django_redlock")
     lease = taken()
     monkeypatch.setattr(builtins, "input", lambda question: "no")
@@ -170,9 +158,7 @@ def test_release_asks_and_is_logged(five, monkeypatch, caplog):
 
 
 def test_release_of_the_holder_that_was_seen_only(five):
-    """
-    With a fingerprint no other holder's lock is released, and the exit code reports it.
-    """
+    """With a fingerprint no other holder's lock is released, and the exit code reports it."""
     seen = taken()
     old = found().fingerprint
     seen.release()
@@ -186,9 +172,7 @@ def test_release_of_the_holder_that_was_seen_only(five):
 
 
 def test_release_of_a_lock_that_changes_hands_meanwhile(five, monkeypatch):
-    """
-    A lock that somebody else takes while the question is on the screen is not changed; exit code 4.
-    """
+    """A lock that somebody else takes while the question is on the screen is not changed; exit code 4."""
     seen = taken()
     leases = []
     monkeypatch.setattr(builtins, "input", lambda question: (seen.release() and leases.append(taken())) or "yes")
@@ -201,9 +185,7 @@ def test_release_of_a_lock_that_changes_hands_meanwhile(five, monkeypatch):
 
 
 def test_release_several_by_a_glob(five):
-    """
-    Locks can be chosen by a glob, but not more than a person can read at a time.
-    """
+    """Locks can be chosen by a glob, but not more than a person can read at a time."""
     leases = [taken(f"orders:{number}") for number in range(3)]
     other = taken("reports:1")
 
@@ -220,16 +202,12 @@ def test_release_several_by_a_glob(five):
 
 @pytest.mark.parametrize("args", [[], ["a", "--match=*"]])
 def test_release_needs_names_or_a_glob(args):
-    """
-    The command takes either names or a glob.
-    """
+    """The command takes either names or a glob."""
     assert run("redlock_release", *args, "--no-input")[1:] == ("Name the locks, or choose them with --match.", 2)
 
 
 def test_release_of_nothing_and_without_a_quorum(five):
-    """
-    Nothing held gives exit code 0; too few nodes give 3.
-    """
+    """Nothing held gives exit code 0; too few nodes give 3."""
     nothing = [run("redlock_release", "orders:7", *more, "--no-input") for more in ([], ["--fingerprint=5b1f0c9d2e7a"])]
     for server in five[:3]:
         server.kill()
@@ -327,9 +305,7 @@ def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
 
 @pytest.mark.parametrize("args", [("--using=typo", "orders:7"), ("",), ()])
 def test_inspect_distinguishes_errors_from_free(five, args):
-    """
-    Exit code 1 means only free, because a script may start something on it.
-    """
+    """Exit code 1 means only free, because a script may start something on it."""
     assert run("redlock_inspect", *args)[2] == 2
 
 
@@ -361,9 +337,7 @@ def project(five: Servers, *commands: tuple[str, ...], **env: str) -> subprocess
 
 
 def test_what_an_output_cannot_encode_is_escaped(five):
-    """
-    A name with characters that the terminal's encoding lacks is shown escaped, and other names are not affected.
-    """
+    """A name with characters that the terminal's encoding lacks is shown escaped, and other names are not affected."""
     taken("grün")
     commands = (("redlock_list",), ("redlock_inspect", "grün"), ("redlock_release", "grün"))
 
@@ -399,9 +373,7 @@ def test_command_ends_quietly_when_it_is_interrupted_or_its_reader_stops(five):
 
 @pytest.mark.parametrize("command", ["redlock_release", "redlock_clear"])
 def test_no_answer_is_a_no(five, monkeypatch, command):
-    """
-    Ctrl-D at the question changes nothing, and gives no Python error.
-    """
+    """Ctrl-D at the question changes nothing, and gives no Python error."""
     lease = taken()
     for server in five:
         with server.client() as client:
@@ -425,9 +397,7 @@ def test_no_answer_is_a_no(five, monkeypatch, command):
 
 
 def test_top_once(five):
-    """
-    One screen: the nodes in words, the number of locks in each state, the locks that end first.
-    """
+    """One screen: the nodes in words, the number of locks in each state, the locks that end first."""
     leases = [taken(f"orders:{number}") for number in range(45)]
     five[0].kill()
 
@@ -443,9 +413,7 @@ def test_top_once(five):
 
 
 def test_top_and_list_do_not_take_too_few_nodes_for_no_locks(five):
-    """
-    While too few nodes answer nothing is known; the commands report this and exit with 3.
-    """
+    """While too few nodes answer nothing is known; the commands report this and exit with 3."""
     taken()
     for server in five[:3]:
         server.kill()
@@ -459,9 +427,7 @@ def test_top_and_list_do_not_take_too_few_nodes_for_no_locks(five):
 
 
 def test_release_works_without_the_broker(five, monkeypatch):
-    """
-    A task that cannot be revoked is reported in one line; the lock is released, and the command exits with 5.
-    """
+    """A task that cannot be revoked is reported in one line; the lock is released, and the command exits with 5."""
     from celery import Celery, _state
 
     monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))

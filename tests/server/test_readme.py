@@ -36,9 +36,7 @@ def test_quickstart_without_redis_works_from_an_empty_folder(tmp_path: Path):
 
 
 def test_readme_takes_a_lock_on_one_redis():
-    """
-    With the setting for one server, the first block of the README takes its lock there.
-    """
+    """With the setting for one server, the first block of the README takes its lock there."""
     one, _ = (text for _, text in blocks("README.md", "Set it up") if text.startswith("REDLOCK"))
     (block,) = (text for _, text in blocks("README.md", "django_redlock") if "with lock" in text)
     namespace: dict[str, Any] = {}
@@ -54,9 +52,7 @@ def test_readme_takes_a_lock_on_one_redis():
 
 
 def test_page_on_testing_starts_real_servers():
-    """
-    The block of the page starts five servers, stops two of them in its own way, and ends them all.
-    """
+    """The block of the page starts five servers, stops two of them in its own way, and ends them all."""
     (block,) = (text for _, text in blocks("docs/howto/testing.md", "Real servers") if "start_servers" in text)
     namespace: dict[str, Any] = {}
 

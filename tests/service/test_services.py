@@ -37,9 +37,7 @@ def service(request) -> Service:
 
 
 def test_services_end_with_their_process(service):
-    """
-    A test run that is killed leaves no server behind.
-    """
+    """A test run that is killed leaves no server behind."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # the server's user must reach it
         environment = {**os.environ, "TMPDIR": folder}
@@ -71,9 +69,7 @@ def handles_of(pids: Iterable[int]) -> list[int]:
 
 
 def test_missing_program_says_what_to_type(monkeypatch):
-    """
-    Without the program, the error names the package, and the variable that can name a running server.
-    """
+    """Without the program, the error names the package, and the variable that can name a running server."""
     monkeypatch.setattr(PostgreSQL, "program", "/nowhere/*/postgres")
     monkeypatch.delenv("REDLOCK_POSTGRESQL", raising=False)
 
@@ -83,9 +79,7 @@ def test_missing_program_says_what_to_type(monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can run a program as another user")
 def test_program_of_another_user_ends_with_its_parent(tmp_path):
-    """
-    A program started as another user still gets SIGKILL when its parent dies.
-    """
+    """A program started as another user still gets SIGKILL when its parent dies."""
     child = spawn(["id", "-un"], user="nobody", stdout=subprocess.PIPE)
 
     assert child.communicate(timeout=120)[0] == b"nobody\n"

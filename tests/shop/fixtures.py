@@ -1,6 +1,4 @@
-"""
-Fixtures of all tests that use the shop.
-"""
+"""Fixtures of all tests that use the shop."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

@@ -1,6 +1,4 @@
-"""
-Actions of the shop's tests beside a request or a transaction: look from outside, take a lock, take the lock away.
-"""
+"""Actions of the shop's tests beside a request or a transaction: look from outside, take a lock, take the lock away."""
 
 import threading
 from collections.abc import Callable

@@ -7,9 +7,7 @@ from tests.simulation.mutation import score
 
 
 def test_all_mutants_are_killed(capsys: pytest.CaptureFixture[str]):
-    """
-    An oracle objects to every wrong protocol within a bounded number of schedules; the test prints the score.
-    """
+    """An oracle objects to every wrong protocol within a bounded number of schedules; the test prints the score."""
     kills = [hunt(mutant) for mutant in MUTANTS]
 
     with capsys.disabled():

@@ -1,6 +1,4 @@
-"""
-Run the benchmark: ``python -m tests.lab.benchmarks``, or ``tox run -e bench``.
-"""
+"""Run the benchmark: ``python -m tests.lab.benchmarks``, or ``tox run -e bench``."""
 
 import argparse
 import sys
@@ -12,7 +10,7 @@ from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import against, faults, inventory, kinds, locking, processes, publishing, serial, waiting
+from . import against, faults, inventory, kinds, locking, processes, publishing, waiting
 from .bench import Bench, set_up
 from .report import PAGES, Section, lines, render
 
@@ -28,7 +26,6 @@ GROUPS: dict[str, Group] = {
     "processes": processes.run,
     "inventory": inventory.run,
     "publishing": publishing.run,
-    "serial": serial.run,
     "kinds": kinds.run,
 }
 """What ``--only`` can name, in the order in which it is run."""

@@ -1,6 +1,4 @@
-"""
-Give every group of rows its servers, the locks over them, and the measuring time.
-"""
+"""Give every group of rows its servers, the locks over them, and the measuring time."""
 
 import asyncio
 import logging

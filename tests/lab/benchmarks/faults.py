@@ -1,6 +1,4 @@
-"""
-Two of five nodes fail in some way, or too many do: what the caller notices.
-"""
+"""Two of five nodes fail in some way, or too many do: what the caller notices."""
 
 import threading
 import time

@@ -1,6 +1,4 @@
-"""
-Ten thousand held locks among a million other keys: the cost of listing them and of showing them in the admin.
-"""
+"""Ten thousand held locks among a million other keys: the cost of listing them and of showing them in the admin."""
 
 import logging
 import time

@@ -1,6 +1,4 @@
-"""
-A free lock: blocking and asyncio, near and far, alone and from many threads and tasks, and with several names.
-"""
+"""A free lock: blocking and asyncio, near and far, alone and from many threads and tasks, and with several names."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

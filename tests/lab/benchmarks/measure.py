@@ -1,6 +1,4 @@
-"""
-Take times: contenders take turns, many times, so that other load on the machine affects all of them alike.
-"""
+"""Take times: contenders take turns, many times, so that other load on the machine affects all of them alike."""
 
 import asyncio
 import gc

@@ -1,6 +1,4 @@
-"""
-Publishing a task with at most one run at a time, and answering a duplicate, beside comparable packages.
-"""
+"""Publishing a task with at most one run at a time, and answering a duplicate, beside comparable packages."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -2,7 +2,6 @@
 Have threads call one key at the same time while a run of it is under way, and check how the calls end.
 
     python -m tests.lab.bursts --bursts 50
-    python -m tests.lab.bursts --bursts 5 --pool threads --strategy replace
 """
 
 import argparse
@@ -73,19 +72,19 @@ def judge(project: Any, key: str, first: Any, calls: list[Call]) -> list[str]:
     return wrong
 
 
-def run(pools: list[str], strategies: list[str], bursts: int) -> list[str]:
+def run(bursts: int) -> list[str]:
     """Run bursts with each pool and strategy, and print a line for each; returns what went wrong."""
     from . import project
 
     found = []
     app, options = "tests.lab.bursts.project", ("--concurrency=4", "--loglevel=ERROR")
     workers = [
-        worker(app, f"--pool={pool}", f"--queues={pool}", f"--hostname={pool}@bursts", *options) for pool in pools
+        worker(app, f"--pool={pool}", f"--queues={pool}", f"--hostname={pool}@bursts", *options) for pool in POOLS
     ]
     try:
-        for pool in pools:
+        for pool in POOLS:
             until(lambda pool=pool: project.app.control.ping(destination=[f"{pool}@bursts"], timeout=1))
-            for strategy in strategies:
+            for strategy in STRATEGIES:
                 start = time.monotonic()
                 wrong = [line for number in range(bursts) for line in burst(project, strategy, pool, number)]
                 seconds = time.monotonic() - start
@@ -104,15 +103,12 @@ def main() -> int:
     """Return 1 if something went wrong, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.bursts", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--bursts", type=int, default=50, help="how many with each pool and strategy")
-    parser.add_argument("--pool", choices=POOLS, help="default: both, one after the other")
-    parser.add_argument("--strategy", choices=STRATEGIES, help="default: both")
     chosen = parser.parse_args()
     with Server() as server, start_servers(3) as nodes:
         # On a busy machine nodes may answer late, and without their answer a call is sent without a slot.
         options = {"restart_guard": False, "node_timeout": 5.0, "max_ttl": 600}
         set_up(nodes.urls, options, BURSTS_SERVER=server.url)
-        pools = [chosen.pool] if chosen.pool else list(POOLS)
-        wrong = run(pools, [chosen.strategy] if chosen.strategy else list(STRATEGIES), chosen.bursts)
+        wrong = run(chosen.bursts)
     print("\n".join(wrong) or "nothing went wrong")
     return bool(wrong)
 

@@ -2,9 +2,8 @@
 Let real servers, processes and clocks fail, and count the effect on a counter in a database.
 
     python -m tests.lab.chaos --minutes 10 --profile network
-    python -m tests.lab.chaos --minutes 1 --profile all --nodes 5 --database postgresql
 
-There are three or five servers, a Redis Cluster of three masters and three replicas, or three members of etcd or
+There are three servers, a Redis Cluster of three masters and three replicas, or three members of etcd or
 ZooKeeper, behind proxies. Worker processes take one lock and increment two counters under it, one behind a fence and
 one without. A nemesis injects faults. Every acquisition is recorded and checked at the end.
 """
@@ -15,7 +14,6 @@ import os
 import random
 import sys
 import tempfile
-from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from secrets import randbelow
@@ -27,7 +25,7 @@ def main() -> int:
     """Return 1 if something was lost that must not be lost, else 0."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
-    from tests.services import PostgreSQL, SQLite
+    from tests.services import SQLite
 
     from .arena import HEADS
     from .nemesis import PROFILES
@@ -36,15 +34,13 @@ def main() -> int:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and log it
     failed, freed = [], []
     print(f"seed {options.seed}\n\n{HEADS}", flush=True)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine = SQLite(folder) if options.database == "sqlite" else stack.enter_context(PostgreSQL())
+    with tempfile.TemporaryDirectory() as folder:
         for name in PROFILES if options.profile == "all" else [options.profile]:
             if missing := missing_for(PROFILES[name].store):
                 freed.append(f"{name} was left out: {missing}")
                 continue
             random.seed(options.seed)  # so that one profile can be repeated without those before it
-            result = one(engine, PROFILES[name], options.minutes * 60, options.nodes, options.workers)
+            result = one(SQLite(Path(folder)), PROFILES[name], options.minutes * 60)
             print(result.line(), flush=True)
             freed.append(f"{name}: {result.freed()}")
             failed += result.failures
@@ -67,7 +63,7 @@ def missing_for(store: str) -> str:
     return ""
 
 
-def one(engine, profile, seconds: float, nodes: int = 3, workers: int = 4):  # type: ignore[no-untyped-def]
+def one(engine, profile, seconds: float, nodes: int = 3):  # type: ignore[no-untyped-def]
     """Run one profile in a database of its own; returns the result."""
     from tests.services import django_database
 
@@ -78,7 +74,7 @@ def one(engine, profile, seconds: float, nodes: int = 3, workers: int = 4):  # t
         create()
         with (
             tempfile.TemporaryDirectory() as folder,
-            Arena(Path(folder), profile, engine.settings(name), nodes, workers) as arena,
+            Arena(Path(folder), profile, engine.settings(name), nodes) as arena,
         ):
             return arena.run(seconds)
 
@@ -90,9 +86,6 @@ def parse(profiles: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--profile", default="all", choices=["all", "today", *profiles], help="'today' runs one per day, in turn"
     )
-    parser.add_argument("--nodes", type=int, default=3, help="how many servers")
-    parser.add_argument("--workers", type=int, default=4, help="how many processes take the lock")
-    parser.add_argument("--database", default="sqlite", choices=["sqlite", "postgresql"])
     parser.add_argument("--seed", type=int, help="repeats the choice of faults, though not their timing")
     options = parser.parse_args()
     if options.seed is None:

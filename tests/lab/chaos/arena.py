@@ -24,6 +24,7 @@ from .history import History
 from .nemesis import SERVED, Nemesis, Profile
 
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
+WORKERS = 4
 APART = 60  # seconds between the clocks of two members of etcd or ZooKeeper
 ELECTION = 30.0  # seconds, with much to spare, in which a cluster has another leader or master, and votes again
 WARM_UP = 3.0  # seconds beyond a ttl until nodes that have just started may vote; their uptime has whole seconds
@@ -106,9 +107,7 @@ HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
 class Arena:
     """Servers, proxies and workers; in a ``with`` block."""
 
-    def __init__(
-        self, folder: Path, profile: Profile, database: dict[str, Any], nodes: int = 3, workers: int = 4
-    ) -> None:
+    def __init__(self, folder: Path, profile: Profile, database: dict[str, Any], nodes: int = 3) -> None:
         self.profile = profile
         self.clocks: list[Clock] = []
         if profile.clocks:
@@ -126,7 +125,6 @@ class Arena:
         self.gone: list[WorkerProcess] = []
         self._folder = folder
         self._database = database
-        self._count = workers
         self._ends = 0.0
         self._stack = ExitStack()
 
@@ -158,7 +156,7 @@ class Arena:
 
         time.sleep(self.profile.ttl + WARM_UP)
         self._ends = time.monotonic() + seconds
-        for _ in range(self._count):
+        for _ in range(WORKERS):
             self.start_worker()
         nemesis = Nemesis(self, self.profile)
         nemesis.rage(seconds)

@@ -218,15 +218,13 @@ SCENARIOS: dict[str, Callable[[Stage], str]] = {
 }
 
 
-def compete(only: str) -> None:
+def compete() -> None:
     """Run the scenarios with the package of this process; write a line of JSON for each."""
     from . import project
 
     stage = Stage(project)
     try:
         for name, scenario in SCENARIOS.items():
-            if only and only not in name:
-                continue
             try:
                 outcome = [True, scenario(stage)]
             except AssertionError as error:
@@ -242,26 +240,24 @@ def main() -> int:
     from .project import CONTENDERS
 
     parser = argparse.ArgumentParser(prog="python -m tests.lab.comparison", description=__doc__)
-    parser.add_argument("--scenario", default="", help="run only scenarios whose name contains this")
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(CONTENDERS)}; default: all")
-    options = parser.parse_args()
+    parser.parse_args()
     if "COMPARE" in os.environ:
-        compete(options.scenario)
+        compete()
         return 0
     table: dict[str, dict[str, tuple[bool, str]]] = {}
-    for package in options.packages or CONTENDERS:
+    for package in CONTENDERS:
         try:
             title = f"{package} {version(package)}"
         except PackageNotFoundError:
             print(f"{package} is not installed; it is left out")
             continue
-        table[title] = compare(package, options.scenario)
+        table[title] = compare(package)
     print(markdown(table))
     ours = next((cells for title, cells in table.items() if title.startswith(OURS)), {})
     return 0 if all(ok for ok, _ in ours.values()) else 1
 
 
-def compare(package: str, only: str) -> dict[str, tuple[bool, str]]:
+def compare(package: str) -> dict[str, tuple[bool, str]]:
     """Return the outcomes of one package, by scenario."""
     with Server() as broker, start_servers(3) as nodes:
         environment = processes.surroundings(
@@ -271,7 +267,7 @@ def compare(package: str, only: str) -> dict[str, tuple[bool, str]]:
             LAB_NODES=",".join(nodes.urls),
             LAB_OPTIONS='{"restart_guard": false, "node_timeout": 1.0}',
         )
-        command = [sys.executable, "-m", "tests.lab.comparison", f"--scenario={only}"]
+        command = [sys.executable, "-m", "tests.lab.comparison"]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     cells = {}
     for line in done.stdout.splitlines():

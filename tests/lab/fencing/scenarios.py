@@ -6,16 +6,14 @@ The stories are Martin Kleppmann's figure of the client that is paused past its 
 or on none if the story is about their failure.
 """
 
-import itertools
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
 
-from django_redlock import Lease, LockLostError, StaleTokenError, fenced
+from django_redlock import Lease, fenced
 
 from .counting import CounterTable
 from .experiment import Experiment
@@ -23,7 +21,6 @@ from .holder import FAILED, Process
 from .sources import lease_of
 
 TTL = 30.0  # seconds
-STEPS = 3
 
 
 @dataclass
@@ -112,25 +109,6 @@ def is_the_lock_pointless(stage: Stage) -> tuple[int, int]:
     return without.seen["stale"], with_lock.seen["stale"]
 
 
-def is_the_resource_distributed(stage: Stage) -> tuple[int, int]:
-    """Return the counters of two databases after a holder was overtaken in one of them."""
-    both = [stage.database, stage.other]
-    early, late = lease_of("both", fencing_token=33), lease_of("both", fencing_token=34)
-    with fenced(early, using=both):
-        for alias in both:
-            CounterTable(alias).write(1)
-    stage.say("33 claims its fence in both databases, and writes 1 in both.")
-    with fenced(late, using=stage.other):
-        pass
-    stage.say("34 claims its fence in one of them.")
-    with suppress(StaleTokenError), fenced(early, using=both):
-        for alias in both:
-            CounterTable(alias).write(2)
-    counters = CounterTable(stage.database).read(), CounterTable(stage.other).read()
-    stage.say(f"33 would write 2 in both, and is refused before it does: {counters[0]} and {counters[1]}.")
-    return counters
-
-
 def two_delayed_writers(stage: Stage) -> tuple[int, int]:
     """Return the counter after two increments whose tokens are compared when writing, and when claiming first."""
     counter = CounterTable(stage.database)
@@ -176,39 +154,6 @@ def increments_lost(alias: str) -> Experiment:
     return experiment
 
 
-def is_it_correct(stage: Stage) -> tuple[int, int]:
-    """Return how many increments are lost without any lock, without a fence and with one."""
-    stage.say("No lock at all; tokens that arrive late, a fifth of them twice; four threads that read, wait and write.")
-    naked = increments_lost(stage.database)
-    stage.say(f"without a fence: {naked.lost} of {naked.seen['committed']} increments lost")
-
-    CounterTable(stage.database).clear()
-    behind = Experiment(stage.database, "correct")
-    behind.run()
-    stage.say(f"with a fence: {behind.lost} of {behind.seen['committed']} increments lost")
-    return naked.lost, behind.lost
-
-
-def wrong_ttl(stage: Stage) -> tuple[int, int]:
-    """Return how many sections were cut short because their leases were too short, and how many increments are lost."""
-    counter = CounterTable(stage.database)
-    done = cut = 0
-    ttls = itertools.cycle([0.25, 60.0])
-    while done < STEPS:
-        lease = lease_of("ttl", ttl=next(ttls))
-        try:
-            with fenced(lease, using=stage.database):
-                value = counter.read()
-                lease.lost.wait(0.5)  # the work takes twice as long as the short lease
-                counter.write(value + 1)
-            done += 1
-        except (LockLostError, StaleTokenError):
-            cut += 1
-    lost = done - counter.read()
-    stage.say(f"{done} sections done, {cut} cut short by a lease of half the time they need, {lost} increments lost.")
-    return cut, lost
-
-
 STORIES: dict[str, Callable[[Stage], Any]] = {
     story.__name__: story
     for story in (
@@ -216,9 +161,6 @@ STORIES: dict[str, Callable[[Stage], Any]] = {
         paused_before_its_claim,
         is_it_realistic,
         is_the_lock_pointless,
-        is_the_resource_distributed,
         two_delayed_writers,
-        is_it_correct,
-        wrong_ttl,
     )
 }

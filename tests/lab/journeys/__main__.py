@@ -17,8 +17,6 @@ def steps(project: Project) -> Iterator[str]:
     """Walk through the project as a user does; yield each completed step."""
     yield from first_locks(project)
     yield from mistakes_in_settings(project)
-    yield from mistakes_in_tasks(project)
-    yield from types(project)
     yield from tests(project)
 
 
@@ -69,32 +67,6 @@ def mistakes_in_settings(project: Project) -> Iterator[str]:
     assert "entered" not in said, said
     assert "at once" in said, said
     yield "put the locks into the file of the transactions, and get an error at once that names the ways out"
-
-
-def mistakes_in_tasks(project: Project) -> Iterator[str]:
-    """Declare tasks that cannot work or that will surprise, and correct them."""
-    found = ["redlock.E020", "redlock.E021", "redlock.W021", "redlock.W022"]
-    project.write("shop/tasks.py", files.MISTAKEN_TASKS)
-    with project.setting("memory://", "redis://127.0.0.1:1"):
-        said = project.run("manage.py", "check", fails=True)
-        assert [code for code in found if code not in said] == [], said
-        yield "declare tasks that cannot work, and learn of them from the check"
-
-        said = project.run("-m", "celery", "-A", "mysite", "worker", "--pool", "solo", fails=True)
-        assert [code for code in found if code not in said] == [], said
-        yield "start a worker with these tasks, and see it refuse"
-
-    project.write("shop/tasks.py", files.TASKS)
-    assert "no issues" in project.run("manage.py", "check")
-    yield "correct the tasks"
-
-
-def types(project: Project) -> Iterator[str]:
-    """Check a command and a task with mypy and the stubs for Django and Celery."""
-    project.write("mypy.ini", files.MYPY)
-    project.write("shop/management/commands/import_all.py", files.COMMAND)
-    assert "no issues found" in project.run("-m", "mypy", "shop/tasks.py", "shop/management/commands/import_all.py")
-    yield "check the types of a locked command and of a task"
 
 
 def tests(project: Project) -> Iterator[str]:

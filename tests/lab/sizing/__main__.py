@@ -6,14 +6,12 @@ from tests.lab.benchmarks.bench import set_up
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.sizing", description=__doc__)
-    parser.add_argument("--names", type=int, default=10_000, help="how many names to hold at once (default: 10000)")
-    chosen = parser.parse_args()
+    argparse.ArgumentParser(prog="python -m tests.lab.sizing", description=__doc__).parse_args()
     set_up()
 
     from .measure import every_figure  # Django must be set up first
 
-    for title, figures in every_figure(chosen.names):
+    for title, figures in every_figure():
         print(f"{title}\n")
         for what, value in figures.items():
             print(f"  {value:>8,}  {what}")

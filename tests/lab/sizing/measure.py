@@ -15,6 +15,7 @@ from django_redlock.testing import Server
 from tests.lab.benchmarks.bench import ours
 
 Figures = dict[str, int]
+NAMES = 10_000
 NAME_SIZE = 20  # bytes of a name, as in "orders:0000000000042"
 AT_ONCE = 200  # names of one lock: one request
 THREADS = 8
@@ -22,9 +23,9 @@ TASKS = 100
 OURS = ("evalsha", "eval")
 
 
-def every_figure(names: int) -> Iterator[tuple[str, Figures]]:
+def every_figure() -> Iterator[tuple[str, Figures]]:
     """Yield each table's title and figures."""
-    yield f"Bytes of memory per name on each node, with {names:,} names of {NAME_SIZE} bytes", memory(names)
+    yield f"Bytes of memory per name on each node, with {NAMES:,} names of {NAME_SIZE} bytes", memory()
     yield "Requests to each node", requests()
     yield "Connections to each node", connections()
 
@@ -42,19 +43,19 @@ def one_server(**options: Any) -> Iterator[tuple[LockManager, Any]]:
         yield manager, client
 
 
-def memory(names: int) -> Figures:
+def memory() -> Figures:
     """Return the bytes per name while it is held, and after its release."""
     with one_server() as (manager, client):
         manager.lock("warm-up", wait=0).acquire().release()
         empty = used(client)
-        lines = [f"orders:{number:0{NAME_SIZE - 7}}" for number in range(names)]
-        parts = [lines[start : start + AT_ONCE] for start in range(0, names, AT_ONCE)]
+        lines = [f"orders:{number:0{NAME_SIZE - 7}}" for number in range(NAMES)]
+        parts = [lines[start : start + AT_ONCE] for start in range(0, NAMES, AT_ONCE)]
         leases = [manager.lock(part, wait=0, renew=False).acquire() for part in parts]
         held = used(client)
         for lease in leases:
             lease.release()
         after = used(client)
-    return {"while it is held": round((held - empty) / names), "after its release": round((after - empty) / names)}
+    return {"while it is held": round((held - empty) / NAMES), "after its release": round((after - empty) / NAMES)}
 
 
 def used(client: Any) -> int:

@@ -66,21 +66,6 @@ def test_two_delayed_writers_in_order(stage):
     assert scenarios.two_delayed_writers(stage) == (1, 2)
 
 
-@each("sqlite")  # the databases are those of the experiment
-def test_nothing_is_lost_behind_the_fence(stage):
-    """Without a fence increments are lost, with it none, whatever the lock does."""
-    naked, behind = scenarios.is_it_correct(stage)
-
-    assert naked > 0
-    assert behind == 0
-
-
-@each("sqlite")  # here a lease ends
-def test_wrong_ttl_costs_work_and_no_data(stage):
-    """Sections that last longer than their lease are rolled back, and nothing else happens."""
-    assert scenarios.wrong_ttl(stage) == (3, 0)
-
-
 IMPATIENT: dict[str, dict[str, Any]] = {
     "sqlite": {"timeout": 1},
     "postgresql": {"options": "-c lock_timeout=700ms"},

@@ -44,9 +44,7 @@ async def statuses(port: int, paths: list[str]) -> "Counter[str]":
 def test_no_request_is_refused_while_the_nodes_answer(
     live: Live, nodes: Servers, command: list[str], path: str, size: int, tmp_path: Path
 ):
-    """
-    A process that gets too little processor time is late, and blames neither its requests nor its nodes for it.
-    """
+    """A process that gets too little processor time is late, and blames neither its requests nor its nodes for it."""
     live.env |= {"LIVE_NODES": ",".join(nodes.urls[:size]), "LIVE_DEFAULTS": "1", "LIVE_TTL": "30"}
     said = tmp_path / "stderr"
 

@@ -1,6 +1,4 @@
-"""
-``lock_for_update`` in processes of their own, over real nodes and a real database.
-"""
+"""``lock_for_update`` in processes of their own, over real nodes and a real database."""
 
 import asyncio
 from collections.abc import Iterator
@@ -74,9 +72,7 @@ def add(order: Order, number: int) -> None:
 
 
 def test_lock_is_free_when_the_outcome_is_known(database: str, total_at_release: list[int]):
-    """
-    On every engine the lock outlasts commit, rollback and the rollback of a savepoint.
-    """
+    """On every engine the lock outlasts commit, rollback and the rollback of a savepoint."""
     order = Order.objects.using(database).create(pk=7)
 
     with lock_for_update(order):
@@ -128,9 +124,7 @@ KILL = {"postgresql": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}"}
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any, fresh_nodes: None):
-    """
-    UUID, composite, inherited and related keys work on a database with types of its own.
-    """
+    """UUID, composite, inherited and related keys work on a database with types of its own."""
     voucher = Voucher.objects.using(database).create()
     stock = Stock.objects.using(database).create(place="here", article="pen")
     letter = ParcelLetter.objects.using(database).create(code="x", stamp=3)
@@ -147,9 +141,7 @@ def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any,
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 async def test_asynchronous_blocks_leave_no_connection_behind(database: str, engine: Any, fresh_nodes: None):
-    """
-    Eight concurrent blocks have eight connections, and none of them is left afterwards.
-    """
+    """Eight concurrent blocks have eight connections, and none of them is left afterwards."""
     await Order.objects.using(database).abulk_create(Order(pk=pk) for pk in range(1, 9))
     backends = BACKENDS["postgresql"].format(connections.settings[database]["NAME"])
     inside = asyncio.Barrier(8)

@@ -1,6 +1,4 @@
-"""
-``redlock_run`` and ``locked_command`` in processes of their own, over real servers, with real signals and kills.
-"""
+"""``redlock_run`` and ``locked_command`` in processes of their own, over real servers, with real signals and kills."""
 
 import ctypes
 import operator
@@ -125,9 +123,7 @@ def test_program_runs_under_the_lock(runs, manager):
 
 
 def test_one_of_several_runs_does_the_work(runs):
-    """
-    One of three concurrent runs runs the program, and the others are skipped with exit code 75.
-    """
+    """One of three concurrent runs runs the program, and the others are skipped with exit code 75."""
     three = [runs.run("nightly", f"{WORK}say('working'); input()") for _ in range(3)]
     pending = list(three)
     skipped = []
@@ -150,9 +146,7 @@ def finish(process):
 
 @pytest.mark.endurance
 def test_skipping_may_be_silent(runs, manager):
-    """
-    With ``--skip-exit-code 0`` a skipped run prints nothing, so that cron sends no mail.
-    """
+    """With ``--skip-exit-code 0`` a skipped run prints nothing, so that cron sends no mail."""
     with manager.lock("nightly"):
         assert outcome(runs.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
 
@@ -169,9 +163,7 @@ def waiting(runs, manager, nodes) -> tuple[Lease, "Popen[bytes]"]:
 
 @pytest.mark.endurance
 def test_run_may_wait_for_its_turn(waiting):
-    """
-    With ``--wait`` a run is not skipped until the time has run out.
-    """
+    """With ``--wait`` a run is not skipped until the time has run out."""
     lease, process = waiting
     lease.release()
 
@@ -179,9 +171,7 @@ def test_run_may_wait_for_its_turn(waiting):
 
 
 def test_interrupted_wait_is_one_sentence(waiting, manager):
-    """
-    Ctrl-C while it waits ends it without a traceback; the program did not run, and nobody is left in the queue.
-    """
+    """Ctrl-C while it waits ends it without a traceback; the program did not run, and nobody is left in the queue."""
     lease, process = waiting
     process.send_signal(signal.SIGINT)
 
@@ -196,9 +186,7 @@ def test_interrupted_wait_is_one_sentence(waiting, manager):
 
 @pytest.mark.endurance
 def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
-    """
-    If too few nodes answer, the exit code is 69, and the program does not run.
-    """
+    """If too few nodes answer, the exit code is 69, and the program does not run."""
     nodes[0].kill()
     nodes[1].kill()
 
@@ -214,9 +202,7 @@ def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
     [("no-such-program", "No such file", 127), ("/etc/passwd", "Permission denied", 126)],
 )
 def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, message, exit_code):
-    """
-    The exit codes are those of shells.
-    """
+    """The exit codes are those of shells."""
     _, err, code = outcome(runs.start("redlock_run", "nightly", "--", program))
 
     assert (message in err, code) == (True, exit_code)
@@ -235,9 +221,7 @@ def no_nohup() -> Iterator[None]:
 
 
 def test_signals_are_passed_on(no_nohup, runs, manager):
-    """
-    The program gets each signal and decides; the command ends with its exit code, and the lock is free.
-    """
+    """The program gets each signal and decides; the command ends with its exit code, and the lock is free."""
     process = runs.run("nightly", LISTENING, *HEEDED)
     assert said(process) == "ready"
 
@@ -250,9 +234,7 @@ def test_signals_are_passed_on(no_nohup, runs, manager):
 
 
 def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_path):
-    """
-    A signal that arrives just after Python last checked for signals is passed on before the program ends.
-    """
+    """A signal that arrives just after Python last checked for signals is passed on before the program ends."""
     ready = tmp_path / "ready"
     program = f"trap 'exit 9' USR1; touch {ready}; sleep 20 & wait"
     running = Child(["sh", "-c", program], grace=1, env=os.environ)
@@ -272,9 +254,7 @@ def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_pat
 
 
 def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, manager):
-    """
-    A signal that ``redlock_run`` gets before the next line does not leave the program running without its lock.
-    """
+    """A signal that ``redlock_run`` gets before the next line does not leave the program running without its lock."""
 
     def start(*args, **options):
         child = Child(*args, **options)
@@ -290,9 +270,7 @@ def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, ma
 
 @pytest.mark.endurance
 def test_end_by_a_signal_has_the_exit_code_of_shells(runs):
-    """
-    A program that SIGTERM ended gives 143.
-    """
+    """A program that SIGTERM ended gives 143."""
     process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})")
     assert said(process) == "ready"
 
@@ -302,9 +280,7 @@ def test_end_by_a_signal_has_the_exit_code_of_shells(runs):
 
 
 def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
-    """
-    When the nodes are gone for longer than the lease, the group gets SIGTERM, then SIGKILL, with exit code 76.
-    """
+    """When the nodes are gone for longer than the lease, the group gets SIGTERM, then SIGKILL, with exit code 76."""
     runs.env["LIVE_TTL"] = "5"
     process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
     pids = {int(said(process)), int(said(process))}
@@ -320,9 +296,7 @@ def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
 
 @pytest.mark.endurance
 def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
-    """
-    A program that was stopped (SIGSTOP) is ended when another owner has its lock.
-    """
+    """A program that was stopped (SIGSTOP) is ended when another owner has its lock."""
     runs.env["LIVE_TTL"] = "8"
     process = runs.run("nightly", f"{WORK}say(os.getpid()); time.sleep({PATIENCE})")
     pid = int(said(process))
@@ -341,9 +315,7 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
 
 @pytest.mark.endurance
 def test_program_ends_at_max_hold(runs):
-    """
-    ``--max-hold`` limits a run that hangs.
-    """
+    """``--max-hold`` limits a run that hangs."""
     runs.env["LIVE_TTL"] = "8"
     process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})", options=("--max-hold", "1"))
 
@@ -354,9 +326,7 @@ def test_program_ends_at_max_hold(runs):
 
 
 def test_killed_runner_takes_the_program_with_it(runs):
-    """
-    If the runner gets SIGKILL, nothing renews its lock, so its program and that program's children end too.
-    """
+    """If the runner gets SIGKILL, nothing renews its lock, so its program and that program's children end too."""
     process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
     pids = {int(said(process)), int(said(process))}
 
@@ -376,9 +346,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 @pytest.mark.endurance
 def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
-    """
-    Typed input goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops and continues with it.
-    """
+    """Typed input goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops and continues with it."""
     ours, theirs = terminal
     code = f"{WORK}say('got ' + input()); say('again ' + input()); time.sleep({PATIENCE})"
     command = [sys.executable, "-m", "django", "redlock_run", "nightly", "--", sys.executable, "-c", code]
@@ -400,9 +368,7 @@ def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
 
 
 def test_command_of_a_project_runs_once(runs):
-    """
-    ``@locked_command``: a second run for the same supplier is skipped, one for another supplier is not.
-    """
+    """``@locked_command``: a second run for the same supplier is skipped, one for another supplier is not."""
     first = runs.start("restock", "7")
     assert said(first) == "restocking 7"
 

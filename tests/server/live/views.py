@@ -1,6 +1,4 @@
-"""
-Views that count, and would count wrong if two of them ran at once, or one of them read uncommitted data.
-"""
+"""Views that count, and would count wrong if two of them ran at once, or one of them read uncommitted data."""
 
 import asyncio
 import time

@@ -17,7 +17,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers, find_server, start_servers
 from django_redlock.testing.servers import reserve_port, spawn
 from tests.clusters import served
-from tests.managers import Asyncio, Blocking, Flavour
+from tests.managers import Asyncio, Blocking, Flavour, wait_until
 
 CONFIGURATION = """\
 port {port}
@@ -42,9 +42,9 @@ class Sentinel:
     def start(self) -> None:
         with self.servers[1].client() as client:
             client.replicaof("127.0.0.1", self.servers[0].port)
-            until(lambda: client.info("replication")["master_link_status"] == "up")
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up")
         self._process = spawn([str(find_server()), str(self._file), "--sentinel"], stdin=DEVNULL, stdout=DEVNULL)
-        until(lambda: self.known("slaves"))
+        wait_until(lambda: self.known("slaves"))
 
     def known(self, what: str) -> object:
         """Return what the sentinel knows of the service, or nothing while it does not answer."""
@@ -59,13 +59,6 @@ class Sentinel:
         if self._process:
             self._process.terminate()
             self._process.wait()
-
-
-def until(true: object) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextmanager
