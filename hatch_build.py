@@ -29,6 +29,7 @@ class RepositoryHook(MetadataHookInterface):
         )
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = {
+            "Homepage": repository,
             "Documentation": f"{pages}/docs/index.md",
             "Changelog": f"{pages}/CHANGELOG.md",
             "Issues": f"{repository}/issues",

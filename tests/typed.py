@@ -109,7 +109,12 @@ class Reader:
 
     def write(self, block: str) -> None:
         """Write the file that a block of Python names, or add the block to it."""
-        named = FILE.match(block)
-        assert named, f"The block does not begin with the name of its file:\n{block}"
-        with (self.folder / named[1]).open("a" if named[2] else "w", encoding="utf-8") as file:
-            file.write(block)
+        write(self.folder, block)
+
+
+def write(folder: Path, block: str) -> None:
+    """Write the file in a folder that a block of Python names, or add the block to it."""
+    named = FILE.match(block)
+    assert named, f"The block does not begin with the name of its file:\n{block}"
+    with (folder / named[1]).open("a" if named[2] else "w", encoding="utf-8") as file:
+        file.write(block)

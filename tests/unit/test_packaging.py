@@ -104,7 +104,9 @@ def test_readme_and_urls_have_the_address_of_the_repository():
 
     assert len(links) > 10
     assert [link for link in links if not link.startswith(f"{address}/")] == []
-    assert all(f", {address}" in url for url in about.get_all("Project-URL"))
+    urls = dict(url.split(", ") for url in about.get_all("Project-URL"))
+    assert list(urls) == ["Homepage", "Documentation", "Changelog", "Issues", "Source"]
+    assert all(url.startswith(address) for url in urls.values())
     assert f"]({address}/raw/v{django_redlock.__version__}/docs/images/held-locks.png)" in about["Description"]
 
 
