@@ -25,14 +25,9 @@ from ..signals import lock_acquired, lock_taken
 _tried: ContextVar[list[Any] | None] = ContextVar("django_redlock_tried", default=None)
 
 
-def _note_lease(lease: Lease, **about: Any) -> None:
+def _note(lease: Lease | None = None, error: Exception | None = None, **about: Any) -> None:
     if (tried := _tried.get()) is not None:
-        tried.append(lease)
-
-
-def _note_error(error: Exception, **about: Any) -> None:
-    if (tried := _tried.get()) is not None:
-        tried.append(error)
+        tried.append(lease or error)
 
 
 class LocksPanel(Panel):
@@ -45,8 +40,8 @@ class LocksPanel(Panel):
     @classmethod
     def ready(cls) -> None:
         """Connect to the signals once, for all requests."""
-        lock_acquired.connect(_note_lease, dispatch_uid="django_redlock.debug_toolbar")
-        lock_taken.connect(_note_error, dispatch_uid="django_redlock.debug_toolbar")
+        lock_acquired.connect(_note, dispatch_uid="django_redlock.debug_toolbar")
+        lock_taken.connect(_note, dispatch_uid="django_redlock.debug_toolbar")
 
     @property
     def nav_subtitle(self) -> str:
@@ -67,23 +62,18 @@ class LocksPanel(Panel):
 
     def generate_stats(self, request: Any, response: Any) -> None:
         """Record a copy of the locks for the panel to show."""
-        self.record_stats({"locks": [_row(each) for each in self._locks]})
-
-
-def _row(tried: Any) -> dict[str, Any]:
-    return {"name": printable(tried.name), "waited": tried.waited * 1000, "outcome": _outcome(tried)}
+        rows = [
+            {"name": printable(tried.name), "waited": tried.waited * 1000, "outcome": _outcome(tried)}
+            for tried in self._locks
+        ]
+        self.record_stats({"locks": rows})
 
 
 def _outcome(tried: Any) -> str:
     if isinstance(tried, Lease):
-        reason = tried.reason
-        return (
-            _("held")
-            if reason is None
-            else _("released")
-            if reason is EndReason.RELEASED
-            else f"{_('lost')} ({reason})"
-        )
+        if tried.reason is None:
+            return _("held")
+        return _("released") if tried.reason is EndReason.RELEASED else f"{_('lost')} ({tried.reason})"
     if isinstance(tried, LockTakenError):
         owner = Owner(**tried.holder)
         holder = f"{owner.kind} {owner.work}" if tried.holder else ""

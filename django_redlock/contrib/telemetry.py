@@ -8,7 +8,6 @@ each, and the name may be personal data. The label of a name is therefore its *t
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 from .. import signals
 from ..exceptions import LockTakenError
@@ -80,39 +79,14 @@ class Labels:
         return text
 
 
-def listen(
-    uid: str,
-    *,
-    gave_up: Callable[[str, str, str, float], object],
-    ended: Callable[[str, Any, str], object],
-    acquired: Callable[[str, Any], object] = lambda alias, lease: None,
-    forced: Callable[[str, str], object] = lambda alias, outcome: None,
-    down: Callable[[str, str], object] = lambda alias, node: None,
-) -> None:
+def listen(uid: str, **receivers: Callable[..., object]) -> None:
     """
-    Call these functions for every lock of this process; later ones with the same *uid* replace them.
+    Call functions for every lock of this process, until :func:`unlisten` is called.
 
     Args:
         uid: What identifies the listener.
-        gave_up: Called with alias, name, outcome (``taken`` or ``no_quorum``) and the seconds waited.
-        ended: Called with alias, lease and outcome (the result of the release, or the reason of the loss).
-        acquired: Called with alias, lease.
-        forced: Called with alias and outcome.
-        down: Called with alias and name of a node that stopped answering.
+        receivers: A receiver for each signal, by the name of the signal.
     """
-
-    def taken(sender: Any, name: str, error: Any, **about: Any) -> None:
-        outcome = "taken" if isinstance(error, LockTakenError) else "no_quorum"
-        gave_up(sender.alias, name, outcome, error.waited)
-
-    receivers: dict[str, Callable[..., object]] = {
-        "lock_acquired": lambda sender, lease, **about: acquired(sender.alias, lease),
-        "lock_taken": taken,
-        "lock_released": lambda sender, lease, outcome, **about: ended(sender.alias, lease, outcome),
-        "lock_lost": lambda sender, lease, reason, **about: ended(sender.alias, lease, reason),
-        "lock_forced": lambda sender, outcome, **about: forced(sender.alias, outcome),
-        "node_down": lambda sender, node, **about: down(sender.alias, node),
-    }
     for name, receiver in receivers.items():
         signals.SIGNALS[name].connect(receiver, weak=False, dispatch_uid=f"django_redlock.{uid}.{name}")
 
@@ -121,3 +95,8 @@ def unlisten(uid: str) -> None:
     """Stop calling the listener with this *uid*."""
     for name, signal in signals.SIGNALS.items():
         signal.disconnect(dispatch_uid=f"django_redlock.{uid}.{name}")
+
+
+def outcome_of(error: Exception) -> str:
+    """Return the outcome of an attempt that a caller gave up."""
+    return "taken" if isinstance(error, LockTakenError) else "no_quorum"

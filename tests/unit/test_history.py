@@ -31,7 +31,7 @@ LIST = "/admin/redlock_history/hold/"
 def recorder(monkeypatch) -> Iterator[Recorder]:
     """A recorder that writes on command."""
     recorder = Recorder()
-    monkeypatch.setattr(recorder, "_begin", lambda: None)
+    monkeypatch.setattr(recorder._thread, "start", lambda: None)
     with nodes_in_memory():
         recorder.listen()
         yield recorder
@@ -89,7 +89,7 @@ def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
 
     monkeypatch.setattr(recorders, "close_old_connections", close)
     monkeypatch.setattr(recorders.connections, "close_all", lambda: None)
-    recorder._gave_up("default", "orders:7", "taken", 0.5)
+    recorder._note("default", "orders:7", "taken", 0.5)
 
     assert done.wait(30)
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("django_redlock")]
@@ -108,7 +108,7 @@ def test_a_child_process_of_celery_writes_at_its_end(recorder):
 
 def test_too_much_is_dropped(recorder):
     for _ in range(MOST + 10):
-        recorder._gave_up("default", "orders:7", "taken", 0.0)
+        recorder._note("default", "orders:7", "taken", 0.0)
 
     assert len(recorder._rows) == MOST
 

@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.rows import DASH, labelled
+from ...admin.rows import DASH, ViewOnly, labelled
 from ...inventory import duration
 from ...models import HeldLock
 from .models import Hold, KindStatistics, kinds
@@ -48,7 +48,7 @@ class OutcomeFilter(admin.AllValuesFieldListFilter):
 
 
 @admin.register(Hold)
-class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class HoldAdmin(ViewOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     """Former locks; nobody can add, change or delete one."""
 
     list_display = (
@@ -62,18 +62,6 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     class Media:
         css = {"all": ["django_redlock/history.css"]}
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: rows are written automatically."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: the past does not change."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: old rows are deleted automatically."""
-        return False
 
     @admin.display(description=_("outcome"), ordering="outcome")
     def outcome_shown(self, row: Hold) -> SafeString:

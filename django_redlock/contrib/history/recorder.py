@@ -18,7 +18,7 @@ from django.utils import timezone
 from ...inventory import printable
 from ...nodes.clock import steady
 from ...nodes.threads import Background
-from ..telemetry import listen, template, unlisten
+from ..telemetry import listen, outcome_of, template, unlisten
 
 UID = "history"
 EVERY = 5.0  # seconds between two writes
@@ -46,18 +46,15 @@ class Recorder:
 
     def listen(self) -> None:
         """Start to record ended locks."""
-        listen(UID, gave_up=self._gave_up, ended=self._ended)
+        listen(UID, lock_taken=self._gave_up, lock_released=self._ended, lock_lost=self._ended)
         for signal in _ends_of_children():
-            signal.connect(self._at_the_end, weak=False, dispatch_uid=UID)
+            signal.connect(lambda **about: self.flush(), weak=False, dispatch_uid=UID)
 
     def stop(self) -> None:
         """Stop recording."""
         unlisten(UID)
         for signal in _ends_of_children():
             signal.disconnect(dispatch_uid=UID)
-
-    def _at_the_end(self, **about: Any) -> None:
-        self.flush()
 
     def flush(self) -> int:
         """Write the waiting rows and return their number; if the database fails, the rows are lost without an error."""
@@ -78,12 +75,12 @@ class Recorder:
             return 0
         return len(rows)
 
-    def _gave_up(self, alias: str, name: str, outcome: str, waited: float) -> None:
-        self._note(alias, name, outcome, waited)
+    def _gave_up(self, sender: Any, name: str, error: Any, **about: Any) -> None:
+        self._note(sender.alias, name, outcome_of(error), error.waited)
 
-    def _ended(self, alias: str, lease: Any, outcome: str) -> None:
+    def _ended(self, sender: Any, lease: Any, outcome: str = "", reason: str = "", **about: Any) -> None:
         self._note(
-            *(alias, lease.name, outcome, lease.waited),
+            *(sender.alias, lease.name, outcome or reason, lease.waited),
             held=lease.held(),
             ttl=lease.ttl,
             extensions=lease.extensions,
@@ -104,9 +101,6 @@ class Recorder:
                 **more,
             }
         )
-        self._begin()
-
-    def _begin(self) -> None:
         self._thread.start()
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from ...core.protocol import Outcome
-from ..telemetry import Labels, listen, unlisten
+from ..telemetry import Labels, listen, outcome_of, unlisten
 
 UID = "opentelemetry"
 NAME = "django_redlock"
@@ -34,29 +34,33 @@ def install() -> None:
             begun.set_status(Status(StatusCode.ERROR, failed))
         begun.end(now)
 
-    def acquired(alias: str, lease: Any) -> None:
-        about = _about(alias, lease.name, "acquired")
+    def acquired(sender: Any, lease: Any, **rest: Any) -> None:
+        about = _about(sender.alias, lease.name, "acquired")
         waits.record(lease.waited, about)
         span("redlock acquire", lease.waited, about)
 
-    def gave_up(alias: str, name: str, outcome: str, waited: float) -> None:
-        about = _about(alias, name, outcome)
-        waits.record(waited, about)
-        span("redlock acquire", waited, about, outcome)
+    def gave_up(sender: Any, name: str, error: Any, **rest: Any) -> None:
+        outcome = outcome_of(error)
+        about = _about(sender.alias, name, outcome)
+        waits.record(error.waited, about)
+        span("redlock acquire", error.waited, about, outcome)
 
-    def ended(alias: str, lease: Any, outcome: str) -> None:
-        about = _about(alias, lease.name, outcome)
+    def ended(sender: Any, lease: Any, outcome: str = "", reason: str = "", **rest: Any) -> None:
+        about = _about(sender.alias, lease.name, outcome or reason)
         holds.record(lease.held(), about)
-        lost = outcome if outcome not in (Outcome.RELEASED, Outcome.UNKNOWN) else ""
+        lost = reason or (outcome if outcome not in (Outcome.RELEASED, Outcome.UNKNOWN) else "")
         span("redlock hold", lease.held(), {**about, "redlock.extensions": lease.extensions}, lost)
 
     listen(
         UID,
-        acquired=acquired,
-        gave_up=gave_up,
-        ended=ended,
-        forced=lambda alias, outcome: forced.add(1, {"redlock.alias": alias, "redlock.outcome": outcome}),
-        down=lambda alias, node: downs.add(1, {"redlock.alias": alias, "redlock.node": node}),
+        lock_acquired=acquired,
+        lock_taken=gave_up,
+        lock_released=ended,
+        lock_lost=ended,
+        lock_forced=lambda sender, outcome, **rest: forced.add(
+            1, {"redlock.alias": sender.alias, "redlock.outcome": outcome}
+        ),
+        node_down=lambda sender, node, **rest: downs.add(1, {"redlock.alias": sender.alias, "redlock.node": node}),
     )
 
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from ...conf import InvalidRedlockError
 from ...core.protocol import EndReason, Outcome
 from ...handler import locks
-from ..telemetry import Labels, listen, unlisten
+from ..telemetry import Labels, listen, outcome_of, unlisten
 
 UID = "prometheus"
 LOSSES: tuple[str, ...] = (*(set(EndReason) - {EndReason.RELEASED, EndReason.FORKED}), Outcome.TAKEN)
@@ -72,27 +72,31 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     holds = _histogram("redlock_hold_seconds", "How long a lock was held, and how that ended.", registry)
     lost = Counter("redlock_lost", "Locks that their holders lost.", ["alias", "lock", "outcome"], registry=registry)
 
-    def acquired(alias: str, lease: Any) -> None:
+    def acquired(sender: Any, lease: Any, **about: Any) -> None:
         name = labels.of(lease.name)
-        waits.labels(alias, name, "acquired").observe(lease.waited)
+        waits.labels(sender.alias, name, "acquired").observe(lease.waited)
         for outcome in LOSSES:  # a counter that first appears with a loss shows no increase
-            lost.labels(alias, name, outcome)
+            lost.labels(sender.alias, name, outcome)
 
-    def ended(alias: str, lease: Any, how: str) -> None:
-        name = labels.of(lease.name)
-        holds.labels(alias, name, how).observe(lease.held())
+    def gave_up(sender: Any, name: str, error: Any, **about: Any) -> None:
+        waits.labels(sender.alias, labels.of(name), outcome_of(error)).observe(error.waited)
+
+    def ended(sender: Any, lease: Any, outcome: str = "", reason: str = "", **about: Any) -> None:
+        name, how = labels.of(lease.name), outcome or reason
+        holds.labels(sender.alias, name, how).observe(lease.held())
         if how in LOSSES:
-            lost.labels(alias, name, how).inc()
+            lost.labels(sender.alias, name, how).inc()
 
     forced = Counter("redlock_forced", "Locks that an operator took away.", ["alias", "outcome"], registry=registry)
     downs = Counter("redlock_node_down", "How often a node stopped answering.", ["alias", "node"], registry=registry)
     listen(
         UID,
-        acquired=acquired,
-        gave_up=lambda alias, name, outcome, waited: waits.labels(alias, labels.of(name), outcome).observe(waited),
-        ended=ended,
-        forced=lambda alias, outcome: forced.labels(alias, outcome).inc(),
-        down=lambda alias, node: downs.labels(alias, node).inc(),
+        lock_acquired=acquired,
+        lock_taken=gave_up,
+        lock_released=ended,
+        lock_lost=ended,
+        lock_forced=lambda sender, outcome, **about: forced.labels(sender.alias, outcome).inc(),
+        node_down=lambda sender, node, **about: downs.labels(sender.alias, node).inc(),
     )
     nodes = NodesCollector()
     registry.register(nodes)

@@ -547,7 +547,7 @@ def all_fail():
     ours = [signals.task_prerun, signals.task_postrun, signals.before_task_publish, signals.after_task_publish]
     for signal in [*theirs, *ours, signals.task_success, signals.task_received]:
         signal.connect(fail, weak=False, dispatch_uid="broken")
-    telemetry.listen("broken", gave_up=fail, ended=fail, acquired=fail, forced=fail, down=fail)
+    telemetry.listen("broken", **dict.fromkeys(SIGNALS, fail))
     yield called
     telemetry.unlisten("broken")
     for signal in [*theirs, *ours, signals.task_success, signals.task_received]:
