@@ -44,6 +44,7 @@ from .pages import (
 from .rows import (
     DASH,
     LONGEST,
+    ViewOnly,
     audit,
     breakable,
     clock,
@@ -70,7 +71,7 @@ KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key a
 __all__ = ["MAX_RELEASE", "HeldLockAdmin", "HeldLockAdminMixin", "clock"]
 
 
-class HeldLockAdminMixin(AnyModelAdmin):
+class HeldLockAdminMixin(ViewOnly, AnyModelAdmin):
     """The admin page, for any base class: ``class Locks(HeldLockAdminMixin, unfold.admin.ModelAdmin)``."""
 
     actions = ("stop", "release")
@@ -150,18 +151,6 @@ class HeldLockAdminMixin(AnyModelAdmin):
         return labelled(_("Votes"), votes(row.lock))
 
     # Permissions
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: locks are taken in code."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: there is nothing to edit."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: a lock is released, with a permission of its own."""
-        return False
 
     def has_release_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may take a lock away from its holder, or ask it to stop."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin
@@ -30,9 +30,13 @@ from ..inventory.model import urgency
 from ..models import HeldLock, key_of
 from .rows import DASH, FOREIGN, KINDS, known_aliases, note_requests
 
+if TYPE_CHECKING:
+    from .pages import NodeRow
+
 MAX_SEARCH = 200  # characters
 MAX_VALUE = 500  # characters of a parameter, because each link of the page repeats it
 SOON = 10.0  # seconds
+ALIAS = "using"  # the parameter that names an alias
 WAITED_FOR = "yes"
 KEYED_ACTIONS = {"stop", "release"}  # read the posted keys alone; others get the locks, as in any list of Django's
 
@@ -53,10 +57,6 @@ class HeldLocks(list[Held]):
         """Return the locks that meet a condition."""
         return HeldLocks(lock for lock in self if condition(lock))
 
-    def worst_first(self) -> "HeldLocks":
-        """Return the locks, those first that most people wait for, then those in trouble, then the longest holds."""
-        return HeldLocks(sorted(self, key=urgency))
-
     def sorted_by(self, field: Any, descending: bool) -> "HeldLocks":
         """Return the locks sorted by a field of the model; unknown values come last in either direction."""
         if not isinstance(field, str):
@@ -67,117 +67,70 @@ class HeldLocks(list[Held]):
         return HeldLocks([*known, *self.matching(lambda lock: value(lock) is None)])
 
 
-class HeldLockFilter(admin.SimpleListFilter):
-    """A filter over a list; an unknown value has no effect."""
+def filter_by(
+    parameter: str, heading: Any, labels: Callable[[], Mapping[str, Any]], values_of: Callable[[Held], Iterable[str]]
+) -> type[admin.SimpleListFilter]:
+    """
+    Return a filter over a list of locks; an unknown value has no effect.
 
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Return the locks that match."""
-        value = self.value()
-        if value not in dict(self.lookup_choices):
-            return queryset
-        return queryset.matching(lambda lock: value in self.values_of(lock))
+    Args:
+        parameter: Its name in the query string.
+        heading: Its title.
+        labels: Returns the values to choose from, each with its label.
+        values_of: Returns the values that match a lock.
+    """
 
-    def values_of(self, lock: Held) -> Iterable[str]:
-        """Return the values of the filter that match a lock."""
-        raise NotImplementedError
+    class HeldLockFilter(admin.SimpleListFilter):
+        title, parameter_name = heading, parameter
 
+        def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+            return [(value, str(label)) for value, label in labels().items()]
 
-class AliasFilter(HeldLockFilter):
-    """Filter by alias, if there are several."""
+        def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+            value = self.value() or ""
+            if value not in dict(self.lookup_choices):
+                return queryset
+            return queryset.matching(lambda lock: value in values_of(lock))
 
-    title = _("alias")
-    parameter_name = "using"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the aliases."""
-        names = known_aliases()
-        return [(name, name) for name in names] if len(names) > 1 else []
-
-    def values_of(self, lock: Held) -> Iterable[str]:
-        """Return the lock's alias."""
-        return [lock.alias]
+    return HeldLockFilter
 
 
-class StateFilter(HeldLockFilter):
-    """Filter by state."""
-
-    title = _("state")
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the states."""
-        return [(state.value, str(state.label)) for state in State]
-
-    def values_of(self, lock: Held) -> Iterable[str]:
-        """Return the lock's state."""
-        return [lock.state]
+def alias_labels() -> dict[str, str]:
+    """Return the aliases; none if there is nothing to choose."""
+    names = known_aliases()
+    return {name: name for name in names if len(names) > 1}
 
 
-class KindFilter(HeldLockFilter):
-    """Filter by the kind of holder."""
-
-    title = _("holder")
-    parameter_name = "kind"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the kinds of holders."""
-        return [(kind, str(label)) for kind, label in KINDS.items()]
-
-    def values_of(self, lock: Held) -> Iterable[str]:
-        """Return the kind of the lock's holder."""
-        return [lock.owner.kind if lock.owner else FOREIGN]
+def node_labels() -> dict[str, str]:
+    """Return the nodes of all aliases; none if there is nothing to choose."""
+    names: dict[str, str] = {}
+    for alias in known_aliases():
+        with suppress(InvalidRedlockError):
+            names |= {node.name: node.name for node in locks[alias].nodes}
+    return names if len(names) > 1 else {}
 
 
-class NodeFilter(HeldLockFilter):
-    """Filter by a node that has the lock, to see which locks lose a vote when that node stops."""
-
-    title = _("node")
-    parameter_name = "node"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the nodes of all aliases."""
-        names: dict[str, str] = {}
-        for alias in known_aliases():
-            with suppress(InvalidRedlockError):
-                names |= {node.name: node.name for node in locks[alias].nodes}
-        return list(names.items()) if len(names) > 1 else []
-
-    def values_of(self, lock: Held) -> Iterable[str]:
-        """Return the nodes that have the lock's holder."""
-        return [view.node for view in lock.leaders]
+def ends_soon(lock: Held) -> bool:
+    """Return whether a lock is about to end."""
+    return lock.remaining is not None and lock.remaining < SOON
 
 
-class SoonFilter(HeldLockFilter):
-    """Filter by whether the lock is about to end."""
-
-    title = _("remaining")
-    parameter_name = "left"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the one choice."""
-        return [("soon", str(_("less than 10 seconds")))]
-
-    def values_of(self, lock: Held) -> Iterable[str]:
-        """Return a value for a lock that ends soon, and none for the others."""
-        return ["soon"] if lock.remaining is not None and lock.remaining < SOON else []
-
-
-class WaitingFilter(HeldLockFilter):
-    """Filter by whether the lock has waiters."""
-
-    title = _("waiting")
-    parameter_name = "waiting"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the one choice."""
-        return [(WAITED_FOR, str(_("somebody waits")))]
-
-    def values_of(self, lock: Held) -> Iterable[str]:
-        """Return a value for a lock with waiters, and none for the others."""
-        return [WAITED_FOR] if lock.waiting else []
-
-
-FILTERS = (AliasFilter, StateFilter, KindFilter, NodeFilter, SoonFilter, WaitingFilter)
+FILTERS = (
+    filter_by(ALIAS, _("alias"), alias_labels, lambda lock: [lock.alias]),
+    filter_by("state", _("state"), lambda: dict(State.choices), lambda lock: [lock.state]),
+    filter_by("kind", _("holder"), lambda: KINDS, lambda lock: [lock.owner.kind if lock.owner else FOREIGN]),
+    # Which locks lose a vote when a node stops?
+    filter_by("node", _("node"), node_labels, lambda lock: [view.node for view in lock.leaders]),
+    filter_by(
+        "left", _("remaining"), lambda: {"soon": _("less than 10 seconds")}, lambda lock: ["soon"] * ends_soon(lock)
+    ),
+    filter_by(
+        "waiting",
+        _("waiting"),
+        lambda: {WAITED_FOR: _("somebody waits")},
+        lambda lock: [WAITED_FOR] if lock.waiting else [],
+    ),
+)
 
 
 class Counted(int):
@@ -200,17 +153,19 @@ class LockSearchForm(ChangeListSearchForm):
 @dataclass(frozen=True, slots=True)
 class Banner:
     """
-    The data that the page shows about one alias.
+    The data that a page shows about one alias.
 
     Args:
         alias: The alias in ``REDLOCK``.
         snapshot: Its nodes and locks; None if its settings cannot be used.
         problem: The error in the settings.
+        rows: Its nodes, on the page that describes each.
     """
 
     alias: str
     snapshot: Snapshot | None
     problem: str = ""
+    rows: tuple["NodeRow", ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -223,6 +178,26 @@ class Banner:
         if self.snapshot is None or not self.is_known:
             return "error"
         return "warning" if self.snapshot.trouble or not self.snapshot.complete else "success"
+
+
+def banners(chosen: str | None = None, also: Iterable[str] = ()) -> Iterator[Banner]:
+    """
+    Ask the nodes of each alias once; show errors in the settings, do not raise them.
+
+    Args:
+        chosen: The alias to ask about; all of them if there is no such alias.
+        also: Slugs of locks to ask for even if there are more locks than a page asks for.
+    """
+    try:
+        names = list(locks)
+    except InvalidRedlockError as error:
+        yield Banner("", None, str(error))
+        return
+    for alias in [chosen] if chosen in names else names:
+        try:
+            yield Banner(alias, held_locks(alias, also=also))
+        except InvalidRedlockError as error:
+            yield Banner(alias, None, str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +232,8 @@ class HeldLockChangeList(ChangeList):
         (self.filter_specs, self.has_filters, _rest, _many, self.has_active_filters) = self.get_filters(request)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if self.banners is None:  # Django calls this method a second time for an action
-            self.banners = [] if self._acts_on_keys(request) else list(self._survey(request.GET))
+            also = [slug(self.query)] if self.query else []
+            self.banners = [] if self._acts_on_keys(request) else list(banners(request.GET.get(ALIAS), also))
         found = HeldLocks(lock for banner in self.banners if banner.snapshot for lock in banner.snapshot.locks)
         self.tiles = list(self._tiles(dict(request.GET.items())))
         for spec in self.filter_specs:
@@ -265,7 +241,8 @@ class HeldLockChangeList(ChangeList):
         words = self.query.casefold().split()
         if words:
             found = found.matching(lambda lock: _has_all(lock, words))
-        found = found.worst_first()
+        # Those first that most people wait for, then those in trouble, then the longest holds.
+        found = HeldLocks(sorted(found, key=urgency))
         for column, direction in reversed(self.get_ordering_field_columns().items()):
             if column < len(self.list_display):
                 found = found.sorted_by(self.get_ordering_field(self.list_display[column]), direction == "desc")
@@ -323,20 +300,6 @@ class HeldLockChangeList(ChangeList):
             return False
         chosen = set(request.POST.getlist("action")) - {""}
         return bool(chosen) and chosen <= KEYED_ACTIONS & self.model_admin.get_actions(request).keys()
-
-    def _survey(self, asked: Mapping[str, str]) -> Iterator[Banner]:
-        """Ask the nodes of each alias, or of the chosen one, once; show errors in the settings, do not raise them."""
-        chosen = asked.get(AliasFilter.parameter_name)
-        try:
-            names = list(locks)
-        except InvalidRedlockError as error:
-            yield Banner("", None, str(error))
-            return
-        for alias in [chosen] if chosen in names else names:
-            try:
-                yield Banner(alias, held_locks(alias, also=[slug(self.query)] if self.query else ()))
-            except InvalidRedlockError as error:
-                yield Banner(alias, None, str(error))
 
     def _tiles(self, asked: dict[str, Any]) -> Iterator[Tile]:
         """Yield the tiles above the list: each counts the locks or nodes in one state, and links to them."""

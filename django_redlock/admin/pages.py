@@ -29,7 +29,6 @@ from ..inventory import (
     described,
     find_locks,
     force_release,
-    held_locks,
     name_of,
     printable,
     slugs_of,
@@ -38,6 +37,7 @@ from ..inventory import (
 from ..inventory import HeldLock as Held
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
+from .changelist import Banner, banners
 from .rows import (
     DASH,
     LOGGED_ALIAS,
@@ -147,16 +147,6 @@ def _entries(name: str, alias: str) -> list[LogEntry]:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """The nodes of one alias."""
-
-    alias: str
-    snapshot: Snapshot | None
-    rows: tuple["NodeRow", ...]
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class NodeRow:
     """One node as the panel shows it; each cell is text."""
 
@@ -179,30 +169,23 @@ class NodeRow:
         return {self.role, self.version, self.locks} == {DASH}
 
 
-def panels() -> Iterator[Panel]:
-    """Yield the nodes of each alias; show errors in the settings instead of raising them."""
-    try:
-        names = list(locks)
-    except InvalidRedlockError as error:
-        yield Panel("", None, (), str(error))
-        return
-    for alias in names:
-        try:
-            yield _panel(alias)
-        except InvalidRedlockError as error:
-            yield Panel(alias, None, (), str(error))
-
-
-def _panel(alias: str) -> Panel:
+def panels() -> Iterator[Banner]:
+    """Yield each alias with a description of its nodes, those in trouble first."""
     from ..nodes.redis.inspect import inspect_all  # only here: the other pages do not need redis-py
 
-    snapshot = held_locks(alias)
-    inspected = inspect_all(locks[alias].nodes, INSPECT_TIMEOUT, rights=False)
-    nodes = zip(snapshot.nodes, inspected, strict=True)  # a silent node shows one reason, the later one
-    silent = [replace(node, detail=each.detail or node.detail) if not node.answered else node for node, each in nodes]
-    snapshot = replace(snapshot, nodes=tuple(silent))
-    rows = [_node(snapshot, index, inspection) for index, inspection in enumerate(inspected)]
-    return Panel(alias, snapshot, tuple(sorted(rows, key=attrgetter("votes"))))  # nodes in trouble come first
+    for banner in banners():
+        if (snapshot := banner.snapshot) is None:
+            yield banner
+            continue
+        inspected = inspect_all(locks[banner.alias].nodes, INSPECT_TIMEOUT, rights=False)
+        nodes = [
+            # A silent node shows one reason, the later one.
+            node if node.answered else replace(node, detail=each.detail or node.detail)
+            for node, each in zip(snapshot.nodes, inspected, strict=True)
+        ]
+        snapshot = replace(snapshot, nodes=tuple(nodes))
+        rows = [_node(snapshot, index, inspection) for index, inspection in enumerate(inspected)]
+        yield replace(banner, snapshot=snapshot, rows=tuple(sorted(rows, key=attrgetter("votes"))))
 
 
 def _node(snapshot: Snapshot, index: int, inspection: Any) -> NodeRow:

@@ -56,6 +56,16 @@ def known_aliases() -> list[str]:
         return []
 
 
+class ViewOnly:
+    """The permissions of a page whose rows are written by code alone: not even a superuser adds or edits one."""
+
+    def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Return False."""
+        return False
+
+    has_change_permission = has_delete_permission = has_add_permission
+
+
 # The cells
 
 
