@@ -288,7 +288,7 @@ class HeldLockChangeList(ChangeList):
 
     def _forget_strange_parameters(self) -> None:
         """Drop unknown parameters; Django would look for fields of these names."""
-        known = {spec.parameter_name for spec in FILTERS}
+        known = {str(spec.parameter_name) for spec in FILTERS}
         known |= {ORDER_VAR, ALL_VAR, IS_POPUP_VAR} | ({SEARCH_VAR} if self.query else set())
         known = {name for name in known if len(self.params.get(name, "")) <= MAX_VALUE}
         self.filter_params = {name: values for name, values in self.filter_params.items() if name in known}
@@ -344,7 +344,6 @@ def _nodes(snapshots: list[Snapshot]) -> Tile:
     """Return how many nodes may vote, and how many more may fail in the alias where fewest may."""
     voting = sum(node.votes for snapshot in snapshots for node in snapshot.nodes)
     nodes = sum(len(snapshot.nodes) for snapshot in snapshots)
-    spares = [sum(node.votes for node in each.nodes) - each.rules.needed for each in snapshots]
     level = "good" if nodes and voting == nodes else "bad"
-    label = gettext("Nodes, %(spare)d spare") % {"spare": max(0, min(spares, default=0))}
+    label = gettext("Nodes, %(spare)d spare") % {"spare": max(0, min([each.spare for each in snapshots], default=0))}
     return Tile(label, f"{voting}/{nodes}", level, reverse("admin:redlock_heldlock_nodes"))

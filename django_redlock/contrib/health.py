@@ -39,8 +39,7 @@ class Redlock(HealthCheck):  # type: ignore[misc]
             snapshot = await aheld_locks(self.alias)
         except InvalidRedlockError as error:
             raise ServiceUnavailable(f"The settings cannot be used ({error.code}).") from None
-        spare = sum(node.votes for node in snapshot.nodes) - snapshot.rules.needed
-        if spare < 0:
+        if snapshot.spare < 0:
             raise ServiceUnavailable(f"{snapshot.quorum} {snapshot.trouble}")
-        if spare < self.spare:
+        if snapshot.spare < self.spare:
             raise ServiceWarning(f"{snapshot.quorum} {snapshot.trouble}")

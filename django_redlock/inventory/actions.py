@@ -6,7 +6,7 @@ secret, and a later holder keeps the lock.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from ..conf import DEFAULT_ALIAS
@@ -71,11 +71,9 @@ def force_release(
         ValueError: The name is cut short, as listings show long names.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = _which(name, using, slug)
-    poll = ask_nodes(manager, [slug])
-    vote = poll.vote(slug, fingerprint)
-    if vote is None:
-        return _absence(poll, slug)
+    manager, slug, vote = _look_up(name, fingerprint, using, slug)
+    if isinstance(vote, ActionResult):
+        return vote
     round = _delete(manager, slug, vote, tombstone=_refused_for(manager, vote))
     outcome = _outcome(round, manager.rules, vote.secret == SHARED)
     _report(manager, "released by force", slug, outcome, reason)
@@ -104,11 +102,9 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
         ValueError: The name is cut short, as listings show long names.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = _which(name, using, slug)
-    poll = ask_nodes(manager, [slug])
-    vote = poll.vote(slug, fingerprint)
-    if vote is None:
-        return _absence(poll, slug)
+    manager, slug, vote = _look_up(name, fingerprint, using, slug)
+    if isinstance(vote, ActionResult):
+        return vote
     if vote.secret == SHARED:
         return ActionResult.SHARED
     if not vote.owners:
@@ -161,31 +157,31 @@ def remove_stale(key: StaleKey) -> ActionResult:
     poll = Poll(manager)
     run(poll, poll.described([slug]))
     if key.reason is Staleness.ABSURD:
-        return _repair(poll, slug)
+        # The highest token that the other nodes know takes its place, so that nothing is forgotten. Each node decides
+        # for itself whether its token is still absurd.
+        nodes = poll.absurd.get(slug)
+        if not nodes:
+            return ActionResult.CHANGED
+        kinds = _kinds(tell_nodes(manager, Repair(slug, poll.fence(slug), manager.rules.fence_keep), nodes), nodes)
+        return ActionResult.REMOVED if kinds <= DELETED else ActionResult.FAILED
     vote = poll.vote(slug, key.fingerprint)
     if vote is None or all(each.fingerprint != key.fingerprint for each in stale_keys(poll.snapshot())):
         return ActionResult.CHANGED
     # If the process is alive after all, it must not restore the key that it finds missing.
     held = key.reason in (Staleness.NO_EXPIRY, Staleness.TOO_LONG)
     round = _delete(manager, slug, vote, tombstone=_refused_for(manager, vote) if held else 0.0)
-    kinds = {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in vote.rows}
-    if kinds <= {Kind.RELEASED, Kind.GONE}:
+    kinds = _kinds(round, vote.rows)
+    if kinds <= DELETED:
         return ActionResult.REMOVED
-    return ActionResult.CHANGED if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else ActionResult.FAILED
+    return ActionResult.CHANGED if kinds <= DELETED | {Kind.BUSY} else ActionResult.FAILED
 
 
-def _repair(poll: Poll, slug: str) -> ActionResult:
-    """
-    Replace an absurd fencing token with the highest token that the other nodes know, so that nothing is forgotten.
+DELETED = frozenset({Kind.RELEASED, Kind.GONE})  # the kinds of reply of a node that has no such key any more
 
-    Each node decides for itself whether its token is still absurd.
-    """
-    nodes = poll.absurd.get(slug)
-    if not nodes:
-        return ActionResult.CHANGED
-    round = tell_nodes(poll.manager, Repair(slug, poll.fence(slug), poll.manager.rules.fence_keep), nodes)
-    kinds = {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in nodes}
-    return ActionResult.REMOVED if kinds <= {Kind.RELEASED, Kind.GONE} else ActionResult.FAILED
+
+def _kinds(round: Round, nodes: Iterable[int]) -> set[Kind]:
+    """Return the kinds of the replies of some nodes."""
+    return {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in nodes}
 
 
 def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
@@ -195,11 +191,10 @@ def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
         longest = max(rules.max_ttl, owner.ttl if owner else 0.0)
         longest += rules.drift(longest)
         sound = [view.left for view in group if view.left is not None and view.left <= longest]
-        if (
-            len(sound) + silent >= rules.needed
-            or _renewed(owner, sound)
-            or (owner and not _is_over(lock, group, owner, longest, now))
-        ):
+        may_be_held = len(sound) + silent >= rules.needed
+        # A process that has renewed the key a moment ago is alive, whatever the other nodes say.
+        renewed = owner is not None and any(left > owner.ttl / 2 for left in sound)
+        if may_be_held or renewed or (owner and not _is_over(lock, group, owner, longest, now)):
             continue
         yield StaleKey(lock, holder, _reason(group, owner, longest), tuple(view.node for view in group), owner)
 
@@ -215,10 +210,6 @@ def _is_over(lock: HeldLock, group: list[View], owner: Owner, longest: float, no
     return not owner.extensions
 
 
-def _renewed(owner: Owner | None, lefts: list[float]) -> bool:
-    return owner is not None and any(left > owner.ttl / 2 for left in lefts)
-
-
 def _reason(group: list[View], owner: Owner | None, longest: float) -> Staleness:
     if group[0].fingerprint == NO_STRING:
         return Staleness.WRONG_TYPE
@@ -231,13 +222,22 @@ def _reason(group: list[View], owner: Owner | None, longest: float) -> Staleness
     return Staleness.RESIDUE
 
 
-def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, str]:
-    """Return the manager of the lock's alias, and the lock's slug."""
-    if isinstance(lock, HeldLock):
-        return locks[lock.alias], lock.slug
-    if not slug and is_cut(lock):
-        raise ValueError(f"The name {lock!r} is cut short, as in listings; pass the lock itself, or its whole name.")
-    return locks[using], slug or slug_of(lock)
+def _look_up(
+    name: str | HeldLock, fingerprint: str, using: str, slug: str
+) -> tuple[LockManager, str, Vote | ActionResult]:
+    """Return the manager of a lock's alias, the lock's slug, and the holder that was meant, or why there is none."""
+    if isinstance(name, HeldLock):
+        manager, slug = locks[name.alias], name.slug
+    elif not slug and is_cut(name):
+        raise ValueError(f"The name {name!r} is cut short, as in listings; pass the lock itself, or its whole name.")
+    else:
+        manager, slug = locks[using], slug or slug_of(name)
+    poll = ask_nodes(manager, [slug])
+    if vote := poll.vote(slug, fingerprint):
+        return manager, slug, vote
+    if poll.tally(slug).votes:
+        return manager, slug, ActionResult.CHANGED
+    return manager, slug, ActionResult.GONE if poll.has_quorum else ActionResult.UNKNOWN
 
 
 def _delete(manager: LockManager, slug: str, vote: Vote, tombstone: float) -> Round:
@@ -258,13 +258,6 @@ def _refused_for(manager: LockManager, vote: Vote) -> float:
     """
     ttl = max([owner.ttl for owner in vote.owners], default=0.0)
     return manager.rules.guard if ttl <= manager.rules.max_ttl else 0.0
-
-
-def _absence(poll: Poll, slug: str) -> ActionResult:
-    """Return why no node has the holder that was meant."""
-    if poll.tally(slug).votes:
-        return ActionResult.CHANGED
-    return ActionResult.GONE if poll.has_quorum else ActionResult.UNKNOWN
 
 
 def _outcome(round: Round, rules: Rules, shared: bool) -> ActionResult:

@@ -67,7 +67,12 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
     found = [
         *_settings(using),
         *_quorum(inspected, manager.rules),
-        *(finding for node in inspected for check in CHECKS for finding in check(node, manager.rules)),
+        *(
+            finding._replace(node=node.name)
+            for node in inspected
+            for check in CHECKS
+            for finding in check(node, manager.rules)
+        ),
         *_duplicates(inspected),
         *_clocks(inspected),
         *_tokens(using),
@@ -84,7 +89,7 @@ def _settings(alias: str) -> Iterator[Finding]:
     for message in check_settings():
         if f"REDLOCK[{alias!r}]" in message.msg and not message.is_silenced():
             level = Level.ERROR if message.level >= ERROR else Level.WARNING
-            yield Finding(str(message.id), level, "", message.msg, str(message.hint or ""))
+            yield Finding(str(message.id), level, message.msg, str(message.hint or ""))
 
 
 def _quorum(inspected: list[Inspection], rules: Rules) -> Iterator[Finding]:
@@ -93,7 +98,6 @@ def _quorum(inspected: list[Inspection], rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "no-quorum",
             Level.ERROR,
-            "",
             f"{reached} of {rules.nodes} nodes can be reached, and {rules.needed} are needed: no lock can be taken.",
             "Restore nodes; the findings below show what each of them lacks.",
         )
@@ -107,9 +111,9 @@ def _duplicates(inspected: list[Inspection]) -> Iterator[Finding]:
             yield Finding(
                 "duplicate",
                 Level.ERROR,
-                node.name,
                 f"It is the same server as {first[run_id]}: one server has one vote, however often it is listed.",
                 "List independent servers in NODES.",
+                node.name,
             )
 
 
@@ -125,16 +129,15 @@ def _clocks(inspected: list[Inspection]) -> Iterator[Finding]:
             yield Finding(
                 "clock",
                 Level.ERROR if doubted else Level.WARNING,
-                node.name,
                 f"Its clock is {apart:.1f} s {'ahead of' if node.ahead > middle else 'behind'} the others': "
                 + ("it gives no vote." if doubted else "fencing tokens may cost a second round trip."),
                 "Run NTP on its host (chronyc tracking, timedatectl), and do not set its clock manually.",
+                node.name,
             )
     if abs(middle) > MAX_SKEW:
         yield Finding(
             "own-clock",
             Level.WARNING,
-            "",
             f"The clock of this machine is {abs(middle):.1f} s {'behind' if middle > 0 else 'ahead of'} the nodes': "
             "tokens cost a second round trip, and ages are shown wrong.",
             "Run NTP on this host.",
@@ -149,9 +152,9 @@ def _tokens(alias: str) -> Iterator[Finding]:
             yield Finding(
                 "absurd-token",
                 Level.ERROR,
-                node,
                 f"Its fencing token for the lock {name!r} is absurd, so it gives no vote on this lock.",
                 f"manage.py redlock_clear --using {alias}, or with --name for this lock alone; find out what wrote it.",
+                node,
             )
 
 
@@ -165,10 +168,10 @@ def _trials(manager: LockManager, inspected: list[Inspection], timeout: float) -
             yield Finding(
                 "trial",
                 Level.ERROR,
-                node.name,
                 f"A lock of the doctor's own could not be taken, extended and released on it: {problem}",
                 "See the other findings about it, its log, and the explanation of these words in the documentation of "
                 "settings.",
+                node.name,
             )
 
 

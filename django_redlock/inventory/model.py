@@ -380,22 +380,26 @@ class Snapshot:
         """How many nodes answer and how many are needed, in words."""
         counts = {"answering": self.answering, "nodes": len(self.nodes), "needed": self.rules.needed}
         have = _("%(answering)d of %(nodes)d nodes answer; %(needed)d needed.") % counts
-        return f"{have} {self._outlook()}"
+        if not self.has_quorum:
+            outlook = _("Too few to say which locks are held, or to take one.")
+        elif self.spare < 0:
+            outlook = _("Too few of them may vote: no lock can be taken.")
+        elif self.spare == 0:
+            outlook = _("None of them may fail.")
+        else:
+            outlook = ngettext("%(spare)d more may fail.", "%(spare)d more may fail.", self.spare)
+            outlook %= {"spare": self.spare}
+        return f"{have} {outlook}"
+
+    @property
+    def spare(self) -> int:
+        """How many more nodes may fail; negative if too few may vote."""
+        return sum(node.votes for node in self.nodes) - self.rules.needed
 
     @property
     def trouble(self) -> str:
         """Which nodes do not answer or may not vote, and why; empty if all do."""
         return ", ".join(f"{node.name} ({node.detail})" for node in self.nodes if not node.votes)
-
-    def _outlook(self) -> str:
-        spare = sum(node.votes for node in self.nodes) - self.rules.needed
-        if not self.has_quorum:
-            return _("Too few to say which locks are held, or to take one.")
-        if spare < 0:
-            return _("Too few of them may vote: no lock can be taken.")
-        if spare == 0:
-            return _("None of them may fail.")
-        return ngettext("%(spare)d more may fail.", "%(spare)d more may fail.", spare) % {"spare": spare}
 
 
 @dataclass(frozen=True, slots=True)

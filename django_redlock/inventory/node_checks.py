@@ -34,16 +34,16 @@ class Finding(NamedTuple):
     Args:
         id: The finding's stable name; for a problem that the settings alone show, the id of the system check.
         level: How bad it is.
-        node: The node's display name; empty if the problem concerns all nodes.
         text: What is wrong, and its possible consequences.
         remedy: What to do.
+        node: The node's display name, which the doctor adds; empty if the problem concerns all nodes.
     """
 
     id: str
     level: Level
-    node: str
     text: str
     remedy: str
+    node: str = ""
 
 
 OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}
@@ -53,7 +53,7 @@ FULL = 0.9  # share of the memory above which a node is nearly full
 def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.detail:
         why = f"It cannot be reached ({node.detail}): it gives no vote, and locks need {rules.needed} votes."
-        yield Finding("unreachable", Level.WARNING, node.name, why, remedy_of(node.failure))
+        yield Finding("unreachable", Level.WARNING, why, remedy_of(node.failure))
 
 
 def remedy_of(failure: Failure | None) -> str:
@@ -104,7 +104,6 @@ def _silent(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "no-info",
             Level.ERROR,
-            node.name,
             "It refuses INFO, so it is unknown when it restarted, and it gives no vote.",
             f"{_grant(node, '+info')} Or OPTIONS['restart_guard'] = False.",
         )
@@ -115,7 +114,6 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "replica",
             Level.ERROR,
-            node.name,
             "It is a replica: it takes no locks, and after a promotion it may lack the latest ones.",
             "List its master in NODES, or make it one: REPLICAOF NO ONE.",
         )
@@ -124,7 +122,6 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "mode",
             Level.ERROR,
-            node.name,
             f"It runs in {mode} mode: it gives no vote.",
             "List standalone masters, or all members of a cluster as one node: redis+cluster://host-1,host-2.",
         )
@@ -132,7 +129,6 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "has-replicas",
             Level.NOTE,
-            node.name,
             f"It has replicas ({node.number('connected_slaves')}): if one replaces it, the latest locks are missing.",
             "Use a master without replicas, or make failovers visible, with a node of Redis Sentinel.",
         )
@@ -147,7 +143,6 @@ def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "version",
             Level.WARNING,
-            node.name,
             f"It is version {written}; the oldest that is supported is {oldest}.",
             f"Upgrade it to {oldest} or later.",
         )
@@ -162,7 +157,6 @@ def _speed(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "slow",
             Level.ERROR if node.round_trip > timeout else Level.WARNING,
-            node.name,
             f"The shortest of a few round trips took {node.round_trip * 1000:.0f} ms, and a round waits "
             f"{timeout * 1000:.0f} ms: its votes come late, or too late.",
             f"Use a nearer server, or raise OPTIONS['node_timeout'] to {enough:.2f}{too}.",
@@ -176,7 +170,6 @@ def _memory(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "evicts",
             Level.WARNING if allowed else Level.ERROR,
-            node.name,
             f"Its maxmemory-policy is {policy}: when its memory is full it may drop held locks"
             + (", as OPTIONS['allow_evicting'] accepts." if allowed else ". It gives no vote."),
             "CONFIG SET maxmemory-policy noeviction, and in redis.conf; or use a separate server for the locks.",
@@ -185,7 +178,6 @@ def _memory(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "evicted",
             Level.WARNING,
-            node.name,
             f"It has evicted {node.number('evicted_keys')} keys since it started; locks may have been among them.",
             "CONFIG SET maxmemory-policy noeviction and a larger maxmemory; CONFIG RESETSTAT sets the count to 0.",
         )
@@ -195,7 +187,6 @@ def _memory(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "memory-full",
             Level.ERROR if refuses else Level.WARNING,
-            node.name,
             f"{used:.0%} of its maxmemory is used: "
             + ("it refuses to take locks (OOM)." if refuses else "when it is full, it refuses to take locks (OOM)."),
             "Raise maxmemory, or find what fills it: redis-cli --bigkeys.",
@@ -210,7 +201,6 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "not-durable",
             Level.ERROR,
-            node.name,
             "OPTIONS['durable'] names it, but it keeps no append-only file: after a restart it votes at once, has "
             "forgotten its locks, and two callers may hold the same one.",
             "CONFIG SET appendonly yes and appendfsync always, and in redis.conf; or remove it from "
@@ -220,7 +210,6 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "forgets",
             Level.WARNING,
-            node.name,
             "It keeps no append-only file, and restarts are not guarded: after a restart it has forgotten its locks "
             "and votes at once.",
             "Set OPTIONS['restart_guard'] = True, or appendonly yes with appendfsync always.",
@@ -230,7 +219,6 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "cannot-save",
             Level.WARNING,
-            node.name,
             f"It cannot write its data to disk ({', '.join(broken)}): it may refuse every lock (MISCONF).",
             "Check its log and its disk; CONFIG SET stop-writes-on-bgsave-error no lets it go on meanwhile.",
         )
@@ -246,7 +234,6 @@ def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "no-age",
             Level.WARNING,
-            node.name,
             "It does not report since when it has served these locks: it gives no vote to any process until that "
             f"process has known it for {rules.guard:.0f} s.",
             "See the other findings about it: it may be full, or its user may lack a right.",
@@ -255,7 +242,6 @@ def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "restarted",
             Level.WARNING,
-            node.name,
             f"It has served these locks for {node.age:.0f} s and may lack earlier ones: it gives no vote for "
             f"{left:.0f} s. It restarted, took the place of another server, was emptied, or is new.",
             "Wait; every earlier lease has ended by then. Unless it is new, find out what happened (its log, dmesg).",
@@ -269,7 +255,6 @@ def _rights(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "right",
             Level.ERROR,
-            node.name,
             f"Its user lacks the right {right}: requests fail with NOPERM.",
             f"{_grant(node, right)} The documentation lists all rights under Security.",
         )
@@ -291,7 +276,6 @@ def _guides(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             node.guide,
             Level.WARNING,
-            node.name,
             f"Not every {node.guide} reports where the master is: {', '.join(node.deaf)}. Another one does; if none "
             "does, the node cannot be found.",
             f"{GUIDES[node.guide]} Or remove it from the list.",
@@ -303,7 +287,6 @@ def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "no-tls",
             Level.WARNING,
-            node.name,
             "The connection is not encrypted: anyone who can listen can read names, and forge and end locks.",
             "Write rediss:// and give the server a certificate; or, if the network is trusted, put 'redlock.no-tls' "
             "into SILENCED_SYSTEM_CHECKS.",
@@ -312,7 +295,6 @@ def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "ignored-options",
             Level.NOTE,
-            node.name,
             f"Its OPTIONS or URL set {', '.join(node.ignored)}, which locks do not use: a request that is sent twice "
             "could take a lock twice, so there are no retries, and timeouts come from OPTIONS['node_timeout'].",
             "Take them out.",
@@ -350,7 +332,6 @@ def _store_version(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             _id(node, "version"),
             Level.ERROR if corrupting else Level.WARNING,
-            node.name,
             f"A member is version {written}, which {why}.",
             f"Upgrade all members to {NEWEST_STORES[_kind(node)]}.",
         )
@@ -361,7 +342,6 @@ def _alarms(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "etcd-alarm",
             Level.ERROR,
-            node.name,
             f"It has raised an alarm: {alarms}. It takes no locks.",
             "NOSPACE: compact and defragment (`etcdctl compact`, `etcdctl defrag`), then `etcdctl alarm disarm`; use "
             "--auto-compaction-retention. CORRUPT: replace the member that differs.",
@@ -374,7 +354,6 @@ def _space(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             "etcd-space",
             Level.WARNING,
-            node.name,
             f"{used:.0%} of its space quota is used: when it is full, it takes no locks.",
             "Compact and defragment, use --auto-compaction-retention, or raise --quota-backend-bytes.",
         )
@@ -386,7 +365,6 @@ def _election(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             _id(node, "election"),
             Level.WARNING,
-            node.name,
             f"An election of a leader takes one to five seconds. With a ttl of {rules.ttl:g} s and a node timeout of "
             f"{timeout:g} s, holders may lose their locks meanwhile, and slow disks cost votes.",
             f"OPTIONS['ttl'] of at least {LONG_TTL:g}, and OPTIONS['node_timeout'] of {LONG_TIMEOUT:g}.",
@@ -398,7 +376,6 @@ def _members(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             _id(node, "member"),
             Level.WARNING,
-            node.name,
             f"Not every member answers: {silent}. If one more fails, locks may stop.",
             f"Check that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
         )
@@ -409,7 +386,6 @@ def _alone(node: Inspection, rules: Rules) -> Iterator[Finding]:
         yield Finding(
             _id(node, "alone"),
             Level.ERROR,
-            node.name,
             f"Not all of its members belong together. These grant the same lock as the others: {alone}.",
             "List the members of one cluster, or one server that runs alone.",
         )

@@ -297,7 +297,10 @@ class Poll:
         cursors = yield from self._page(dict.fromkeys(range(len(self.manager.nodes)), ""))
         if cursors:  # locks that never end come last in the indexes, and somebody must see to them
             yield from self._page(dict.fromkeys(cursors, ENDLESS))
-            yield from self.named([slug for slug in self._doubtful() if self._never_ends(slug)])
+            lasting = [
+                slug for slug in self._doubtful() if any(row.left is None for row, _ in self._rows[slug].values())
+            ]
+            yield from self.named(lasting)
         while cursors and self._is_in_time(seconds) and len(self._lasting) < limit:
             cursors = yield from self._page(cursors)
         if cursors:
@@ -353,9 +356,6 @@ class Poll:
         """Return the slugs of held locks about which some node has not said anything yet."""
         answering = len(self.manager.nodes) - len(self.silent)
         return [slug for slug, rows in self._rows.items() if len(rows) < answering and self.tally(slug).votes]
-
-    def _never_ends(self, slug: str) -> bool:
-        return any(row.left is None for row, _ in self._rows[slug].values())
 
     # The replies
 

@@ -55,7 +55,7 @@ class NodesCollector(Collector):
             for node in snapshot.nodes:
                 up.add_metric([alias, node.name], node.answered)
                 votes.add_metric([alias, node.name], node.votes)
-            spare.add_metric([alias], sum(node.votes for node in snapshot.nodes) - snapshot.rules.needed)
+            spare.add_metric([alias], snapshot.spare)
             listed.add_metric([alias], snapshot.complete and snapshot.has_quorum)
         yield from (held, up, votes, spare, listed)
 
