@@ -175,7 +175,10 @@ def _locked(
 
     @wraps(handle)
     def locked(self: BaseCommand, *args: Any, **given: Any) -> Any:
-        name = f"command:{_or_fail(resolve, given)}"
+        try:
+            name = f"command:{resolve(given)}"
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from None
         outer = getattr(self, "lease", None)
         if isinstance(outer, Lease) and outer.name == name and outer.valid():
             return handle(self, *args, **given)
@@ -193,13 +196,6 @@ def _locked(
 
     locked.inherited = False  # type: ignore[attr-defined]
     return locked
-
-
-def _or_fail(resolve: Callable[[dict[str, Any]], str], given: dict[str, Any]) -> str:
-    try:
-        return resolve(given)
-    except ImproperlyConfigured as error:
-        raise CommandError(str(error)) from None
 
 
 def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:

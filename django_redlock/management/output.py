@@ -39,11 +39,15 @@ MOST = 20_000  # locks in one listing: a command has the time to ask for more th
 PATIENCE = 30.0  # seconds
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
-SPARE = ("TOKEN", "SINCE")  # the first columns to be left out if there is no room
-DROPPED = ("REMAINING", "VOTES", "WAITING")  # columns that are left out if they do not fit beside cut names
-NARROW = ("HELD FOR", "STATE", "HOLDER")  # columns that are left out if they do not fit beside the shortest names
 CUT = ("HOLDER", "LOCK")  # columns whose cells are cut in the middle
 READABLE, LEAST = 16, 12  # columns that a cut name keeps while there are others to leave out, and after that
+# The columns that are left out if they do not fit, in this order: first those that must fit beside whole names, then
+# those that must fit beside names cut to this length.
+LEFT_OUT = {
+    **dict.fromkeys(("TOKEN", "SINCE"), sys.maxsize),
+    **dict.fromkeys(("REMAINING", "VOTES", "WAITING"), READABLE),
+    **dict.fromkeys(("HELD FOR", "STATE", "HOLDER"), LEAST),
+}
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -111,6 +115,21 @@ class OperatorCommand(BaseCommand):
             raise CommandError(f"{self.done.capitalize()}.")
         return True
 
+    def warn(self, snapshot: Snapshot, unknown: str) -> None:
+        """
+        Report on standard error what is missing from a listing.
+
+        Raises:
+            CommandError: Too few nodes answer; then nobody can say what *unknown* describes.
+        """
+        if snapshot.trouble:
+            self.stderr.write(f"{snapshot.quorum} Trouble: {snapshot.trouble}.", self.style.WARNING)
+        if snapshot.cut_short:
+            text = "The list may lack locks. It has those that end first, and up to 50 that never end."
+            self.stderr.write(text, self.style.WARNING)
+        if not snapshot.has_quorum:
+            raise CommandError(f"Too few nodes answer to say {unknown}.", returncode=NO_QUORUM)
+
     def readable(self, text: str) -> str:
         """Return a text as this terminal or file shows it; signs that its encoding lacks are escaped."""
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"
@@ -175,15 +194,6 @@ def matching(snapshot: Snapshot, match: str | None) -> list[HeldLock]:
     return [lock for lock in snapshot.locks if match is None or fnmatchcase(lock.name, match)]
 
 
-def warn(command: BaseCommand, snapshot: Snapshot) -> None:
-    """Report on standard error what is missing from a listing."""
-    if snapshot.trouble:
-        command.stderr.write(f"{snapshot.quorum} Trouble: {snapshot.trouble}.", command.style.WARNING)
-    if snapshot.cut_short:
-        text = "The list may lack locks. It has those that end first, and up to 50 that never end."
-        command.stderr.write(text, command.style.WARNING)
-
-
 def table(
     locks: Iterable[HeldLock],
     *,
@@ -218,21 +228,11 @@ def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     The least important columns are left out, then names are cut, and then further columns are left out: who holds a
     lock, for how long, who waits and on how many nodes is worth more than the whole of a long name.
     """
-    for title in SPARE:
-        if _width(lines) > width:
-            lines = _without(lines, title)
-    for title in DROPPED:
-        if _width(_shortened(lines, 0, READABLE)) > width:
-            lines = _without(lines, title)
-    for title in NARROW:
-        if _width(_shortened(lines, 0, LEAST)) > width:
-            lines = _without(lines, title)
+    for title, least in LEFT_OUT.items():
+        if _width(_shortened(lines, 0, least)) > width:
+            column = lines[0].index(title)
+            lines = [(*line[:column], *line[column + 1 :]) for line in lines]
     return _shortened(lines, width, LEAST)
-
-
-def _without(lines: list[tuple[str, ...]], title: str) -> list[tuple[str, ...]]:
-    column = lines[0].index(title)
-    return [(*line[:column], *line[column + 1 :]) for line in lines]
 
 
 def _shortened(lines: list[tuple[str, ...]], width: int, least: int) -> list[tuple[str, ...]]:
@@ -329,6 +329,7 @@ def local(moment: float | None) -> str:
 
 def entry(lock: HeldLock) -> dict[str, Any]:
     """Return a lock's entry in a JSON document."""
+    owner = lock.owner
     return {
         "name": lock.name,
         "state": lock.state.value,
@@ -340,7 +341,15 @@ def entry(lock: HeldLock) -> dict[str, Any]:
         "fencing_token": lock.fencing_token or None,
         "fingerprint": lock.fingerprint,
         "since": iso(lock.since),
-        "holder": _holder(lock),
+        "holder": owner
+        and {
+            "kind": owner.kind,
+            "label": owner.work,
+            "ref": owner.ref,
+            "host": owner.host or None,  # unknown for a shared lock, like the next
+            "pid": owner.pid or None,
+            "sharers": lock.sharers or None,
+        },
         "views": [
             {
                 "node": view.node,
@@ -352,14 +361,6 @@ def entry(lock: HeldLock) -> dict[str, Any]:
             for view in lock.views
         ],
     }
-
-
-def _holder(lock: HeldLock) -> dict[str, Any] | None:
-    owner = lock.owner
-    if owner is None:
-        return None
-    where = {"host": owner.host or None, "pid": owner.pid or None}  # unknown for a shared lock
-    return {"kind": owner.kind, "label": owner.work, "ref": owner.ref, **where, "sharers": lock.sharers or None}
 
 
 def iso(moment: float | None) -> str | None:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from ..nodes.clock import steady
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+TERMINAL = 0  # the descriptor of the terminal, if there is one
 LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
 
 # The guardian reads the number of the group, and then nothing until the writer is gone: a killed process closes its
@@ -107,17 +108,17 @@ class Child:
 
     def _wait_for_end(self) -> None:
         """Block until the program has ended, without reaping it; signals are handled meanwhile."""
-        with terminal_lent(self.pid) as terminal, next_signal() as wait:
-            ends = os.WEXITED | os.WNOWAIT | os.WNOHANG | (os.WSTOPPED if terminal else 0)
+        with terminal_lent(self.pid) as pause, next_signal() as wait:
+            ends = os.WEXITED | os.WNOWAIT | os.WNOHANG | (os.WSTOPPED if pause else 0)
             while True:
                 found = os.waitid(os.P_PID, self.pid, ends)
                 if found is None:
                     wait()
-                elif terminal is None or found.si_code != os.CLD_STOPPED:
+                elif pause is None or found.si_code != os.CLD_STOPPED:
                     return
                 else:
                     os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
-                    terminal.pause()
+                    pause()
 
     def _clear(self) -> None:
         """Wait until the rest of a group that received the signal has ended; kill it after the grace period."""
@@ -173,90 +174,78 @@ def next_signal() -> Iterator[Callable[[], object]]:
         os.close(writing)
 
 
-class Signals:
+@contextmanager
+def passed_on() -> Iterator[Callable[[Child], None]]:
     """
-    The signals of this process, passed on to a child; signals that it ignores, as under nohup, stay ignored.
+    Pass the signals of this process on to the child that is given to the yielded function, those that came before, too.
 
-    They are caught before there is a child. Otherwise a signal that ended this process just after the start of the
-    program would leave the program running without its lock.
+    Signals that this process ignores, as under nohup, stay ignored. The others are caught before there is a child.
+    Otherwise a signal that ended this process just after the start of the program would leave the program running
+    without its lock.
     """
+    children: list[Child] = []
+    early: list[int] = []
+    before: dict[int, Any] = {}
 
-    def __init__(self) -> None:
-        self._child: Child | None = None
-        self._early: list[int] = []
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for name in PASSED_ON:
-                number = getattr(signal, name)
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._pass_on)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def pass_to(self, child: Child) -> None:
-        """Pass all signals on to this child, including those that came earlier."""
-        self._child = child  # first, so that a signal that comes now reaches the child at once
-        while self._early:
-            child.signal(self._early.pop(0))
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self._child is None:
-            self._early.append(number)
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if children:
+            children[0].signal(number)
         else:
-            self._child.signal(number)
+            early.append(number)
 
+    def pass_to(child: Child) -> None:
+        children.append(child)  # first, so that a signal that comes now reaches the child at once
+        while early:
+            child.signal(early.pop(0))
 
-class Terminal:
-    """The terminal of this process, lent to a child's group, which may then read it and gets Ctrl-C and Ctrl-Z."""
-
-    def __init__(self, descriptor: int, group: int) -> None:
-        self._descriptor = descriptor
-        self._group = group
-
-    def lend(self) -> None:
-        """Put the child in the foreground, and wake it if it was stopped because it was in the background."""
-        self._give(self._group)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._group, signal.SIGCONT)
-
-    def take_back(self) -> None:
-        """Put this process in the foreground."""
-        self._give(os.getpgrp())
-
-    def pause(self) -> None:
-        """Stop this process as the child was stopped, for example by Ctrl-Z, until somebody continues it."""
-        self.take_back()
-        os.killpg(os.getpgrp(), signal.SIGSTOP)
-        self.lend()
-
-    def _give(self, group: int) -> None:
-        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process would get it
-        try:
-            with suppress(OSError):
-                os.tcsetpgrp(self._descriptor, group)
-        finally:
-            signal.signal(signal.SIGTTOU, before)
+    if threading.current_thread() is threading.main_thread():
+        for name in PASSED_ON:
+            number = getattr(signal, name)
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, pass_on)
+    try:
+        yield pass_to
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def terminal_lent(group: int) -> Iterator[Terminal | None]:
-    """Lend the terminal to a group if this process is in the foreground of a terminal."""
-    descriptor = 0
+def terminal_lent(group: int) -> Iterator[Callable[[], None] | None]:
+    """
+    Lend the terminal to a group, which may then read it and gets Ctrl-C and Ctrl-Z, if this process has it.
+
+    It yields a function that stops this process as the group was stopped, by Ctrl-Z, until somebody continues it.
+    """
     try:
-        ours = os.tcgetpgrp(descriptor) == os.getpgrp()
+        ours = os.tcgetpgrp(TERMINAL) == os.getpgrp()
     except OSError:
         ours = False
     if not ours or threading.current_thread() is not threading.main_thread():
         yield None
         return
-    terminal = Terminal(descriptor, group)
-    terminal.lend()
+
+    def lend() -> None:
+        _put_in_foreground(group)
+        with suppress(ProcessLookupError, PermissionError):  # it may have been stopped because it was in the background
+            os.killpg(group, signal.SIGCONT)
+
+    def pause() -> None:
+        _put_in_foreground(os.getpgrp())
+        os.killpg(os.getpgrp(), signal.SIGSTOP)
+        lend()
+
+    lend()
     try:
-        yield terminal
+        yield pause
     finally:
-        terminal.take_back()
+        _put_in_foreground(os.getpgrp())
+
+
+def _put_in_foreground(group: int) -> None:
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process would get it
+    try:
+        with suppress(OSError):
+            os.tcsetpgrp(TERMINAL, group)
+    finally:
+        signal.signal(signal.SIGTTOU, before)

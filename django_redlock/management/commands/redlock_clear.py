@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import ActionResult, StaleKey, Staleness, printable, remove_stale, stale_keys
-from ..output import NO_QUORUM, OperatorCommand, deletion, listing, positive, warn
+from ..output import OperatorCommand, deletion, listing, positive
 
 PARTIAL = 1
 
@@ -49,12 +49,14 @@ class Command(OperatorCommand):
     def handle(self, *, using: str, names: list[str] | None, older_than: int | None, **options: Any) -> None:
         """Show what is stale and why, ask for confirmation, and delete it."""
         snapshot = listing(using, names)
-        warn(self, snapshot)
-        if not snapshot.has_quorum:
-            raise CommandError("Too few nodes answer to say what is stale.", returncode=NO_QUORUM)
-        keys = [key for key in stale_keys(snapshot) if _old_enough(key, older_than)]
+        self.warn(snapshot, "what is stale")
+        keys = stale_keys(snapshot)
+        if older_than is not None:
+            latest = time.time() - older_than
+            keys = [key for key in keys if key.since is not None and key.since <= latest]
         for key in keys:
-            self.stdout.write(_explanation(key))
+            holder = f" Holder: {printable(str(key.owner))}." if key.owner else ""
+            self.stdout.write(f"{printable(key.lock.name)} on {', '.join(key.nodes)}: {key.reason.label}.{holder}")
         if not keys:
             self.stdout.write("Nothing is stale.")
             return
@@ -80,15 +82,6 @@ class Command(OperatorCommand):
         if left := outcomes[ActionResult.FAILED]:
             text = _in_words(left, "{} could not be deleted everywhere", "{} could not be replaced everywhere")
             raise CommandError(f"{text}.", returncode=PARTIAL)
-
-
-def _old_enough(key: StaleKey, older_than: int | None) -> bool:
-    return older_than is None or (key.since is not None and time.time() - key.since >= older_than)
-
-
-def _explanation(key: StaleKey) -> str:
-    holder = f" Holder: {printable(str(key.owner))}." if key.owner else ""
-    return f"{printable(key.lock.name)} on {', '.join(key.nodes)}: {key.reason.label}.{holder}"
 
 
 def _in_words(keys: list[StaleKey], deleting: str, replacing: str) -> str:

@@ -9,11 +9,13 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...conf import InvalidRedlockError, aliases
 from ...inventory import printable
 from ...inventory.doctor import Diagnosis, diagnose
-from ...inventory.node_checks import Finding, Level
+from ...inventory.node_checks import Level
+from ...nodes.redis.inspect import Inspection
 from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
 EXIT = {None: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
+STYLES = {Level.NOTE: "NOTICE", Level.WARNING: "WARNING", Level.ERROR: "ERROR"}
 NEVER = "never"  # the command does not fail
 
 
@@ -100,20 +102,15 @@ class Command(OperatorCommand):
         for node in diagnosis.nodes:
             self.stdout.write(f"  {printable(summary(node))}")
         for finding in diagnosis.findings:
-            self._write_finding(finding)
+            where = f"{finding.node}: " if finding.node else ""
+            what = getattr(self.style, STYLES[finding.level])(f"{finding.level.upper()} {finding.id}")
+            self.stdout.write(f"\n{what}  {printable(where + finding.text)}\n    Remedy: {finding.remedy}")
         if not diagnosis.findings:
             text = "  All is well: a lock was taken, extended and released on each node."
             self.stdout.write(self.style.SUCCESS(text))
 
-    def _write_finding(self, finding: Finding) -> None:
-        style = {Level.ERROR: self.style.ERROR, Level.WARNING: self.style.WARNING}.get(finding.level, self.style.NOTICE)
-        where = f"{finding.node}: " if finding.node else ""
-        self.stdout.write("")
-        self.stdout.write(style(f"{finding.level.upper()} {finding.id}") + f"  {printable(where + finding.text)}")
-        self.stdout.write(f"    Remedy: {finding.remedy}")
 
-
-def summary(node: Any) -> str:
+def summary(node: Inspection) -> str:
     """Describe a node in one line."""
     if node.detail:
         return f"{node.name}: {node.detail}"

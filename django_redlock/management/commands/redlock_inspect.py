@@ -1,7 +1,7 @@
 """Show everything that is known about one lock: what each node has, who holds the lock, and who waits for it."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
@@ -20,11 +20,7 @@ from ..output import (
     listing,
     local,
     remaining,
-    warn,
 )
-
-if TYPE_CHECKING:
-    from ...celery.handle import Explanation
 
 FREE = 1
 
@@ -58,7 +54,7 @@ class Command(OperatorCommand):
                     "--format and --using.",
                     returncode=MISUSED,
                 )
-            return self._explain(explained(task, options["given"], options["named"]))
+            return self._explain(task, options["given"], options["named"])
         if name is None:
             text = "Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK."
             raise CommandError(text, returncode=MISUSED)
@@ -67,15 +63,21 @@ class Command(OperatorCommand):
             self.stdout.write(document(snapshot, name))
         else:
             self._show(snapshot, name)
-        warn(self, snapshot)
-        if not snapshot.has_quorum:
-            raise CommandError("Too few nodes answer to say whether it is held.", returncode=NO_QUORUM)
+        self.warn(snapshot, "whether it is held")
         if not snapshot.locks:
             raise CommandError(f"{printable(name)} is free.", returncode=FREE)
 
-    def _explain(self, found: "Explanation") -> None:
-        from ...celery.slots import SlotState  # only here: it needs Celery
+    def _explain(self, task: str, args: str, kwargs: str) -> None:
+        """Write what is known about the slot of a singleton task's call."""
+        from ...celery.handle import explain_call  # only here: it needs Celery
+        from ...celery.slots import SlotState
 
+        try:
+            found = explain_call(task, args, kwargs)
+        except RecursionError:
+            raise CommandError("--args and --kwargs are nested too deep.", returncode=MISUSED) from None
+        except ValueError as error:
+            raise CommandError(str(error), returncode=MISUSED) from None
         self.stdout.write(found.text)
         if found.state is SlotState.UNKNOWN:
             raise CommandError("Too few nodes answer and agree to know whether the slot is free.", returncode=NO_QUORUM)
@@ -92,21 +94,10 @@ class Command(OperatorCommand):
             self.stdout.write("\n\n".join(shown(snapshot, lock) for lock in locks))
 
 
-def explained(task: str, args: str, kwargs: str) -> "Explanation":
-    """Return what is known about the slot of a singleton task's call."""
-    from ...celery.handle import explain_call  # only here: it needs Celery
-
-    try:
-        return explain_call(task, args, kwargs)
-    except RecursionError:
-        raise CommandError("--args and --kwargs are nested too deep.", returncode=MISUSED) from None
-    except ValueError as error:
-        raise CommandError(str(error), returncode=MISUSED) from None
-
-
 def shown(snapshot: Snapshot, lock: HeldLock) -> str:
     """Return what is known about a lock, as lines of plain text."""
-    held = lock.held_for(snapshot.taken)
+    held, times = lock.held_for(snapshot.taken), lock.extensions
+    extended = {0: "not extended", 1: "extended once"}.get(times, f"extended {times} times")
     facts = [
         ("Lock", printable(lock.name)),
         ("State", str(lock.state.label)),
@@ -114,7 +105,7 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
         ("Votes", f"{lock.votes} of {lock.nodes}, {snapshot.rules.needed} needed"),
         ("Holder", holder(lock)),
         ("Since", local(lock.since) if held is None else f"{local(lock.since)}, held for {duration(held)}"),
-        ("Lease", "-" if lock.ttl is None else f"{lock.ttl:g} s, {_extended(lock.extensions)}"),
+        ("Lease", "-" if lock.ttl is None else f"{lock.ttl:g} s, {extended}"),
         ("Fencing token", str(lock.fencing_token or "-")),
         ("Fingerprint", lock.fingerprint),
     ]
@@ -129,12 +120,6 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
     return "\n\n".join([*parts, *stale])
 
 
-def _extended(times: int) -> str:
-    if not times:
-        return "not extended"
-    return "extended once" if times == 1 else f"extended {times} times"
-
-
 def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
     if not view.answered:
         return (view.node, "no answer", "-", "-", "-")
@@ -147,7 +132,16 @@ def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
 
 def document(snapshot: Snapshot, name: str) -> str:
     """Return what is known about a lock as JSON; its keys are described in docs/reference/api.md."""
-    held = [_described(snapshot, lock) for lock in snapshot.locks]
+    stale = stale_keys(snapshot)
+    held = [
+        {
+            **entry(lock),
+            "waiting": lock.waiting,
+            "waiters": [{"host": each.host, "pid": each.pid, "nodes": each.nodes} for each in lock.waiters],
+            "stale": [{"reason": key.reason.value, "nodes": key.nodes} for key in stale if key.lock is lock],
+        }
+        for lock in snapshot.locks
+    ]
     about: dict[str, Any] = {
         "version": VERSION,
         "using": snapshot.alias,
@@ -158,9 +152,3 @@ def document(snapshot: Snapshot, name: str) -> str:
         "places": held,
     }
     return json.dumps(about, indent=2)
-
-
-def _described(snapshot: Snapshot, lock: HeldLock) -> dict[str, Any]:
-    waiters = [{"host": each.host, "pid": each.pid, "nodes": each.nodes} for each in lock.waiters]
-    stale = [{"reason": key.reason.value, "nodes": key.nodes} for key in stale_keys(snapshot) if key.lock is lock]
-    return {**entry(lock), "waiting": lock.waiting, "waiters": waiters, "stale": stale}

@@ -10,11 +10,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import DEFAULT_ALIAS, InvalidRedlockError
 from ...engine.lease import Lease
-from ...engine.lock import Lock
 from ...handler import locks
 from .. import locked
 from ..output import INTERRUPTED, duration_in, seconds
-from ..process_group import Child, Signals
+from ..process_group import Child, passed_on
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells report them
 GRACE = 10.0  # seconds
@@ -55,18 +54,23 @@ class Command(BaseCommand):
         """Take the lock, run the program, and exit with its code."""
         if os.name != "posix":
             raise CommandError("redlock_run needs process groups and signals, which this system does not have.")
+        label = Path(program[0]).name  # without the arguments, which may hold a secret
+        chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
         try:
-            lease = locked.acquire(_lock(using, name, program, options), skip_exit_code)
+            lock = locks[using].on_behalf(name, kind="command", label=label, **chosen)
+            lease = locked.acquire(lock, skip_exit_code)
+        except (InvalidRedlockError, ValueError) as error:
+            raise CommandError(str(error)) from None
         except KeyboardInterrupt:
             self.stderr.write("")  # the terminal has shown ^C
-            text = f"Interrupted while it waited for the lock {name!r}: {Path(program[0]).name!r} did not run."
+            text = f"Interrupted while it waited for the lock {name!r}: {label!r} did not run."
             raise CommandError(text, returncode=INTERRUPTED) from None
         if lease is None:
             return
         try:
             code = _run(program, lease, grace)
             if not lease.valid():
-                message = f"Ended {Path(program[0]).name!r} (exit code {code}), because {locked.explain(lease)}."
+                message = f"Ended {label!r} (exit code {code}), because {locked.explain(lease)}."
                 raise CommandError(message, returncode=locked.LOST)
         except BaseException:
             lease.release()
@@ -79,24 +83,15 @@ class Command(BaseCommand):
 def _run(program: list[str], lease: Lease, grace: float) -> int:
     """Run the program until it ends or the lease is lost; return its exit code."""
     env = {**os.environ, "REDLOCK_NAME": lease.name, "REDLOCK_FENCING_TOKEN": str(lease.fencing_token)}
-    with Signals() as signals:
+    with passed_on() as pass_to:
         try:
             child = Child(program, grace=grace, env=env)
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
-        signals.pass_to(child)
+        pass_to(child)
         lease.on_lost(lambda lease: child.end())
         return child.wait()
-
-
-def _lock(using: str, name: str, program: list[str], options: dict[str, Any]) -> Lock:
-    label = Path(program[0]).name  # without the arguments, which may hold a secret
-    chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
-    try:
-        return locks[using].on_behalf(name, kind="command", label=label, **chosen)
-    except (InvalidRedlockError, ValueError) as error:
-        raise CommandError(str(error)) from None
 
 
 def waiting(text: str) -> float | None:

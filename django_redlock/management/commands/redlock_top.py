@@ -35,12 +35,15 @@ class Command(OperatorCommand):
     @no_translations
     def handle(self, *, using: str, interval: float, once: bool, wide: bool, **options: Any) -> None:
         """Show the locks and the nodes again after each interval, until Ctrl-C."""
-        anew = self._on_screen() and not once
+        at_terminal = hasattr(self.stdout, "isatty") and self.stdout.isatty()
+        anew = at_terminal and sys.platform != "win32" and not once
         try:
             self.stdout.write(ENTER if anew else "", ending="")
             while True:
                 snapshot = listing(using)
-                size = shutil.get_terminal_size() if anew else self._endless(wide)
+                width = self.width(wide)
+                endless = os.terminal_size((width, sys.maxsize)) if width else None  # its lines may scroll
+                size = shutil.get_terminal_size() if anew else endless
                 text = screen(snapshot, size, wide=wide, readable=self.readable)
                 self.stdout.write(CLEAR + text if anew else text)
                 self.stdout.flush()  # the reader of a pipe sees it at once
@@ -53,14 +56,6 @@ class Command(OperatorCommand):
             return
         finally:
             self.stdout.write(LEAVE if anew else "", ending="")
-
-    def _endless(self, wide: bool) -> os.terminal_size | None:
-        """Return the width of the terminal with no limit to the lines, which may scroll; None without a terminal."""
-        width = self.width(wide)
-        return os.terminal_size((width, sys.maxsize)) if width else None
-
-    def _on_screen(self) -> bool:
-        return hasattr(self.stdout, "isatty") and bool(self.stdout.isatty()) and sys.platform != "win32"
 
 
 def screen(

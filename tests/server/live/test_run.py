@@ -18,7 +18,7 @@ from django.test import override_settings
 
 from django_redlock import Lease, LockManager, LockTakenError, locks
 from django_redlock.management.commands import redlock_run
-from django_redlock.management.process_group import Child, Signals
+from django_redlock.management.process_group import Child, passed_on
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import spawn
 from tests.managers import wait_until
@@ -248,8 +248,8 @@ def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_pat
         return list(map(operator.call, calls))[-1]  # one call into C, in which no handler runs
 
     monkeypatch.setattr(os, "waitid", late)
-    with Signals() as signals:
-        signals.pass_to(running)
+    with passed_on() as pass_to:
+        pass_to(running)
         assert running.wait() == 9
 
 
