@@ -315,29 +315,47 @@ LONG_TTL = 15.0  # seconds: long enough to extend a lease after an election of f
 LONG_TIMEOUT = 1.0
 
 
-def _kind(node: Inspection) -> str:
-    return node.facts.get("kind", "")
-
-
-def _id(node: Inspection, what: str) -> str:
-    return f"{_kind(node).lower()}-{what}"
-
-
-def _store_version(node: Inspection, rules: Rules) -> Iterator[Finding]:
-    written = node.facts.get("version", "")
+def _replicated(node: Inspection, rules: Rules) -> Iterator[Finding]:
+    """Yield what is wrong with a replicated store, all of whose members are one node."""
+    facts, kind, timeout = node.facts, node.facts.get("kind", ""), rules.timeout(rules.ttl)
+    if not facts:
+        return
+    written = facts.get("version", "")
     version = tuple(int(part) for part in written.split(".") if part.isdigit())
-    corrupting = version in CORRUPTING.get(_kind(node), ())
-    why = "may lose what it has written" if corrupting else "is not supported"
-    if version and (version < OLDEST_STORES[_kind(node)] or corrupting):
+    corrupting = version in CORRUPTING.get(kind, ())
+    if version and (version < OLDEST_STORES[kind] or corrupting):
         yield Finding(
-            _id(node, "version"),
+            f"{kind.lower()}-version",
             Level.ERROR if corrupting else Level.WARNING,
-            f"A member is version {written}, which {why}.",
-            f"Upgrade all members to {NEWEST_STORES[_kind(node)]}.",
+            f"A member is version {written}, which "
+            + ("may lose what it has written." if corrupting else "is not supported."),
+            f"Upgrade all members to {NEWEST_STORES[kind]}.",
+        )
+    if rules.ttl < LONG_TTL or timeout < LONG_TIMEOUT:
+        yield Finding(
+            f"{kind.lower()}-election",
+            Level.WARNING,
+            f"An election of a leader takes one to five seconds. With a ttl of {rules.ttl:g} s and a node timeout of "
+            f"{timeout:g} s, holders may lose their locks meanwhile, and slow disks cost votes.",
+            f"OPTIONS['ttl'] of at least {LONG_TTL:g}, and OPTIONS['node_timeout'] of {LONG_TIMEOUT:g}.",
+        )
+    if silent := facts.get("silent"):
+        yield Finding(
+            f"{kind.lower()}-member",
+            Level.WARNING,
+            f"Not every member answers: {silent}. If one more fails, locks may stop.",
+            f"Check that it runs and that its address in NODES is right: {LIST_MEMBERS[kind]}.",
+        )
+    if alone := facts.get("alone"):
+        yield Finding(
+            f"{kind.lower()}-alone",
+            Level.ERROR,
+            f"Not all of its members belong together. These grant the same lock as the others: {alone}.",
+            "List the members of one cluster, or one server that runs alone.",
         )
 
 
-def _alarms(node: Inspection, rules: Rules) -> Iterator[Finding]:
+def _etcd(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if alarms := node.facts.get("alarms"):
         yield Finding(
             "etcd-alarm",
@@ -346,9 +364,6 @@ def _alarms(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "NOSPACE: compact and defragment (`etcdctl compact`, `etcdctl defrag`), then `etcdctl alarm disarm`; use "
             "--auto-compaction-retention. CORRUPT: replace the member that differs.",
         )
-
-
-def _space(node: Inspection, rules: Rules) -> Iterator[Finding]:
     used = float(node.facts.get("used", 0))
     if used > FULL_STORE:
         yield Finding(
@@ -359,39 +374,7 @@ def _space(node: Inspection, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _election(node: Inspection, rules: Rules) -> Iterator[Finding]:
-    timeout = rules.timeout(rules.ttl)
-    if node.facts and (rules.ttl < LONG_TTL or timeout < LONG_TIMEOUT):
-        yield Finding(
-            _id(node, "election"),
-            Level.WARNING,
-            f"An election of a leader takes one to five seconds. With a ttl of {rules.ttl:g} s and a node timeout of "
-            f"{timeout:g} s, holders may lose their locks meanwhile, and slow disks cost votes.",
-            f"OPTIONS['ttl'] of at least {LONG_TTL:g}, and OPTIONS['node_timeout'] of {LONG_TIMEOUT:g}.",
-        )
-
-
-def _members(node: Inspection, rules: Rules) -> Iterator[Finding]:
-    if silent := node.facts.get("silent"):
-        yield Finding(
-            _id(node, "member"),
-            Level.WARNING,
-            f"Not every member answers: {silent}. If one more fails, locks may stop.",
-            f"Check that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
-        )
-
-
-def _alone(node: Inspection, rules: Rules) -> Iterator[Finding]:
-    if alone := node.facts.get("alone"):
-        yield Finding(
-            _id(node, "alone"),
-            Level.ERROR,
-            f"Not all of its members belong together. These grant the same lock as the others: {alone}.",
-            "List the members of one cluster, or one server that runs alone.",
-        )
-
-
 CHECKS: tuple[Callable[[Inspection, Rules], Iterator[Finding]], ...] = (
     *(_unreachable, _guides, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights),
-    *(_transport, _store_version, _alarms, _space, _election, _members, _alone),
+    *(_transport, _replicated, _etcd),
 )
