@@ -322,6 +322,10 @@ def known_cause(error: BaseException) -> LinkError | None:
             else:
                 why = f"{Failure.CERTIFICATE_REFUSED.value}, {error.verify_message}"
                 return LinkError(Failure.CERTIFICATE_REFUSED, why)
+        case ssl.SSLEOFError(reason=None):
+            # A server that refuses a client's certificate ends the connection. If the client is sending at that moment,
+            # this error comes before the server's reason.
+            failure = Failure.RESET
         case ssl.SSLError():
             # Servers written in Go report a missing certificate as a bad one.
             wanted = any(alert in (error.reason or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE"))

@@ -81,28 +81,24 @@ class MemoryLink:
 
     def __init__(self, node: MemoryNode) -> None:
         self.greeting = node.greeting
-        self._node = node
+        self.node = node
         self._replies: list[Reply | None] = []
 
     def fileno(self) -> int:
         """Return -1, because there is no descriptor to poll."""
         return -1
 
-    def ask(self, request: Request) -> Reply | None:
-        """Execute a request; return None if the reply never comes."""
-        return self._node.execute(request)
-
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
-        self._replies.append(self.ask(request))
+        self._replies.append(self.node.execute(request))
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
-        return self._node.down or bool(self._replies and self._replies[0])
+        return self.node.down or bool(self._replies and self._replies[0])
 
     def receive(self, request: Request) -> Reply | None:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
-        if self._node.down:
+        if self.node.down:
             raise LinkError(Failure.RESET)
         return self._replies.pop(0) if self.readable() else INCOMPLETE
 
@@ -166,7 +162,7 @@ class AsyncMemoryLink:
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         # The link does not keep the reply: after an interruption, the next request would get the reply of this one.
-        reply = self._link.ask(request)
+        reply = self._link.node.execute(request)
         if reply is not None:
             on_reply(reply)
 

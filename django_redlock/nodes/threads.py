@@ -23,6 +23,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .clock import steady
@@ -178,7 +179,8 @@ class Background:
         if self._running.locked() or exiting():
             return ""
         try:
-            _start(thread(self._run, self._name) if self._real else self._new_thread())
+            new = thread if self._real else partial(threading.Thread, daemon=True)
+            _start(new(target=self._run, name=self._name))
         except RuntimeError as error:  # there are too many threads, or the interpreter is about to end
             return str(error)
         return ""
@@ -192,9 +194,6 @@ class Background:
             present.acquire(True, seconds)  # nothing else wants this lock, so it need not be released
         while uses_gevent() and self.running and steady() < until:
             time.sleep(0.01)  # the other greenlets go on
-
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name=self._name, daemon=True)
 
     def _run(self) -> None:
         while self._busy() and self._running.acquire(False):  # otherwise another thread was quicker

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import ceil
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
@@ -201,41 +201,41 @@ class LockTable(RecordTable):
 
     def write(self, decision: Decision) -> bool:
         """Write all rows or none; return whether nobody had changed them since they were read."""
-        rows = [row(change, round(decision.moment.low * 1e6)) for change in decision.changes]
-        if len(rows) == 1:
-            return self._put(rows)
+        new: list[tuple[Any, ...]] = []
+        known: list[tuple[Any, ...]] = []
+        for change in decision.changes:  # in the order of their keys, so that two writers do not wait for each other
+            values = columns(change, round(decision.moment.low * 1e6))
+            if change.version is None:
+                new.append((*values, self.realm))
+            else:
+                known.append((*values, change.version))
+        if len(decision.changes) == 1:
+            return self._put(new, known)
         self.query(BEGINS[self._connection.vendor])
-        written = self._put(rows)
+        written = self._put(new, known)
         self.query("COMMIT" if written else "ROLLBACK")
         return written
 
-    def _put(self, rows: Sequence["RecordRow"]) -> bool:
-        """Write rows in the order of their keys; return whether nobody had changed them since they were read."""
-        new = [one for one in rows if one.version is None]
-        known = [one for one in rows if one.version is not None]
+    def _put(self, new: Sequence[tuple[Any, ...]], known: Sequence[tuple[Any, ...]]) -> bool:
         insert, otherwise = INSERTS[self._connection.vendor]
-        columns = "version, ends, kept, state, digest, realm"
-        return self._put_all(
+        names = "version, ends, kept, state, digest, realm"
+        return self._change(
             f"UPDATE {TABLE} SET version = %s, ends = %s, kept = %s, state = %s WHERE digest = %s AND version = %s",
-            [(*one.columns, one.version) for one in known],
-        ) and self._put_all(
-            f"{insert} {TABLE} ({columns}) VALUES (%s, %s, %s, %s, %s, %s) {otherwise}",
-            [(*one.columns, self.realm) for one in new],
-        )
+            known,
+        ) and self._change(f"{insert} {TABLE} ({names}) VALUES (%s, %s, %s, %s, %s, %s) {otherwise}", new)
 
-    def _put_all(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> bool:
-        if not counts_together(self._connection):
-            return all(self._carry_out(statement, row) == 1 for row in rows)
-        return not rows or self._carry_out(statement, *rows) == len(rows)
-
-    def _carry_out(self, statement: str, *rows: tuple[Any, ...]) -> int:
-        """Execute a statement once for each set of parameters; return how many rows were changed."""
+    def _change(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> bool:
+        """Execute a statement once for each set of parameters; return whether each time one row was changed."""
+        together = len(rows) > 1 and counts_together(self._connection)
         with self._connection.wrap_database_errors:
-            if len(rows) == 1:
-                self._cursor.execute(statement, rows[0])
-            else:
+            if together:
                 self._cursor.executemany(statement, rows)
-        return int(self._cursor.rowcount)
+                return bool(self._cursor.rowcount == len(rows))
+            for row in rows:
+                self._cursor.execute(statement, row)
+                if self._cursor.rowcount != 1:
+                    return False
+        return True
 
     def clean(self) -> None:
         """Delete rows that have not been needed for a while, but not at every call; a failure does no harm."""
@@ -253,33 +253,18 @@ class LockTable(RecordTable):
                 self._clean_at = now
 
 
-class RecordRow(NamedTuple):
-    """The new content of a row, to be written if its version is still *version*."""
+def columns(change: Change, now: int) -> tuple[Any, ...]:
+    """
+    Return the new version of a row, when its hold ends, until when the row is needed, its JSON, and its key.
 
-    digest: str
-    version: int | None
-    ends: int | None
-    kept: int
-    state: str
-
-    @property
-    def columns(self) -> tuple[Any, ...]:
-        """
-        The first parameters of both the update and the insertion of a row; the version is new each time.
-
-        It comes from the operating system. Programs seed ``random``, and two with one seed would write equal versions:
-        a late write would then find the version that it read, although the row has changed twice since. A counter would
-        do the same where a row is deleted and inserted again.
-        """
-        return secrets.randbits(62), self.ends, self.kept, self.state, self.digest
-
-
-def row(change: Change, now: int) -> RecordRow:
-    """Return the row of a record: its JSON, when its hold ends, and until when the record is needed."""
+    The version comes from the operating system. Programs seed ``random``, and two with one seed would write equal
+    versions: a late write would then find the version that it read, although the row has changed twice since. A counter
+    would do the same where a row is deleted and inserted again.
+    """
     record = change.record
     ends = micros(record["holder"][1]) if "holder" in record else None
     kept = max(now, micros(needed_until(record)))
-    return RecordRow(change.key, change.version, ends, kept, json.dumps(record, separators=(",", ":")))
+    return secrets.randbits(62), ends, kept, json.dumps(record, separators=(",", ":")), change.key
 
 
 def micros(seconds: float | None) -> int:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.protocol import Failure
-from ..base import LinkError, RateLimit, known_cause, parse_json
+from ..base import RateLimit, parse_json
 from ..clock import steady
 from ..records.replicated import Place
 from ..records.table import AnswerError
@@ -306,15 +306,3 @@ def decoded(text: Any) -> str:
         return b64decode(text, validate=True).decode("utf-8", "replace")
     except (TypeError, ValueError):
         raise EtcdError(Failure.MALFORMED) from None
-
-
-def link_error(error: Exception) -> LinkError:
-    """Return what to report of a failure; never what the error quotes."""
-    match error:
-        case LinkError():
-            return error
-        case AnswerError(failure=failure):
-            return LinkError(failure)
-        case TimeoutError():
-            return LinkError(Failure.TIMEOUT)
-    return known_cause(error) or LinkError(Failure.UNREACHABLE)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from ...core.protocol import SMALLEST_PART, Failure
 from ..base import LinkError, NodeSpec, parse_json
-from ..records.clock import Era, Moment
+from ..records.clock import Era
 from ..records.record import Decision, Stored, parsed
 from ..records.replicated import (
     LOOK_EVERY,
@@ -31,7 +31,7 @@ from ..records.replicated import (
     oldest,
     shortest,
 )
-from ..records.table import ANSWERING, AnswerError, TooLargeError
+from ..records.table import ANSWERING, AnswerError, TooLargeError, link_error
 from ..records.watch import Watch
 from .client import (
     EXHAUSTED,
@@ -43,7 +43,6 @@ from .client import (
     decoded,
     encoded,
     header_of,
-    link_error,
     number,
     object_in,
     objects_in,
@@ -62,7 +61,7 @@ UNCOUNTED = 0.1  # longest pause, in seconds, before a leader that does not coun
 
 FINE = 0.05  # seconds; a clock known more precisely than this need not be read again
 
-PAGE = 100  # records that are read at once for a survey
+PAGE = LARGEST_WRITE  # records that are read at once for a survey, or to delete them in one transaction
 
 KINDS = ("h/{", "x/", "w/")  # the keys to clean up; no KEY_PREFIX has a brace, so no other alias has such names
 
@@ -83,7 +82,6 @@ class EtcdTable(MemberTable[EtcdClient]):
 
     part = SMALLEST_PART
     most = LARGEST_WRITE
-    errors = (AnswerError, OSError)
 
     def __init__(self, place: Place, prefix: str, patience: float) -> None:
         super().__init__(place, patience)
@@ -92,7 +90,6 @@ class EtcdTable(MemberTable[EtcdClient]):
         self._clock_key = f"{prefix}clock"
         self._cluster = 0  # the id of the cluster, as soon as it is known
         self._header = Header(0, 0, 0)  # that of the last read
-        self._version = 0  # the version of the era's record
 
     # Connections
 
@@ -122,19 +119,12 @@ class EtcdTable(MemberTable[EtcdClient]):
 
     def _own_id(self, client: EtcdClient) -> Stored:
         """Return the record with the random id of the alias in this cluster; create it if there is none."""
-        key = encoded(self._id)
         for _ in range(2):
-            if found := records_of(client.call("/v3/kv/range", {"key": key})):
+            if found := records_of(client.call("/v3/kv/range", {"key": encoded(self._id)})):
                 return found[self._id]
-            missing = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": 0}
-            record = json.dumps({"id": secrets.token_hex(ID_LENGTH // 2)})
-            put = {"request_put": {"key": key, "value": encoded(record)}}
-            client.call("/v3/kv/txn", {"compare": [missing], "success": [put]})
+            put = put_of(self._id, json.dumps({"id": secrets.token_hex(ID_LENGTH // 2)}))
+            client.call("/v3/kv/txn", {"compare": compared([(self._id, 0)]), "success": [put]})
         raise EtcdError(Failure.MALFORMED)
-
-    def explain(self, error: Exception) -> LinkError:
-        """Return what to report of a failure; never what the error quotes."""
-        return link_error(error)
 
     def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request over the connection and return the reply."""
@@ -144,8 +134,10 @@ class EtcdTable(MemberTable[EtcdClient]):
         """Return what an error means; a broken connection is made anew, with the next member."""
         failure = link_error(error).failure
         if isinstance(error, AnswerError):
-            if error.code == EXHAUSTED and self._has_alarm():
-                return Failure.NO_SPACE
+            if error.code == EXHAUSTED:  # by requests that wait or, as an alarm shows, by what is stored
+                with suppress(*self.errors):
+                    if self.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms"):
+                        return Failure.NO_SPACE
             if error.code == UNAUTHENTICATED:  # the token has expired, or the server was restarted
                 self.close()
                 return Failure.RESET
@@ -156,12 +148,6 @@ class EtcdTable(MemberTable[EtcdClient]):
         if unclear:
             raise LinkError(failure)
         return failure
-
-    def _has_alarm(self) -> bool:
-        try:
-            return bool(self.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms"))
-        except self.errors:
-            return False
 
     # Requests
 
@@ -183,32 +169,24 @@ class EtcdTable(MemberTable[EtcdClient]):
         self._header = headers[0]
         return identity_of(headers[0].cluster, found.pop(self._id, None)), found.pop(self._clock_key, None), found
 
-    def moment(self, stored: Stored | None) -> Moment | None:
-        """Return the present moment; None if the record of the era had to change or the clock was not read."""
-        era, header = Era.load(stored.record) if stored else None, self._header
-        source = known = era.source if era else ""
-        source = source or self._grant()
-        if era and era.name == era_name(header, source) and self._is_due(era):
+    def leader(self, era: Era | None) -> tuple[str, str]:
+        """Return the name of the present era, and the id of the lease that is its clock; read the clock if due."""
+        source = era.source if era and era.source else self._grant()
+        if era and era.name == era_name(self._header, source) and self._is_due(era):
             source = self._look(era)
-        if correction := self.clock.correction(era, era_name(header, source), source):
-            self._correct(correction, stored.version if stored else 0, is_new=source != known)
-            return None
-        assert era is not None
-        assert stored is not None
-        self._version = stored.version
-        return self.clock.moment(era)
+        return era_name(self._header, source), source
 
-    def _correct(self, era: Era, version: int, *, is_new: bool) -> None:
-        """Write the record of the era unless it has changed; *is_new* is whether this process granted its lease."""
+    def write_era(self, era: Era, known: Era | None, version: int | None) -> None:
+        """Write the record of the era unless it has changed; if it has, drop the lease that was granted for it."""
         failure: EtcdError | None = None
         try:
-            if self._txn([(self._clock_key, version)], {self._clock_key: era.dump()}):
+            if self._txn([(self._clock_key, version or 0)], {self._clock_key: era.dump()}):
                 return
         except EtcdError as error:
             if not error.certain:
                 raise  # the record may name the lease
             failure = error
-        if is_new:
+        if known is None or era.source != known.source:
             with suppress(EtcdError):
                 self.call("/v3/lease/revoke", {"ID": era.source})
         if failure:
@@ -258,7 +236,7 @@ class EtcdTable(MemberTable[EtcdClient]):
             values = {change.key: change.record for change in some}
             if start + LARGEST_WRITE >= len(changes):
                 self._notify(decision, values)
-            versions = [(self._clock_key, self._version), *((change.key, change.version or 0) for change in some)]
+            versions = [(self._clock_key, self.version), *((change.key, change.version or 0) for change in some)]
             header = self._txn(versions, values)
             if header is None:
                 return False
@@ -278,48 +256,27 @@ class EtcdTable(MemberTable[EtcdClient]):
         texts = {key: json.dumps(value, separators=(",", ":")) for key, value in values.items()}
         if sum(len(key) + len(text) for key, text in texts.items()) > LONGEST_WRITE:
             raise TooLargeError
-        reply = self.call(
-            "/v3/kv/txn",
-            {
-                "compare": compared(versions),
-                "success": [
-                    {"request_put": {"key": encoded(key), "value": encoded(text)}} for key, text in texts.items()
-                ],
-            },
-        )
+        puts = [put_of(key, text) for key, text in texts.items()]
+        reply = self.call("/v3/kv/txn", {"compare": compared(versions), "success": puts})
         return header_of(reply) if reply.get("succeeded") else None
 
     # Listings
 
-    def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
-        """Return some records of names, in the order of their keys."""
-        return self._page(KINDS[0], after, PAGE)
-
-    def _page(self, kind: str, after: str, size: int) -> tuple[dict[str, Stored], str, int]:
-        """Return some records of a kind whose keys follow *after*."""
-        whole = f"{self._prefix}{kind}"
-        start = f"{after}\0" if after else whole
-        end = f"{whole[:-1]}{chr(ord(whole[-1]) + 1)}"
-        reply = self.call("/v3/kv/range", {"key": encoded(start), "range_end": encoded(end), "limit": size})
+    def page(self, after: str, *, of_names: bool) -> tuple[dict[str, Stored], str, int]:
+        """Return some records, kind after kind, in the order of their keys."""
+        kinds = [f"{self._prefix}{kind}" for kind in (KINDS[:1] if of_names else KINDS)]
+        kind = next((kind for kind in kinds if after.startswith(kind)), kinds[0])
+        start, end = f"{after}\0" if after else kind, f"{kind[:-1]}{chr(ord(kind[-1]) + 1)}"
+        reply = self.call("/v3/kv/range", {"key": encoded(start), "range_end": encoded(end), "limit": PAGE})
         found, count = records_of(reply), number(reply, "count")
-        return found, max(found, default="") if len(found) < count else "", count
-
-    def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
-        """Return some records of the kind that *after* belongs to, and where to go on: in this kind, or the next."""
-        kind = next((kind for kind in KINDS if after.startswith(f"{self._prefix}{kind}")), KINDS[0])
-        found, cursor, _ = self._page(kind, after, LARGEST_WRITE)
-        later = KINDS[KINDS.index(kind) + 1 :]
-        return found, cursor or (f"{self._prefix}{later[0]}" if later else "")
+        cursor = max(found, default="") if len(found) < count else ""
+        return found, cursor or next(iter(kinds[kinds.index(kind) + 1 :]), ""), count
 
     def delete(self, versions: Mapping[str, int]) -> None:
         """Delete records that still have these versions, or none if another era has begun."""
-        self.call(
-            "/v3/kv/txn",
-            {
-                "compare": compared([(self._clock_key, self._version), *versions.items()]),
-                "success": [{"request_delete_range": {"key": encoded(key)}} for key in versions],
-            },
-        )
+        compare = compared([(self._clock_key, self.version), *versions.items()])
+        deletions = [{"request_delete_range": {"key": encoded(key)}} for key in versions]
+        self.call("/v3/kv/txn", {"compare": compare, "success": deletions})
 
 
 def compared(versions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
@@ -327,6 +284,11 @@ def compared(versions: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
     return [
         {"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": version} for key, version in versions
     ]
+
+
+def put_of(key: str, text: str) -> dict[str, Any]:
+    """Return the operation that writes a record."""
+    return {"request_put": {"key": encoded(key), "value": encoded(text)}}
 
 
 def plausible(left: int, granted: int) -> bool:
@@ -372,14 +334,13 @@ class EtcdWatch(Watch):
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
-        line = self._response.readline(LONGEST)
+        try:
+            line = self._response.readline(LONGEST)
+        except HTTPException:
+            raise ConnectionResetError from None
         if not line:
             raise LinkError(Failure.CLOSED)
         return names_in(line)
-
-    def explain(self, error: Exception) -> LinkError:
-        """Return what to report about an exception."""
-        return LinkError(Failure.RESET) if isinstance(error, HTTPException) else link_error(error)
 
 
 def names_in(line: bytes) -> list[str]:

@@ -18,10 +18,10 @@ from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
 from ..base import ENCODED, LinkError, NodeSpec, split_url
 from ..clock import steady
-from .clock import EraClock, Moment
+from .clock import Era, EraClock, Moment
 from .node import RecordNode
 from .record import Stored, in_present_era, is_held, needed_until
-from .table import ANSWERING, AnswerError, RecordTable, UntouchedError
+from .table import ANSWERING, AnswerError, RecordTable, UntouchedError, link_error
 from .watch import AsyncWatchLink, Watch, WatchLink
 
 ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
@@ -52,35 +52,17 @@ class ReplicatedNode(RecordNode):
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.place = read_place(spec, self.store)
-        self.members = self.place.addresses
+        self.members = tuple(sorted(address(*member) for member in self.place.members))
         where = ", ".join(self.members)
         super().__init__(spec.name or where, where)
         self.prefix = prefix
-
-    @property
-    def replicated(self) -> bool:
-        """Whether the store survives the loss of a member, as far as its URL shows."""
-        return len(self.members) > 2
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether connections are encrypted."""
-        return self.place.encrypted
-
-    @property
-    def verified(self) -> bool:
-        """Whether the certificates of the members, and their hosts' names, are verified."""
-        return self.place.encrypted and self.place.verifies_hosts
-
-    @property
-    def authenticated(self) -> bool:
-        """Whether a password or a certificate of the client is sent."""
-        return bool(self.place.options.get("password") or self.place.options.get("ssl_certfile"))
-
-    @property
-    def remote(self) -> bool:
-        """Whether connections leave this machine."""
-        return not self.place.local
+        self.replicated = len(self.members) > 2  # it survives the loss of a member, as far as its URL shows
+        self.encrypted = self.place.encrypted
+        self.verified = self.place.encrypted and self.place.verifies_hosts
+        # The client sends a password or a certificate.
+        self.authenticated = bool(self.place.options.get("password") or self.place.options.get("ssl_certfile"))
+        local = [host in ("localhost", "::1") or host.startswith("127.") for host, _ in self.place.members]
+        self.remote = not all(local)
 
     def channel(self, process: str) -> str:
         """Return the key under which the notifications to a process are written."""
@@ -167,7 +149,10 @@ class MemberTable(RecordTable, Generic[Client]):
         client: The connection; None if there is none.
         clock: What is known of the leader's clock.
         looked: When that clock was read last.
+        version: The version of the era's record, as it was read last; every write compares it.
     """
+
+    errors = (AnswerError, OSError)
 
     def __init__(self, place: "Place", patience: float) -> None:
         super().__init__(patience)
@@ -176,6 +161,7 @@ class MemberTable(RecordTable, Generic[Client]):
         self.client: Client | None = None
         self.clock = EraClock(self.now)
         self.looked = -LOOK_EVERY
+        self.version = 0
         self._clean_at, self._cleaned = self.now() + CLEANING, ""
         self._at = secrets.randbelow(len(place.members))  # so that not all processes use the same member
 
@@ -205,7 +191,7 @@ class MemberTable(RecordTable, Generic[Client]):
                     raise
                 if client:
                     client.close()
-                failure = self.explain(error)
+                failure = link_error(error)
                 if failure.failure is Failure.RESTARTED:
                     break
                 self.turn()
@@ -244,6 +230,17 @@ class MemberTable(RecordTable, Generic[Client]):
                 return moment, found
         raise AnswerError(Failure.NO_LEADER)
 
+    def moment(self, stored: Stored | None) -> Moment | None:
+        """Return the present moment; None if the record of the era had to change or the clock was not read."""
+        era = Era.load(stored.record) if stored else None
+        self.version = stored.version if stored else 0
+        name, source = self.leader(era)
+        if correction := self.clock.correction(era, name, source):
+            self.write_era(correction, era, stored.version if stored else None)
+            return None
+        assert era is not None
+        return self.clock.moment(era)
+
     def _check(self, identity: str) -> None:
         """Raise LinkError if the store is not the one that is known: its keys may have been deleted meanwhile."""
         if identity != self.identity:
@@ -261,7 +258,7 @@ class MemberTable(RecordTable, Generic[Client]):
         self._clean_at = now + CLEANING
         try:
             moment, _ = self.read([])
-            records, self._cleaned = self.page_of_any(self._cleaned)
+            records, self._cleaned, _ = self.page(self._cleaned, of_names=False)
             if self._cleaned:  # this is not the end of the search
                 self._clean_at = self.now() + 1.0
             useless = {
@@ -299,7 +296,7 @@ class MemberTable(RecordTable, Generic[Client]):
         if cursor == ENDLESS:
             return slugs, "", total  # in these stores, every lock has an end
         while True:
-            records, cursor, count = self.page(cursor)
+            records, cursor, count = self.page(cursor, of_names=True)
             total = total or count
             for key, stored in sorted(records.items()):
                 if is_held(stored.record, moment):
@@ -324,34 +321,37 @@ class MemberTable(RecordTable, Generic[Client]):
         """
         raise NotImplementedError
 
-    def explain(self, error: Exception) -> LinkError:
-        """Return what to report about a failure, without anything that the error quotes."""
-        raise NotImplementedError
-
     def fetch(self, keys: Sequence[str]) -> tuple[str, Stored | None, dict[str, Stored]]:
         """Return the identity of the store, the record of its era, and the records that exist under some keys."""
         raise NotImplementedError
 
-    def moment(self, stored: Stored | None) -> Moment | None:
+    def leader(self, era: Era | None) -> tuple[str, str]:
         """
-        Return the present moment; None if the record of the era had to change or the clock was not read.
+        Return the name of the era of the leader that answered last, and where its clock is read; read it if due.
 
         Args:
-            stored: The record of the era; None if there is none.
+            era: The record of the era; None if there is none.
         """
         raise NotImplementedError
 
-    def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
+    def write_era(self, era: Era, known: Era | None, version: int | None) -> None:
         """
-        Return the records of some names whose keys follow *after*, in the order of their keys.
+        Write the record of the era unless it has changed.
+
+        Args:
+            era: Its new content.
+            known: The content that was read; None if there is none.
+            version: The version that was read; None if there is no record.
+        """
+        raise NotImplementedError
+
+    def page(self, after: str, *, of_names: bool) -> tuple[dict[str, Stored], str, int]:
+        """
+        Return some records whose keys follow *after*, those of names or those of any kind, in the order of their keys.
 
         The text is the key after which the next page begins, empty if there is none; the number is the approximate
         number of records.
         """
-        raise NotImplementedError
-
-    def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
-        """Return some records of any kind that follow *after*, and where the next page begins; empty if nowhere."""
         raise NotImplementedError
 
     def delete(self, versions: Mapping[str, int]) -> None:
@@ -423,16 +423,6 @@ class Place:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     encrypted: bool = False
     path: str = ""
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses of all members, sorted."""
-        return tuple(sorted(address(*member) for member in self.members))
-
-    @property
-    def local(self) -> bool:
-        """Whether all members are on this machine."""
-        return all(host in ("localhost", "::1") or host.startswith("127.") for host, _ in self.members)
 
     @property
     def verifies(self) -> bool:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from ...core.admission import Greeting
 from ...core.names import queue_of
 from ...core.protocol import PART, POSITIVE, Extend, Failure, Kind, Reply, Request, Survey, failed, merge, split
-from ..base import LinkError
+from ..base import LinkError, known_cause
 from ..clock import steady
 from .clock import Moment
 from .record import Decision, Names, Stored, load, names_of
@@ -47,6 +47,18 @@ class AnswerError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
         self.failure = failure
+
+
+def link_error(error: Exception) -> LinkError:
+    """Return what to report about a failure; never what the error quotes, which may hold a password."""
+    match error:
+        case LinkError():
+            return error
+        case AnswerError(failure=failure):
+            return LinkError(failure)
+        case TimeoutError():
+            return LinkError(Failure.TIMEOUT)
+    return known_cause(error) or LinkError(Failure.UNREACHABLE)
 
 
 class RecordTable:

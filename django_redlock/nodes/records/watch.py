@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...core.protocol import Failure
 from ..base import LinkError, RateLimit
 from ..threads import new_event, start
+from .table import link_error
 from .worker import Mailbox
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Watch:
     """
     A thread that reads the notifications to a process.
 
-    A kind of store overrides :meth:`begin`, :meth:`read` and :meth:`explain`.
+    A kind of store overrides :meth:`begin` and :meth:`read`.
 
     Args:
         place: The members.
@@ -79,7 +80,7 @@ class Watch:
                 if names := self.read():
                     self._deliver(names)
         except Exception as error:  # the waiters must learn of the failure, whatever it was
-            reason = self.explain(error)
+            reason = link_error(error)
         finally:
             self._end()
             self._deliver(reason)
@@ -109,10 +110,6 @@ class Watch:
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names; raise any exception at the end."""
-        raise NotImplementedError
-
-    def explain(self, error: Exception) -> LinkError:
-        """Return what to report about an exception, without anything that it quotes."""
         raise NotImplementedError
 
 
@@ -174,11 +171,10 @@ class AsyncWatchLink:
         try:
             async with asyncio.timeout(timeout):
                 await self.read()
-        except TimeoutError:
+        except BaseException as error:
             self.close()
-            raise LinkError(Failure.TIMEOUT) from None
-        except BaseException:
-            self.close()
+            if isinstance(error, TimeoutError):
+                raise LinkError(Failure.TIMEOUT) from None
             raise
 
     def _deliver(self, names: list[str] | LinkError) -> None:

@@ -149,6 +149,15 @@ class Endpoint:
         self._arguments = arguments | dict(spec.options)
         if issubclass(self._class, SSLConnection):
             self._arguments |= verification(**self._arguments)
+        given = self._arguments
+        self.options = frozenset(given)
+        """The names of the connection's options, from the URL and the settings."""
+        self.user = str(given.get("username") or "default")
+        self.database = int(given.get("db") or 0)
+        self.encrypted = issubclass(self._class, SSLConnection)
+        self.verified = self.encrypted and given["ssl_cert_reqs"] != "none" and given["ssl_check_hostname"]
+        """Whether connections are encrypted, and the certificate and the host's name are verified."""
+        self.authenticated = bool(given.get("password") or given.get("credential_provider"))
         self.new(1.0)  # reports options that redis-py does not know when the settings are read
 
     @property
@@ -163,37 +172,6 @@ class Endpoint:
     def host(self) -> str:
         """The host's name or address."""
         return str(self._arguments.get("host", "localhost"))
-
-    @property
-    def options(self) -> frozenset[str]:
-        """The names of the connection's options, from the URL and the settings."""
-        return frozenset(self._arguments)
-
-    @property
-    def user(self) -> str:
-        """The user that connects."""
-        return str(self._arguments.get("username") or "default")
-
-    @property
-    def database(self) -> int:
-        """The number of the server's database."""
-        return int(self._arguments.get("db") or 0)
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether connections are encrypted."""
-        return issubclass(self._class, SSLConnection)
-
-    @property
-    def verified(self) -> bool:
-        """Whether connections are encrypted, and the certificate and the host's name are verified."""
-        arguments = self._arguments
-        return self.encrypted and arguments["ssl_cert_reqs"] != "none" and arguments["ssl_check_hostname"]
-
-    @property
-    def authenticated(self) -> bool:
-        """Whether a password is sent."""
-        return bool(self._arguments.get("password") or self._arguments.get("credential_provider"))
 
     @property
     def remote(self) -> bool:

@@ -60,13 +60,9 @@ class DiscoveredNode(RedisNode):
     def __init__(self, spec: NodeSpec, prefix: str, guides: list[Endpoint], question: list[str]) -> None:
         super().__init__(spec, prefix)
         self.guides = guides
+        self.verified = self.verified and all(guide.verified for guide in guides if guide.encrypted)
         self.masters = spec.masters
         self._question = resp(question)
-
-    @property
-    def verified(self) -> bool:
-        """Whether the certificates of the master and of the guides are verified, as far as they have TLS."""
-        return super().verified and all(guide.verified for guide in self.guides if guide.encrypted)
 
     async def open_link(self, dialer: Dialer[Any, SomeLink, Any]) -> SomeLink:
         """Open a link to the present master, as the first guide knows it that answers."""

@@ -234,7 +234,10 @@ async def connect(connection: ResolvedConnection) -> None:
 
 
 async def addresses(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, looked up in a thread of its own."""
+    """Return the addresses of a host, looked up in a thread of its own; an address stands for itself."""
+    with suppress(ValueError):
+        ip_address(host)
+        return [host]
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[str]] = loop.create_future()
 
@@ -251,19 +254,8 @@ async def addresses(host: str, port: int) -> list[str]:
         with suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(deliver, known, failure)
 
-    if is_address(host):
-        return [host]
     start(look_up, "django_redlock look-up")
     return await found
-
-
-def is_address(host: str) -> bool:
-    """Return whether *host* is no name, so that nothing needs to be looked up."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class Exchange(Replies):

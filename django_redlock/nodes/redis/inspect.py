@@ -227,28 +227,21 @@ def commands(prefix: str, db: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _refused(connection: AbstractConnection, user: str, prefix: str, db: int) -> Iterator[str]:
-    """Yield the rights that the user lacks."""
-    seen = set()
-    for right, command in commands(prefix, db):
-        reply = _command(connection, *command)
-        missing = _missing(reply, right, user, prefix)
-        if missing and missing not in seen:
-            seen.add(missing)
-            yield missing
-
-
-def _missing(reply: Any, right: str, user: str, prefix: str) -> str:
     """
-    Return the right that is missing according to the reply to a command.
+    Yield the rights that the user lacks.
 
     The errors distinguish commands from keys and channels. Some servers name the user, whose name may be any text.
     """
-    if not isinstance(reply, exceptions.RedisError) or parse_error(reply).failure is not Failure.NOPERM:
-        return ""
-    text = str(reply).replace(f"User {user} ", "")
-    if "channel" in text:
-        return f"&{prefix}w:*"
-    return f"~{prefix}*" if " key" in text else right
+    seen = {""}
+    for right, command in commands(prefix, db):
+        reply = _command(connection, *command)
+        if not isinstance(reply, exceptions.RedisError) or parse_error(reply).failure is not Failure.NOPERM:
+            continue
+        text = str(reply).replace(f"User {user} ", "")
+        missing = f"&{prefix}w:*" if "channel" in text else f"~{prefix}*" if " key" in text else right
+        if missing not in seen:
+            seen.add(missing)
+            yield missing
 
 
 def _command(connection: AbstractConnection, *command: Any) -> Any:

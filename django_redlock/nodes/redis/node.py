@@ -54,29 +54,12 @@ class RedisNode:
         self._alias = re.sub("[^!-~]", "?", spec.alias)  # the name of a connection has no other characters
         self.address = self.connector.address
         self.name = spec.name or self.address
+        # For the checks of the settings.
+        self.encrypted, self.verified = self.connector.encrypted, self.connector.verified
+        self.authenticated, self.remote = self.connector.authenticated, self.connector.remote
 
     def __repr__(self) -> str:
         return f"<RedisNode {self.name}>"
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether the node's connections are encrypted."""
-        return self.connector.encrypted
-
-    @property
-    def verified(self) -> bool:
-        """Whether the certificates of all servers that the node connects to are verified."""
-        return self.connector.verified
-
-    @property
-    def authenticated(self) -> bool:
-        """Whether a password is sent."""
-        return self.connector.authenticated
-
-    @property
-    def remote(self) -> bool:
-        """Whether the node's connections leave this machine."""
-        return self.connector.remote
 
     @property
     def _naming(self) -> bytes:

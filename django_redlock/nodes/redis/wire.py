@@ -462,7 +462,10 @@ def parse_reply(raw: Any) -> Reply:
         if now > HIGHEST:
             raise ValueError("no number")
         if kind in EXTENSIONS:
-            return Reply(kind, number, now, terms=parse_terms(detail.split()))
+            results = detail.split()
+            tokens = fencing_tokens([result[1:] for result in results])
+            terms = tuple(zip([TERMS[result[0]] for result in results], tokens, strict=True))
+            return Reply(kind, number, now, terms=terms)
         return Reply(kind, number, now, seconds_left(left), detail, -1 if position == "-1" else whole(position))
     except MALFORMED:
         return failed(Failure.MALFORMED, Kind.UNKNOWN)
@@ -479,12 +482,6 @@ def checked(request: Request, reply: Reply) -> Reply:
 
 
 TERMS = {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}
-
-
-def parse_terms(results: list[str]) -> tuple[tuple[Kind, int], ...]:
-    """Return the result for each lease of an extension, and the lease's fencing token."""
-    kinds, tokens = [TERMS[result[0]] for result in results], fencing_tokens([result[1:] for result in results])
-    return tuple(zip(kinds, tokens, strict=True))
 
 
 def parse_survey(parts: list[str]) -> Reply:

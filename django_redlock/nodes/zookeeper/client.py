@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 from kazoo.client import KazooClient, KazooState, KeeperState
 from kazoo.exceptions import (
@@ -36,7 +36,7 @@ from kazoo.protocol.serialization import GetChildren, Transaction, int_struct, r
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ...core.protocol import Failure
-from ..base import LinkError, known_cause
+from ..base import LinkError
 from ..clock import steady
 from ..records.replicated import Place, address
 from ..records.table import AnswerError
@@ -55,7 +55,6 @@ SHORTEST_NAME = 8  # bytes of a name in a listing, with its length
 
 OVERTAKEN = (BadVersionError, NodeExistsError, NoNodeError)
 CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
-BROKEN = (ConnectionLoss, SessionExpiredError)
 
 
 class Znode(NamedTuple):
@@ -144,18 +143,17 @@ class Listing:
 
     def deserialize(self, data: bytes, offset: int) -> list[str]:
         """Return the names, sorted."""
-        return nsmallest(self.most, (name for name in names_in(data, offset) if name > self.after))
+        (count,) = int_struct.unpack_from(data, offset)
+        if count > len(data) // SHORTEST_NAME:
+            raise ValueError
 
+        def names(offset: int) -> Iterator[str]:
+            for _ in range(count):
+                name, offset = read_string(data, offset)
+                if name > self.after:
+                    yield name
 
-def names_in(data: bytes, offset: int) -> Iterator[str]:
-    """Yield the names in a listing."""
-    (count,) = int_struct.unpack_from(data, offset)
-    if count > len(data) // SHORTEST_NAME:
-        raise ValueError
-    offset += int_struct.size
-    for _ in range(count):
-        name, offset = read_string(data, offset)
-        yield name
+        return nsmallest(self.most, names(offset + int_struct.size))
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -228,7 +226,13 @@ class ZookeeperClient:
 
     def __init__(self, place: Place, number: int, timeout: float) -> None:
         host, port = place.members[number]
+        self._place = place
         options = place.options
+        login = [("digest", f"{options['username']}:{options['password']}")] if options.get("password") else []
+        sasl: dict[str, str] | None = None
+        if options.get("sasl_mechanism"):
+            sasl = {name.removeprefix("sasl_"): value for name, value in options.items() if name.startswith("sasl_")}
+            sasl |= {name: options[name] for name in ("username", "password") if options.get(name)}
         _ = place.context  # read here, so that an error in it is not raised in one of kazoo's threads
         self._timeout = timeout
         self._changed = new_event()
@@ -240,8 +244,8 @@ class ZookeeperClient:
             timeout=SESSION,
             handler=self._handler,
             connection_retry={"max_tries": 1, "sleep_func": self._handler.sleep_func},
-            auth_data=digest_login(options),
-            sasl_options=sasl_login(options),
+            auth_data=[] if sasl else login,
+            sasl_options=sasl,
             logger=SILENT,
         )
         self._kazoo.add_listener(self._on_state)
@@ -263,19 +267,17 @@ class ZookeeperClient:
         except RuntimeError:
             raise LinkError(Failure.NO_THREAD) from None
         ended = self._changed.wait(self._timeout)
-        if not self._kazoo.connected:
-            self._fail(ended=ended)
-
-    def _fail(self, *, ended: bool) -> NoReturn:
-        """Raise an error that explains why there is no connection."""
+        if self._kazoo.connected:
+            return
         if self._refused:
-            raise AuthFailedError
-        error: OSError | None = self._handler.error
-        if error is None and ended and self._handler.connection is None:
-            error = socket.gaierror()  # kazoo found no address and did not connect
-        if error is None and ended:
-            raise LinkError(Failure.NO_LEADER, NOT_SERVING)
-        raise error or TimeoutError
+            raise AnswerError(Failure.WRONGPASS)
+        if error := self._handler.error:
+            raise error
+        if not ended:
+            raise TimeoutError
+        if self._handler.connection is None:  # kazoo found no address and did not connect
+            raise socket.gaierror
+        raise LinkError(Failure.NO_LEADER, NOT_SERVING)
 
     def when_lost(self, callback: Callable[[], object]) -> None:
         """Call *callback*, in any thread, when the connection is gone."""
@@ -327,7 +329,7 @@ class ZookeeperClient:
         (results,) = self._wait([self._send(BoundedTransaction(transaction.operations))])
         errors = [each for each in results if isinstance(each, ZookeeperError) and not isinstance(each, CONSEQUENCES)]
         if errors and not isinstance(errors[0], OVERTAKEN):
-            raise errors[0]
+            raise answer_error(errors[0], self._place)
         written = [each for each in results if hasattr(each, "mzxid")]
         return None if errors else Znode(b"", *numbers(written[0])) if written else Znode(b"", 0, 0, 0, 0)
 
@@ -349,12 +351,8 @@ class ZookeeperClient:
                 found.append(None)
             except KazooTimeoutError:
                 raise TimeoutError from None
-            except BROKEN:
-                if self._refused:
-                    raise AuthFailedError from None
-                raise
-            except KazooException:
-                raise
+            except KazooException as error:
+                raise answer_error(AuthFailedError() if self._refused else error, self._place) from None
             except Exception:  # kazoo could not read the reply
                 raise AnswerError(Failure.MALFORMED) from None
         return found
@@ -405,36 +403,13 @@ def logs_in(place: Place) -> bool:
     return bool(place.options.get("password") or place.options.get("sasl_mechanism"))
 
 
-def digest_login(options: Any) -> list[tuple[str, str]]:
-    """Return the user and the password, unless they are for SASL."""
-    if options.get("sasl_mechanism") or not options.get("password"):
-        return []
-    return [("digest", f"{options['username']}:{options['password']}")]
-
-
-def sasl_login(options: Any) -> dict[str, str] | None:
-    """Return the options for SASL; None without it."""
-    if not options.get("sasl_mechanism"):
-        return None
-    named = {name.removeprefix("sasl_"): value for name, value in options.items() if name.startswith("sasl_")}
-    return named | {name: options[name] for name in ("username", "password") if options.get(name)}
-
-
-def link_error(error: Exception, place: Place) -> LinkError:
-    """Return what to report about a failure, without anything it quotes."""
+def answer_error(error: KazooException, place: Place) -> AnswerError | OSError:
+    """Return what an error of kazoo means; only this module knows its exceptions."""
     match error:
-        case LinkError():
-            return error
-        case AnswerError(failure=failure):
-            return LinkError(failure)
         case AuthFailedError():
-            return LinkError(Failure.WRONGPASS)
+            return AnswerError(Failure.WRONGPASS)
         case NoAuthError():
-            return LinkError(Failure.NOPERM if logs_in(place) else Failure.NOAUTH)
-        case TimeoutError():
-            return LinkError(Failure.TIMEOUT)
+            return AnswerError(Failure.NOPERM if logs_in(place) else Failure.NOAUTH)
         case ConnectionLoss() | SessionExpiredError():
-            return LinkError(Failure.RESET)
-        case ZookeeperError():
-            return LinkError(Failure.ERROR_REPLY)
-    return known_cause(error) or LinkError(Failure.UNREACHABLE)
+            return ConnectionResetError()
+    return AnswerError(Failure.ERROR_REPLY if isinstance(error, ZookeeperError) else Failure.UNREACHABLE)

@@ -23,13 +23,12 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote
 
-from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 from kazoo.protocol.states import EventType
 
 from ...core.protocol import HIGHEST, PART, Failure
 from ..base import LinkError, NodeSpec, parse_json
 from ..clock import steady
-from ..records.clock import Era, Moment
+from ..records.clock import Era
 from ..records.record import Decision, Stored, digest, parsed
 from ..records.replicated import (
     LOOK_EVERY,
@@ -41,9 +40,9 @@ from ..records.replicated import (
     oldest,
     shortest,
 )
-from ..records.table import AnswerError, TooLargeError
+from ..records.table import AnswerError, TooLargeError, link_error
 from ..records.watch import Watch
-from .client import Listing, Znode, ZnodeChange, ZookeeperClient, connected, link_error, logs_in
+from .client import Listing, Znode, ZnodeChange, ZookeeperClient, connected, logs_in
 
 LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
 
@@ -69,6 +68,8 @@ LATEST = HIGHEST // 1000  # milliseconds
 
 ID = "redlock-id"
 
+LACKING = (Failure.NOPERM, Failure.NOAUTH)  # the user lacks a right; the connection is sound
+
 LONGEST = 10_000  # bytes of a member's report about itself
 
 
@@ -84,14 +85,12 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
 
     part = PART
     most = AT_ONCE
-    errors = (AnswerError, KazooException, OSError)
 
     def __init__(self, place: Place, prefix: str, patience: float) -> None:
         super().__init__(place, patience)
         self.root = root_of(place, prefix)
         self._id = f"{place.path}/{ID}"
         self._era: Era | None = None  # the era that was read last
-        self._version = 0  # the version of the era's record
         self._epoch = -1  # the epoch of the leader that wrote last
 
     # Connections
@@ -107,9 +106,10 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
                 self._prepare(client)
             written = client.write([ZnodeChange(f"{self.root}/clock", b"", -1)])
             (known,) = client.get([self._id])
-        except NoAuthError as error:
-            lacks = self.explain(error).failure
-            raise LinkError(lacks, f"{lacks.value} for {self.place.path or '/'}") from None
+        except AnswerError as error:
+            if error.failure not in LACKING:
+                raise
+            raise LinkError(error.failure, f"{error.failure.value} for {self.place.path or '/'}") from None
         if known is None or written is None:
             raise AnswerError(Failure.CONTENDED)
         return identity_of(known)
@@ -127,17 +127,13 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
             [ZnodeChange(each, b"", None) for each in (self.root, *(f"{self.root}/{name}" for name in folders))]
         )
 
-    def explain(self, error: Exception) -> LinkError:
-        """Return what to report about a failure, without anything that the error quotes."""
-        return link_error(error, self.place)
-
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """Return the meaning of an error; a broken connection is replaced by one to the next member."""
-        failure = self.explain(error).failure
-        if isinstance(error, NoAuthError) or failure is Failure.TOO_MANY:
+        failure = link_error(error).failure
+        if failure in LACKING or failure is Failure.TOO_MANY:
             return failure
         self.close()
-        if not isinstance(error, AuthFailedError):
+        if failure is not Failure.WRONGPASS:
             self.turn()
         if unclear:
             raise LinkError(failure)
@@ -158,27 +154,17 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
         records = {key: record(one) for key, one in zip(keys, found, strict=True) if one}
         return identity_of(known), record(era) if era else None, records
 
-    def moment(self, stored: Stored | None) -> Moment | None:
-        """Return the present moment; None if the record of the era had to change or the clock was not read."""
-        era = self._era = Era.load(stored.record) if stored else None
-        self._version = stored.version if stored else 0
-        if self._is_due(era):
-            self._observe(self.connection.write([ZnodeChange(f"{self.root}/clock", b"", -1)]), self.looked)
-        if correction := self.clock.correction(era, str(self._epoch)):
-            content = json.dumps(correction.dump()).encode()
-            self.connection.write([ZnodeChange(f"{self.root}/era", content, stored.version if stored else None)])
-            return None
-        assert era is not None
-        return self.clock.moment(era)
+    def leader(self, era: Era | None) -> tuple[str, str]:
+        """Return the name of the era of the leader that wrote last; let it write, and so tell the time, if due."""
+        self._era, now = era, self.now()
+        unknown = era is None or era.name != str(self._epoch) or not self.clock.knows(era)
+        if unknown or now - self.looked > LOOK_EVERY:
+            self._observe(self.connection.write([ZnodeChange(f"{self.root}/clock", b"", -1)]), now)
+        return str(self._epoch), ""
 
-    def _is_due(self, era: Era | None) -> bool:
-        """Return whether the clock must be read, and note when its reading was requested."""
-        due = era is None or era.name != str(self._epoch) or not self.clock.knows(era)
-        now = self.now()
-        if due or now - self.looked > LOOK_EVERY:
-            self.looked = now
-            return True
-        return False
+    def write_era(self, era: Era, known: Era | None, version: int | None) -> None:
+        """Write the record of the era unless it has changed."""
+        self.connection.write([ZnodeChange(f"{self.root}/era", json.dumps(era.dump()).encode(), version)])
 
     def _observe(self, written: Znode | None, sent: float) -> None:
         """Use the reading of the leader's clock that comes with a write."""
@@ -203,7 +189,7 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
             raise TooLargeError
         sent, era = self.now(), self._era
         written = self.connection.write(
-            [ZnodeChange(f"{self.root}/clock", b"", -1), ZnodeChange(f"{self.root}/era", None, self._version), *changes]
+            [ZnodeChange(f"{self.root}/clock", b"", -1), ZnodeChange(f"{self.root}/era", None, self.version), *changes]
         )
         if written is None:
             return False
@@ -229,25 +215,15 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
 
     # Listings
 
-    def folders(self, *kinds: str) -> list[str]:
-        """Return the paths of the folders of some kinds of records, in their order."""
-        return [f"{self.root}/{kind}{number:02}" for kind in kinds for number in range(FOLDERS)]
-
-    def page(self, after: str) -> tuple[dict[str, Stored], str, int]:
-        """Return the records of some names, in the order of the digests of the names."""
-        return self._page(self.folders(NAMES), after)
-
-    def page_of_any(self, after: str) -> tuple[dict[str, Stored], str]:
-        """Return some records of any kind whose paths follow *after*."""
-        return self._page(self.folders(*KINDS), after)[:2]
-
-    def _page(self, folders: Sequence[str], after: str) -> tuple[dict[str, Stored], str, int]:
+    def page(self, after: str, *, of_names: bool) -> tuple[dict[str, Stored], str, int]:
         """
-        Return some records whose paths follow *after*, the last path of them, and the number of all records.
+        Return some records, folder after folder, in the order of the digests of their names.
 
-        The path is empty if there are no more. A member lists a folder as a whole, and a listing that is too long would
-        cost the connection, so the number of names decides which folders are listed together.
+        A member lists a folder as a whole, and a listing that is too long would cost the connection, so the number of
+        names decides which folders are listed together.
         """
+        kinds = [NAMES] if of_names else KINDS
+        folders = [f"{self.root}/{kind}{number:02}" for kind in kinds for number in range(FOLDERS)]
         begun, _, last = after.rpartition("/")
         sizes = {
             path: known.children if known else 0
@@ -268,7 +244,7 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
         """Delete records, and rewrite the record of the era, which changes its version: see above."""
         if self._era:
             useless = [ZnodeChange(path, None, version, delete=True) for path, version in versions.items()]
-            self.connection.write([ZnodeChange(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
+            self.connection.write([ZnodeChange(f"{self.root}/era", dump(self._era.dump()), self.version), *useless])
 
 
 def identity_of(known: Znode | None) -> str:
@@ -327,10 +303,6 @@ class ZookeeperWatch(Watch):
         new, self._notified = [one for one in notified if one not in self._notified], notified
         return [str(name) for _, name in new]
 
-    def explain(self, error: Exception) -> LinkError:
-        """Return what to report about an exception."""
-        return link_error(error, self.place)
-
 
 SASL = ("sasl_mechanism", "sasl_service", "sasl_principal")
 
@@ -372,6 +344,7 @@ class ZookeeperNode(ReplicatedNode):
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         super().__init__(spec, prefix)
         options = self.place.options
+        self.authenticated = self.authenticated or logs_in(self.place)
         mechanism = options.get("sasl_mechanism")
         if mechanism is None and (given := [name for name in SASL if options.get(name)]):
             raise ValueError(f"its option {given[0]!r} is for SASL: add sasl_mechanism=GSSAPI")
@@ -381,11 +354,6 @@ class ZookeeperNode(ReplicatedNode):
             raise ValueError("SASL with DIGEST-MD5 needs a user: write zookeeper://user:password@zoo-1")
         if mechanism and find_spec("puresasl") is None:
             raise ValueError("SASL needs one more package: pip install kazoo[sasl]")
-
-    @property
-    def authenticated(self) -> bool:
-        """Whether a password, a ticket or a certificate of the client is sent."""
-        return super().authenticated or logs_in(self.place)
 
     def table(self, patience: float) -> ZookeeperTable:
         """Return the records, not yet connected."""
@@ -401,7 +369,7 @@ class ZookeeperNode(ReplicatedNode):
         try:
             trip = shortest(lambda: outputs.append(self._command(number, timeout)))
         except OSError as error:
-            raise link_error(error, self.place) from None
+            raise link_error(error) from None
         values = dict(line.partition(": ")[::2] for line in outputs[-1].splitlines())
         if "Mode" not in values and "srvr" not in outputs[-1]:  # otherwise the member does not accept this command
             raise LinkError(Failure.NO_LEADER)

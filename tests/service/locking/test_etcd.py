@@ -19,8 +19,8 @@ from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.clock import steady
-from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header
-from django_redlock.nodes.etcd.node import LARGEST_WRITE, EtcdNode, EtcdTable
+from django_redlock.nodes.etcd.client import DENIED, EtcdError, Header, encoded
+from django_redlock.nodes.etcd.node import LARGEST_WRITE, EtcdNode, EtcdTable, records_of
 from django_redlock.nodes.records import replicated
 from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
@@ -56,7 +56,9 @@ def test_records_of_another_alias_are_left_alone(
         clean(table)
 
         assert staging.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
-        assert sorted(staging._page("", "", 100)[0]) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
+        every = {"key": encoded(root), "range_end": encoded(f"{root}~")}
+        found = records_of(staging.call("/v3/kv/range", every))
+        assert sorted(found) == [f"{root}clock", f"{root}h/{{x}}", f"{root}id"]
         assert not table.execute([Survey(size=10)])[0].rows
 
 
@@ -71,7 +73,7 @@ def test_many_useless_records_are_deleted_in_few_requests(table: EtcdTable, monk
 
     assert len(calls) <= 4
     assert table._clean_at <= table.now() + 1.0  # the rest follows soon
-    assert len(table._page("h/", "", 500)[0]) == 150 - LARGEST_WRITE
+    assert len(table.page("", of_names=True)[0]) == 150 - LARGEST_WRITE
 
 
 def let_age(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,15 +94,15 @@ def test_record_of_a_later_era_is_not_deleted(
     table.execute([acquire("other")])
     lease = load(Names(set(), set()), table.key, table.read).moment.era.split("/")[0].rpartition(".")[2]
     let_age(table, monkeypatch)
-    page = table._page
+    page = table.page
 
-    def paused(kind: str, after: str, size: int) -> Any:
+    def paused(after: str, *, of_names: bool) -> Any:
         etcd.ask("lease/revoke", {"ID": lease})
         other.looked = -100.0
         assert other.execute([acquire()])[0].kind is Kind.ACCEPTED
-        return page(kind, after, size)
+        return page(after, of_names=of_names)
 
-    monkeypatch.setattr(table, "_page", paused)
+    monkeypatch.setattr(table, "page", paused)
     table._clean_at = 0.0
     table.clean()
 
