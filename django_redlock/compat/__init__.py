@@ -157,7 +157,11 @@ class BaseLock:
         """
         self.redis = redis
         self.name = name
-        self.timeout = check_timeout(timeout)
+        # In redis-py, a timeout of 0 meant for ever, and less than a millisecond was a server error.
+        if timeout is not None and seconds("timeout", timeout) < MIN_TTL:
+            text = f"timeout must be at least {MIN_TTL} seconds, not {timeout!r}"
+            raise ValueError(f"{text}; None holds the lock until it is released.")
+        self.timeout = timeout
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -231,8 +235,21 @@ class BaseLock:
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
+        needed = self._manager.rules.needed
         for vote in await self._holders():
-            await self._remove_by_force(vote.secret)
+            round = await self._remove(vote.secret)
+            # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
+            gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
+            outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
+            about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
+            log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
+            self._manager.notify("lock_forced", name=self._key, outcome=outcome)
+            if not gone:
+                replies = [
+                    str(round.replies.get(number, "not waited for")) for number in range(len(self._manager.nodes))
+                ]
+                nodes = dict(zip([node.name for node in self._manager.nodes], replies, strict=True))
+                raise QuorumUnavailableError(self._key, nodes=nodes, needed=needed)
 
     async def _locked(self) -> bool:
         return bool(await self._holders())
@@ -264,9 +281,14 @@ class BaseLock:
             self._not_owned("extend", lease.reason)
         now = self._manager.runtime.clock()
         left = self._check_length(additional + (0.0 if from_now else timed.until - now), now - timed.since)
-        if not await timed.end_at(now + left):
-            self._not_extended(lease, now)
-        return True
+        if await timed.end_at(now + left):
+            return True
+        if not lease.valid():
+            self._not_owned("extend", lease.reason)
+        rules = self._manager.rules
+        if rules.max_extensions is not None and lease.extensions >= rules.max_extensions:
+            raise LockError(f"cannot be extended more than {rules.max_extensions} times", self._key)
+        raise QuorumUnavailableError(self._key, self._manager.runtime.clock() - now)
 
     async def _take_over(self, slot: Slot, token: bytes, additional: float, from_now: bool) -> Literal[True]:
         """Extend a lock that another process acquired, with a lease of this process."""
@@ -342,27 +364,6 @@ class BaseLock:
         await self._flavour.call(manager.ask, manager.aask, round)
         return round
 
-    async def _remove_by_force(self, secret: str) -> None:
-        """
-        Release a lock by its secret, as an operator does, and send the signal ``lock_forced``.
-
-        Raises:
-            QuorumUnavailableError: Too few nodes answered; the lock may still be held.
-        """
-        round, needed = await self._remove(secret), self._manager.rules.needed
-        # Once a quorum of nodes no longer has the holder, the silent nodes cannot form a quorum.
-        gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
-        outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
-        about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
-        log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
-        self._manager.notify("lock_forced", name=self._key, outcome=outcome)
-        if not gone:
-            nodes = {
-                node.name: str(round.replies.get(index, "not waited for"))
-                for index, node in enumerate(self._manager.nodes)
-            }
-            raise QuorumUnavailableError(self._key, nodes=nodes, needed=needed)
-
     # Errors
 
     def _held(self, slot: Slot, to_do: str) -> Ownership:
@@ -386,14 +387,6 @@ class BaseLock:
         if held + left > longest + SLACK:
             raise LockError(f"cannot be held for more than {longest:g} seconds (OPTIONS['max_hold'])", self._key)
         return left
-
-    def _not_extended(self, lease: Lease, started: float) -> NoReturn:
-        rules = self._manager.rules
-        if not lease.valid():
-            self._not_owned("extend", lease.reason)
-        if rules.max_extensions is not None and lease.extensions >= rules.max_extensions:
-            raise LockError(f"cannot be extended more than {rules.max_extensions} times", self._key)
-        raise QuorumUnavailableError(self._key, self._manager.runtime.clock() - started)
 
 
 class Lock(BaseLock):
@@ -569,17 +562,3 @@ def _replaced(kind: str, name: str) -> str:
         f"{kind} has no {name}: it runs none of redis-py's scripts, so a replacement would have no effect. To set the "
         "time that is left, write extend(t, replace_ttl=True); instead of the lock of redbeat, run beat by redlock_run."
     )
-
-
-def check_timeout(timeout: float | None) -> float | None:
-    """
-    Return *timeout* if it is None or a number of seconds that a lease can last.
-
-    Raises:
-        ValueError: It is neither. In redis-py, 0 meant for ever, and less than a millisecond was a server error.
-    """
-    if timeout is not None and seconds("timeout", timeout) < MIN_TTL:
-        raise ValueError(
-            f"timeout must be at least {MIN_TTL} seconds, not {timeout!r}; None holds the lock until it is released."
-        )
-    return timeout

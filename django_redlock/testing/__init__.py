@@ -29,17 +29,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "FaultProxy": ".proxy",
-    "OverlapError": ".simulation",
-    "ResetLocksMixin": ".reset",
-    "Server": ".servers",
-    "ServerNotFoundError": ".servers",
-    "ServerStartError": ".servers",
-    "Servers": ".servers",
-    "Simulation": ".simulation",
-    "find_server": ".servers",
-    "reset_locks": ".reset",
-    "start_servers": ".servers",
+    ".proxy": ("FaultProxy",),
+    ".reset": ("ResetLocksMixin", "reset_locks"),
+    ".servers": ("Server", "ServerNotFoundError", "ServerStartError", "Servers", "find_server", "start_servers"),
+    ".simulation": ("OverlapError", "Simulation"),
 }
 
 
@@ -49,7 +42,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its module on first use; the pytest plugin needs none of these modules."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
-    return value
+    for module, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(module, __name__), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

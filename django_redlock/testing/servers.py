@@ -240,25 +240,22 @@ class Server:
         self._process = spawn(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=surroundings)
 
     def _wait_until_ready(self) -> None:
-        try:
-            self._read_until_ready(monotonic() + START_TIMEOUT)
-        except ServerStartError:
-            self.kill()
-            raise
-
-    def _read_until_ready(self, deadline: float) -> None:
+        """Return when the server accepts connections; kill it if it does not in time."""
         assert self._process is not None
         assert self._process.stdout is not None
-        log = b""
+        log, deadline = b"", monotonic() + START_TIMEOUT
         # The pipe is closed once the server is ready: nobody reads it any more, and a full pipe would stop the server.
         with self._process.stdout as pipe, DefaultSelector() as selector:
             selector.register(pipe, EVENT_READ)
             while READY not in log:
-                if not selector.select(max(deadline - monotonic(), 0)):
-                    raise ServerStartError(f"{self!r} was not ready after {START_TIMEOUT:.0f} s:\n{_text(log)}")
-                if not (chunk := os.read(pipe.fileno(), 65536)):
-                    raise ServerStartError(f"The server on port {self.port} did not start:\n{_text(log)}")
-                log += chunk
+                ready = selector.select(max(deadline - monotonic(), 0))
+                if chunk := ready and os.read(pipe.fileno(), 65536):
+                    log += chunk
+                    continue
+                problem = "did not start:" if ready else f"was not ready after {START_TIMEOUT:.0f} s:"
+                output = log.decode(errors="replace").strip() or "(it wrote nothing)"
+                self.kill()
+                raise ServerStartError(f"The server on port {self.port} {problem}\n{output}")
 
     def _ask_to_stop(self) -> None:
         if self._process is not None:
@@ -378,10 +375,6 @@ def _encode(request: Sequence[str]) -> bytes:
     return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in arguments)
 
 
-def _text(log: bytes) -> str:
-    return log.decode(errors="replace").strip() or "(it wrote nothing)"
-
-
 def spawn(command: Sequence[str], *, user: str = "", **options: Any) -> subprocess.Popen[bytes]:
     """
     Start *command* in a session of its own, so that Ctrl-C is left to this process.
@@ -400,16 +393,16 @@ def spawn(command: Sequence[str], *, user: str = "", **options: Any) -> subproce
         options["user"] = user
     # Linux ties a process to the thread that starts it. The main thread lives as long as the process; for any other
     # thread, one that never ends does the work.
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, start_new_session=True, **options)
+
     if threading.current_thread() is threading.main_thread():
-        return _popen(command, options)
-    return _keeper(os.getpid()).submit(_popen, command, options).result()
+        return start()
+    return _keeper(os.getpid()).submit(start).result()
 
 
 @cache
 def _keeper(pid: int) -> ThreadPoolExecutor:
     """Return the thread of process *pid* that ends with it; a forked process needs its own."""
     return ThreadPoolExecutor(1, thread_name_prefix="redlock-keeper")
-
-
-def _popen(command: Sequence[str], options: dict[str, Any]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, start_new_session=True, **options)

@@ -388,9 +388,10 @@ class SimulatedNode(MemoryNode):
 class SimulatedLink(MemoryLink):
     """A link that breaks when its node ends."""
 
+    node: SimulatedNode
+
     def __init__(self, node: SimulatedNode) -> None:
         super().__init__(node)
-        self._to = node
         self._boot = node.boot
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
@@ -400,7 +401,7 @@ class SimulatedLink(MemoryLink):
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
-        return self._boot != self._to.boot or super().readable()
+        return self._boot != self.node.boot or super().readable()
 
     def receive(self, request: Request) -> Reply | None:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
@@ -408,7 +409,7 @@ class SimulatedLink(MemoryLink):
         return super().receive(request)
 
     def _check(self) -> None:
-        if self._boot != self._to.boot:
+        if self._boot != self.node.boot:
             raise LinkError(Failure.RESET)
 
 
@@ -552,13 +553,13 @@ class VirtualLoop:
         def started(*args: Any, **options: Any) -> asyncio.Future[Any]:
             future: asyncio.Future[Any] = asyncio.ensure_future(start(*args, **options), loop=self._loop)
             self._threads += 1
-            future.add_done_callback(self._done)
+            future.add_done_callback(done)
             return future
 
-        return started
+        def done(future: asyncio.Future[Any]) -> None:
+            self._threads -= 1
 
-    def _done(self, future: asyncio.Future[Any]) -> None:
-        self._threads -= 1
+        return started
 
 
 def line_number(function: Any, text: str) -> int:
