@@ -18,7 +18,7 @@ from contextlib import ContextDecorator
 from functools import cache, cached_property, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast, overload
 
 from celery import Celery, Task, _state, signals, states
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
@@ -181,7 +181,10 @@ def _shared(function: Callable[..., Any], options: SingletonOptions, celery_opti
 log = logging.getLogger("django_redlock")
 
 if TYPE_CHECKING:
-    from celery.contrib.django.task import DjangoTask as BaseTask
+    from celery.contrib.django.task import DjangoTask
+
+    class BaseTask(DjangoTask[P, R], Generic[P, R]):  # generic also for who has no types of Celery
+        """Celery's task class."""
 else:
 
     class BaseTask(Task):

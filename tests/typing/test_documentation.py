@@ -14,10 +14,12 @@ import os
 import re
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
+import celery
 import pytest
 
 from tests.unit.test_docs_code import PAGES, ROOT, Block, blocks, undefined
@@ -115,3 +117,36 @@ def test_documentation_passes_mypy_in_strict_mode(folder: Path) -> None:
 
 def test_documentation_passes_pyright(folder: Path) -> None:
     assert errors(folder, "pyright", "--pythonpath", sys.executable) == []
+
+
+WITHOUT_TYPES_OF_CELERY = """\
+# pyright: basic, reportUnnecessaryTypeIgnoreComment=true
+from typing import Any, assert_type
+
+from django_redlock.celery import SingletonResult, SingletonTask, singleton_task
+
+
+@singleton_task(bind=True)
+def sync(self: SingletonTask[..., Any], shop: int) -> str:
+    return str(shop)
+
+
+assert_type(sync(7), str)
+assert_type(sync.delay(7), SingletonResult[str])
+assert_type(sync.singleton.is_locked(7), bool)
+sync.apply_async((7,), countdown=5)
+sync.delay_on_commit(7)
+sync.delay("7")  # pyright: ignore[reportArgumentType]
+"""
+
+
+def test_singleton_is_typed_without_celery_types(tmp_path: Path) -> None:
+    """Celery itself has no types, and users need not install any for pyright to check the calls of a singleton."""
+    venv.create(tmp_path / "venv")
+    (site,) = tmp_path.glob("venv/lib/*/site-packages")
+    for package in Path(celery.__file__).parents[1].iterdir():
+        if not package.name.endswith("-stubs") or package.name == "django-stubs":
+            (site / package.name).symlink_to(package)
+    (tmp_path / "usage.py").write_text(WITHOUT_TYPES_OF_CELERY, encoding="utf-8")
+
+    assert errors(tmp_path, "pyright", "--pythonpath", str(tmp_path / "venv/bin/python"), "usage.py") == []

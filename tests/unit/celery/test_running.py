@@ -86,6 +86,22 @@ def test_message_that_was_sent_by_name_does_not_run_beside_another(make, worker,
     assert worker.run() == "SUCCESS"
 
 
+def test_no_message_of_an_old_caller_is_lost(make, worker, app):
+    """With ``on_overlap="wait"``, all messages run that were sent before their task was a singleton."""
+    ran = []
+    task = make(lambda self, shop_id: ran.append(self.request.id), on_overlap="wait")
+    task.delay(7)
+    first = worker.take()
+    accepted = [app.send_task("shop.sync", (7,)).id for _ in range(3)]
+
+    states = [worker.run(message) for message in [*(worker.take() for _ in accepted), first]]
+
+    assert states == ["IGNORED"] * 3 + ["SUCCESS"]
+    assert {task.AsyncResult(each).state for each in accepted} == {"PENDING"}
+    assert worker.run_all() == ["SUCCESS"] * 3
+    assert set(ran[1:]) == set(accepted)
+
+
 def test_direct_call_touches_no_lock(make, worker):
     """A direct call, also of the running task by itself, runs at once and without a lock."""
     seen = []
