@@ -256,7 +256,7 @@ class Choice:
         try:
             revoke(self.task, terminate=True)
         except Exception as error:  # from any broker's client, or from its settings
-            log.warning("revoking a task failed", exc_info=True)
+            log.warning("revoking the task that holds a lock failed", exc_info=True)
             return type(error).__name__
         return ""
 

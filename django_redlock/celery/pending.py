@@ -407,7 +407,7 @@ def discard(ticket: Ticket, task: Any, *, counts: bool = False) -> None:
     except (LockTakenError, QuorumUnavailableError):
         pass
     except Exception:
-        log.exception("older messages of %s may run, because it could not be noted as over", printable(ticket.task_id))
+        log.exception("older messages of task %s may run: it could not be noted as over", printable(ticket.task_id))
     ticket.free()
 
 

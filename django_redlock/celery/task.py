@@ -389,7 +389,7 @@ class SingletonTask(BaseTask[P, R]):
         except (SoftTimeLimitExceeded, SlotLostError):
             raise
         except Exception as error:
-            log.warning("could not store that %s has started: %r", printable(request.id), error)
+            log.warning("could not store that task %s has started: %r", printable(request.id), error)
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         """Run the project's own method, and free the slot if the task ends there, before the caller can see that."""

@@ -334,7 +334,7 @@ class Arrival:
         ticket = self.ticket
         how = self.rules.without_nodes("run")
         if execution and how == "run" and isinstance(error, QuorumUnavailableError):
-            log.warning("%s runs without further questions: %s", printable(ticket.name), error)
+            log.warning("%s runs without further questions about its slot: %s", printable(ticket.name), error)
             self._leave_queue()
             self._stop_watching()
             return execution
@@ -437,7 +437,7 @@ class Arrival:
             self._send_again(replace(ticket, watch=secret), pause)
         except Exception as error:
             free(ticket.using, name, secret)
-            log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
+            log.warning("a copy of task %s could not be put back: %s", printable(ticket.task_id), error)
             if isinstance(error, Reject):
                 raise
             # Not a failure, which would be stored as the result of the live run.
@@ -530,7 +530,7 @@ class Arrival:
         except LockTakenError:  # it has been done before
             pass
         except QuorumUnavailableError as error:
-            log.warning("could not note that %s is done; a copy of it may run: %s", printable(ticket.task_id), error)
+            log.warning("could not note that task %s is done; a copy may run: %s", printable(ticket.task_id), error)
 
     def _leave_if_begun(self) -> None:
         """
@@ -618,7 +618,7 @@ class Arrival:
         """
         if self.rules.without_nodes("run") != "run" and self.ticket.tries < PATIENCE:
             self._put_off(error)
-        log.warning("%s runs, though the result backend does not answer: %s", printable(self.request.id), error)
+        log.warning("task %s runs, though the result backend does not answer: %s", printable(self.request.id), error)
 
     def _put_off(self, error: Exception) -> NoReturn:
         """Put the message back until the result backend answers again; raise Ignore."""
@@ -647,7 +647,7 @@ class Arrival:
         except Exception as error:  # of the backend, or of an errback, which is called after the result was stored
             if self._stores_results and not self._has_result():
                 self._put_off(error)
-            log.exception("%s has ended, but one of its callbacks failed", printable(request.id))
+            log.exception("task %s has ended, but one of its callbacks failed", printable(request.id))
         # Celery's own class, because the exception is pickled on its way to the parent process
         raise Ignore(reason) from None
 

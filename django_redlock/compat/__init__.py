@@ -226,7 +226,7 @@ class BaseLock:
             self._not_owned("release", reason)
         if outcome is Outcome.UNKNOWN:
             log.warning(
-                "too few nodes answered to a release: %s",
+                "too few nodes answered to the release of lock %s",
                 printable(self._key),
                 extra={"event": "no_quorum", "lock": self._key},
             )

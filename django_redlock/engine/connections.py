@@ -474,7 +474,7 @@ class NodeConnector:
         except LinkError as error:
             link = error
         except Exception:  # whatever it was, the node must not stay in the state "connecting"
-            log.exception("connecting to %s failed", self._nodes[node].name)
+            log.exception("connecting to lock node %s failed", self._nodes[node].name)
             link = LinkError(Failure.UNREACHABLE)
         self._breakers[node].was_tried(until)
         if isinstance(link, LinkError) and link.failure is not Failure.LATE:

@@ -224,10 +224,10 @@ class Driver:
             about = {"node": node, "alias": self._alias}
             if down:
                 about |= {"event": "node_down", "reason": why}
-                log.warning("node down: %s (%s): %s", node, self._alias, why, extra=about)
+                log.warning("lock node down: %s (%s): %s", node, self._alias, why, extra=about)
                 self._report("node_down", node=node, reason=why)
             else:
-                log.info("node up: %s (%s)", node, self._alias, extra=about | {"event": "node_up"})
+                log.info("lock node up: %s (%s)", node, self._alias, extra=about | {"event": "node_up"})
                 self._report("node_up", node=node)
 
     def _hang_up(self) -> None:

@@ -214,7 +214,7 @@ class Listener:
         except LinkError as error:
             link = error
         except Exception:  # whatever it was, the node must not stay "connecting" for ever
-            log.exception("listening to %s failed", self._nodes[node].name)
+            log.exception("listening to lock node %s failed", self._nodes[node].name)
             link = LinkError(Failure.UNREACHABLE)
         self._arrived.append((node, link))
         self._wakeup.ring()
@@ -359,7 +359,7 @@ class AsyncNotifications:
             except LinkError:
                 continue
             except Exception:  # whatever it was, the next try may succeed
-                log.exception("listening to %s failed", self._nodes[node].name)
+                log.exception("listening to lock node %s failed", self._nodes[node].name)
                 continue
             self.waiters.reached(node)
             try:

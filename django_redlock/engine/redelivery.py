@@ -52,7 +52,7 @@ class Redelivery:
         self._inbox.append((requests, until))
         self._bell.ring()
         if why := self._thread.start():  # the next missed release tries again
-            log.warning("no thread to redeliver missed releases: %s", why)
+            log.warning("no thread to redeliver missed releases of locks: %s", why)
 
     def close(self) -> None:
         """Drop all undelivered releases, and end the thread."""
@@ -117,7 +117,7 @@ class Redelivery:
         except LinkError:
             return False
         except Exception:  # whatever it was, the other nodes must get their releases
-            log.exception("connecting to %s failed", self._nodes[node].name)
+            log.exception("connecting to lock node %s failed", self._nodes[node].name)
             return False
         with suppress(LinkError):
             self._hand_over(node, link, requests)

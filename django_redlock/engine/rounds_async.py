@@ -312,7 +312,7 @@ class AsyncGather:
             self._breakers[node].failed(self._clock(), error.detail, silent=error.failure is Failure.TIMEOUT)
             return error
         except Exception:  # whatever it was, the round must learn of it
-            log.exception("connecting to %s failed", self._nodes[node].name)
+            log.exception("connecting to lock node %s failed", self._nodes[node].name)
             self._breakers[node].failed(self._clock(), Failure.UNREACHABLE.value)
             return LinkError(Failure.UNREACHABLE)
 

@@ -230,7 +230,7 @@ class Watchdog:
         if lease.hold.due() < self._wake_at:
             self._bell.ring()
         if why := self._thread.start():
-            log.error("no thread to extend leases, which will end by themselves: %s", why)
+            log.error("no thread to extend the leases of locks, which will end by themselves: %s", why)
 
     def forget(self, lease: Tended) -> None:
         """Stop looking after *lease*; the thread notices by itself when one has ended."""
@@ -302,9 +302,9 @@ class Watchdog:
                 try:
                     keeper.extend(some)  # the leases' manager, or a chore
                 except Exception:  # an error with some leases must not end the renewal of the others
-                    log.exception("extending %d leases failed", len(some))
+                    log.exception("extending the leases of %d locks failed", len(some))
         except BaseException:  # a signal's receiver may even call sys.exit(), which must not end this thread
-            log.exception("looking after %d leases failed", len(leases))
+            log.exception("looking after the leases of %d locks failed", len(leases))
         self._read_inbox()  # leases that were forgotten meanwhile are not put back
         for lease in leases:
             self._agenda.put_back(lease)
@@ -384,7 +384,7 @@ class AsyncWatchdog:
         self._task, self._wake_at = None, NEVER
         failed = None if task.cancelled() else task.exception()
         if failed is not None:
-            log.error("looking after leases failed", exc_info=failed)
+            log.error("looking after the leases of locks failed", exc_info=failed)
         if failed is None and not task.cancelled():
             self._look()
         elif self._agenda:
@@ -397,7 +397,7 @@ class AsyncWatchdog:
                 try:
                     await keeper.aextend(some)
                 except Exception:
-                    log.exception("extending %d leases failed", len(some))
+                    log.exception("extending the leases of %d locks failed", len(some))
         finally:
             for lease in leases:
                 self._agenda.put_back(lease)

@@ -146,6 +146,19 @@ def test_log_events():
     assert set(names(section("events", "Log events"))) == written
 
 
+def test_log_messages_are_about_locks():
+    """
+    A format of log lines may leave the name of the logger out, so each message says that it is about locks or tasks.
+    """
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    messages = re.findall(r'\blog\.(?:info|warning|error|exception)\(\s*"((?!%s").*?)"', source)
+    subject = re.compile(r"\b(locks?|slot|singleton|task|event)\b|django_redlock")
+    by_their_values = {"%s failed", "command skipped: %s", "receiver %r of %s failed"}
+
+    assert len(messages) > 30
+    assert {text for text in messages if not subject.search(text)} <= by_their_values
+
+
 # Exit codes
 
 

@@ -356,7 +356,7 @@ class Worker:
             reason = broken
         except Exception as error:  # whatever it was, the waiting callers must learn of it
             reason = unusable(error)
-            log.error("%s as a node cannot be used (%s)", self._kind, type(error).__name__)
+            log.error("%s as a lock node cannot be used (%s)", self._kind, type(error).__name__)
         finally:
             self._end(reason)
 

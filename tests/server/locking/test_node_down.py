@@ -92,7 +92,7 @@ async def test_reason_is_logged_and_sent(
             await told()
 
     assert heard == [{"node": "lock-2", "reason": why}]
-    assert [record.getMessage() for record in caplog.records] == [f"node down: lock-2 (default): {why}"]
+    assert [record.getMessage() for record in caplog.records] == [f"lock node down: lock-2 (default): {why}"]
     assert [(record.node, record.reason) for record in caplog.records] == [("lock-2", why)]
     if patient.running:
         patient.thaw()
