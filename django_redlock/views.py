@@ -32,11 +32,10 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
 from .core.names import check_name
-from .core.protocol import LOST
-from .engine.lease import Lease, arelease_at_end, release_at_end
+from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end
 from .engine.lock import Lock, decorators
 from .engine.options import explained
-from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, printable
 from .handler import in_transaction, lock, locks
 from .keys import P, ViewCall, ViewKey
 from .routers import reads_pinned
@@ -368,6 +367,7 @@ class Guard:
                 lease = lock.acquire()
             except (LockTakenError, QuorumUnavailableError) as error:
                 return self._refuse(request, error)
+            log_loss_with(lease, self._log_loss)
             try:
                 # The request before this one may have changed the row that the key stands for, so that row is read
                 # where it is written.
@@ -376,10 +376,10 @@ class Guard:
                     self._refuse_awaitable(response)
                     self.ensure(lease)
             except BaseException:
-                release_at_end(lease)
+                release_and_note(lease)
                 raise
             if not self._keep_while_streaming(response, lease):
-                self._note(release_at_end(lease))
+                release_and_note(lease)
             return response
 
         locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
@@ -400,15 +400,16 @@ class Guard:
                 lease = await lock.aacquire()
             except (LockTakenError, QuorumUnavailableError) as error:
                 return await sync_to_async(self._refuse)(request, error)
+            log_loss_with(lease, self._log_loss)
             try:
                 with reads_pinned(connections):
                     response = await view(request, *args, **kwargs)
                 self.ensure(lease)
             except BaseException:
-                await arelease_at_end(lease)
+                note_late_loss(lease, await arelease_at_end(lease))
                 raise
             if not self._keep_while_streaming(response, lease):
-                self._note(await arelease_at_end(lease))
+                note_late_loss(lease, await arelease_at_end(lease))
             return response
 
         locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
@@ -517,18 +518,17 @@ class Guard:
         """
         if not getattr(response, "streaming", False):
             return False
-        response._resource_closers.append(partial(release_at_end, lease))  # any thread may close it, so not async
+        response._resource_closers.append(partial(release_and_note, lease))  # any thread may close it, so not async
         return True
 
-    def _note(self, outcome: str) -> None:
-        """Log an error if the lock was gone at its release; the view has already committed by then."""
-        if outcome in LOST:
-            log.error(
-                "the lock of view %s ended before the view did (%s); another request may have run beside it",
-                self.name,
-                outcome,
-                extra={"event": "view_lock_lost", "view": self.name},
-            )
+    def _log_loss(self, lease: Lease) -> None:
+        log.error(
+            "the lock of view %s ended before the view did: %s (%s); another request may have run beside it",
+            self.name,
+            printable(lease.name),
+            lease.reason,
+            extra={"event": "view_lock_lost", "lock": lease.name, "view": self.name},
+        )
 
     @contextmanager
     def _transactions(self) -> Iterator[None]:
@@ -544,6 +544,11 @@ class Guard:
             for alias, database in connections.settings.items()
             if database["ATOMIC_REQUESTS"] and alias not in self._below and not set.__contains__(self.exempt, alias)
         ]
+
+
+def release_and_note(lease: Lease) -> None:
+    """Release the lock of a view; log its loss if only the release shows it, because the view may have committed."""
+    note_late_loss(lease, release_at_end(lease))
 
 
 def response_to(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT) -> HttpResponse:

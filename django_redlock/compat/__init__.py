@@ -194,12 +194,14 @@ class BaseLock:
 
     async def _exit(self, body_failed: bool) -> None:
         """Release the lock at the end of a ``with`` block; an exception of the body takes precedence."""
+        lease = self.lease
         try:
             await self._release(self.local.mine())
         except LockError as error:
             if self.raise_on_release_error and not body_failed:
                 raise
-            log.warning("%s", error, extra={"event": "lock_lost", "lock": self._key})
+            if lease is None or lease.reason in (EndReason.RELEASED, EndReason.FORKED):  # else the log has the loss
+                log.warning("%s", error, extra={"event": "lock_lost", "lock": self._key})
 
     async def _acquire(self, slot: Slot, wait: float | None, token: str | bytes | None) -> bool:
         longest = self._manager.rules.max_hold

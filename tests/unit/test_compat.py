@@ -450,6 +450,16 @@ async def test_leaving_a_block_raises_when_the_lock_was_lost(make, sim):
             await wait(sim, lock, 5)
 
 
+@pytest.mark.parametrize("ended", [True, False])
+async def test_lost_lock_is_one_record_of_the_log(make, sim, caplog, ended):
+    """It does not matter whether the lease has noticed the loss, or only the release at the end of the block does."""
+    async with entered(make(timeout=5, raise_on_release_error=False)) as lock:
+        await (wait(sim, lock, 6) if ended else done(force_release()))
+
+    records = [(record.levelname, record.lock) for record in caplog.records if record.event == "lock_lost"]
+    assert records == [("ERROR" if ended else "WARNING", NAME)]
+
+
 @pytest.mark.parametrize("raises", [True, False])
 async def test_exception_of_the_body_is_what_leaves_the_block(make, raises):
     with pytest.raises(ZeroDivisionError):

@@ -257,12 +257,48 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
 
 @TWO_DATABASES
 def test_lock_lost_during_the_commit_is_logged(client, order, atomic_requests, leases, caplog):
-    """A view that has committed sends its response, even if its lock turns out to be gone; the log reports it."""
+    """A view that has committed sends its response, even if its lock turns out to be gone; one error reports it."""
     during(lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
 
     assert client.post("/pay/7/").status_code == 200
 
-    assert "the lock of view tests.shop.views.pay ended before the view did" in caplog.text
+    assert losses(caplog) == [f"the lock of view tests.shop.views.pay ended before the view did: {NAME} (superseded)"]
+
+
+def losses(caplog):
+    """Return the beginnings of the errors about locks of views that were lost."""
+    found = [record for record in caplog.records if record.name == "django_redlock" and record.levelname == "ERROR"]
+    assert {(record.event, record.lock) for record in found} <= {("view_lock_lost", NAME)}
+    return [record.getMessage().partition(";")[0] for record in found]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("release", ["send", "wait"])
+@pytest.mark.parametrize("path", ["/touch/7/", "/stream/7/"])
+def test_loss_that_only_the_release_shows_is_one_error(client, settings, leases, caplog, path, release):
+    """Somebody removed the lock while the view ran, and no extension has noticed it."""
+    settings.REDLOCK = {"default": settings.REDLOCK["default"] | {"OPTIONS": {"release": release}}}
+
+    def remove():
+        locks["default"].release(leases[0].names, leases[0].secret)
+
+    during(remove)
+    answer = client.post(path)
+    if answer.streaming:
+        remove()
+        b"".join(answer.streaming_content)
+
+    view = f"tests.shop.views.{path.split('/')[1]}"
+    assert losses(caplog) == [f"the lock of view {view} ended before the view did: {NAME} (forgotten)"]
+
+
+async def test_loss_is_one_error_in_an_event_loop(async_client, leases, caplog):
+    """The same for an asynchronous view."""
+    during(lambda: locks["default"].release(leases[0].names, leases[0].secret))
+
+    assert (await async_client.post("/apay/7/")).status_code == 200
+
+    assert losses(caplog) == [f"the lock of view tests.shop.views.apay ended before the view did: {NAME} (forgotten)"]
 
 
 @TWO_DATABASES
