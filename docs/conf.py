@@ -25,8 +25,7 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
 ]
-# The benchmark writes its tables into a page that is not part of the site.
-exclude_patterns = ["_build", "reference/benchmark-tables.md"]
+exclude_patterns = ["_build"]
 nitpicky = True  # a reference that leads nowhere is a warning, and the build turns warnings into errors
 # Sphinx looks these up in the module of the decorator that checks the arguments, not in that of the decorated function.
 nitpick_ignore = [

@@ -9,7 +9,7 @@ from tests.simulation import mutants as lock_mutants
 from tests.slots import mutants as slot_mutants
 from tests.slots.profiles import PROFILES
 
-TABLES = CHECKOUT / "docs" / "reference" / "benchmark-tables.md"
+TABLES = CHECKOUT / "tests" / "lab" / "benchmarks" / "tables.md"
 
 
 def text_of(page: str) -> str:

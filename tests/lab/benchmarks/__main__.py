@@ -12,7 +12,7 @@ from django_redlock.testing import start_servers
 
 from . import against, faults, inventory, kinds, locking, processes, publishing, waiting
 from .bench import Bench, set_up
-from .report import PAGES, Section, lines, render
+from .report import TABLES, Section, lines, render
 
 Group = Callable[[Bench], Iterator[Section]]
 
@@ -40,7 +40,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--against", type=Path, metavar="WHEEL", help="measure only how this checkout compares with another version"
     )
     parser.add_argument("--cases", default="", help="with --against: only the cases whose names begin so")
-    parser.add_argument("--write-docs", action="store_true", help="put what was measured into the documentation")
+    parser.add_argument("--write-tables", action="store_true", help="put what was measured into tables.md")
     options = parser.parse_args(argv)
     unknown = set(options.only.split(",")) - GROUPS.keys()
     if unknown:
@@ -77,9 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sections = measure(options)
     asked = [figure.kept for section in sections for figure in section.figures if figure.kept is not None]
     print(f"\n{sum(asked)} of {len(asked)} targets kept, in {time.monotonic() - began:.0f} s.")
-    if options.write_docs:
-        for page in PAGES:
-            page.write_text(render(page.read_text("utf-8"), sections), "utf-8")
+    if options.write_tables:
+        TABLES.write_text(render(TABLES.read_text("utf-8"), sections), "utf-8")
     return int(any(section.question == "failed" for section in sections))
 
 

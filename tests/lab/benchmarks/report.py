@@ -1,7 +1,7 @@
 """
-What was measured, and what is asked of it: printed as tables, and put into the pages of the documentation.
+What was measured, and what is asked of it: printed as tables, and put into ``tables.md``.
 
-The text of the pages is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the table of the section
+The text of that file is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the table of the section
 with that key. A section that a run has not measured stays as it is.
 """
 
@@ -16,8 +16,7 @@ from .measure import Times
 
 OURS, THEIRS = "django_redlock, with lock(name)", "redis-py, with client.lock(name)"
 SCALES = {"s": 1, "ms": 1e3, "µs": 1e6}
-DOCS = Path(__file__).parents[3] / "docs"
-PAGES = (DOCS / "trust" / "benchmarks.md", DOCS / "reference" / "benchmark-tables.md")
+TABLES = Path(__file__).with_name("tables.md")
 MARKED = re.compile(r"(<!-- figures: (?P<key>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PACKAGES = (
     *("Django", "redis", "hiredis", "celery", "django-redis", "pottery", "redlock-py", "python-redis-lock"),
@@ -67,7 +66,7 @@ class Section:
     One question and its answer.
 
     Args:
-        key: Its name in the pages.
+        key: Its name in ``tables.md``.
         question: What is measured.
         figures: The results; the ones in the first one's unit are compared with it.
         left_out: What could not be measured, and why.
