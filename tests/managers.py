@@ -49,14 +49,18 @@ def rules(nodes: int = 5, **options: Any) -> Rules:
 made: list[LockManager] = []  # the managers of the running test
 
 
+def manager_over(nodes: list[Any], **options: Any) -> LockManager:
+    """Return a manager of some nodes; it is closed at the end of the test."""
+    notify = options.pop("notify", None)
+    manager = LockManager(nodes, rules(len(nodes), **options))
+    made.append(manager)
+    manager.notify = notify or manager.notify
+    return manager
+
+
 def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockManager:
     """Return a manager of real nodes; it is closed at the end of the test."""
-    notify = options.pop("notify", None)
-    manager = LockManager([open_node(NodeSpec(url), prefix) for url in urls], rules(len(urls), **options))
-    made.append(manager)
-    if notify:
-        manager.notify = notify
-    return manager
+    return manager_over([open_node(NodeSpec(url), prefix) for url in urls], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -123,11 +127,7 @@ def memory() -> Manager:
     nodes = [MemoryNode(f"m{place}") for place in range(5)]
 
     def make(count: int = 5, **options: Any) -> LockManager:
-        notify = options.pop("notify", None)
-        manager = LockManager(nodes[:count], rules(count, **options))
-        if notify:
-            manager.notify = notify
-        return manager
+        return manager_over(nodes[:count], **options)
 
     return make
 
@@ -289,10 +289,15 @@ def clusters(cluster_urls: list[str]) -> Iterator[Manager]:
 
 def over_urls(urls: list[str]) -> Iterator[Manager]:
     """Yield a function that makes managers over the first of some nodes, and close those managers."""
+    yield from over(lambda count: [open_node(NodeSpec(url), "t:") for url in urls[:count]])
+
+
+def over(opened: Callable[[int], list[Any]]) -> Iterator[Manager]:
+    """The same with what opens some nodes."""
     managers: list[LockManager] = []
 
     def make(count: int = 5, **options: Any) -> LockManager:
-        managers.append(real_manager(urls[:count], **options))
+        managers.append(manager_over(opened(count), **options))
         connect(managers[-1])
         return managers[-1]
 
@@ -310,20 +315,7 @@ def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.Monke
         return replace(greeting, run_id=f"{greeting.run_id} {table.key('h', '')}")
 
     monkeypatch.setattr(table, "open", open_as_itself)
-    managers: list[LockManager] = []
-
-    def make(count: int = 5, **options: Any) -> LockManager:
-        notify = options.pop("notify", None)
-        nodes = [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)]
-        managers.append(LockManager(nodes, rules(count, **options)))
-        if notify:
-            managers[-1].notify = notify
-        connect(managers[-1])
-        return managers[-1]
-
-    yield make
-    for one in managers:
-        one.close()
+    yield from over(lambda count: [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)])
 
 
 # A manager does the same as with etcd, and Java is slow. tests/service/locking covers the differences.
