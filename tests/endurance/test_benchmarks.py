@@ -9,6 +9,7 @@ from django_redlock.testing import Servers
 from tests.lab.benchmarks import against, contenders
 from tests.lab.benchmarks.measure import Contender, interleave, tasks_per_second, threads_per_second
 from tests.lab.benchmarks.report import OURS, THEIRS, Figure, Section, lines, render
+from tests.lab.benchmarks.waiting import Turn, jain, overtaking
 
 
 @pytest.fixture
@@ -68,6 +69,15 @@ def test_another_version_is_measured_in_a_process_of_its_own(nodes: Servers, tmp
     assert min(cpu, rate) > 0
     with pytest.raises(AssertionError, match="another version"):
         against._child(str(tmp_path), "free-n1", nodes.urls[:1])
+
+
+def test_overtaking_is_counted():
+    """A process that is served before one that has waited for a while has gone past it."""
+    turns = [Turn(0.0, 3.0, 3.1), Turn(1.0, 2.0, 2.1), Turn(1.01, 1.5, 1.6)]
+
+    assert overtaking(turns) == 2 / 3
+    assert jain([turns, turns]) == 1.0
+    assert jain([turns, []]) == 0.5
 
 
 def test_tables_show_what_is_asked_and_what_is_missing(section: Section):

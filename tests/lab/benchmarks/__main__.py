@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import against, faults, kinds, locking, processes, publishing, waiting
+from . import against, faults, inventory, kinds, locking, processes, publishing, waiting
 from .bench import Bench, set_up
 from .report import TABLES, Section, lines, render
 
@@ -24,6 +24,7 @@ GROUPS: dict[str, Group] = {
     "faults": faults.run,
     "waiting": waiting.run,
     "processes": processes.run,
+    "inventory": inventory.run,
     "publishing": publishing.run,
     "kinds": kinds.run,
 }

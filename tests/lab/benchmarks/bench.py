@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # another version of the package may be under test
 Result = TypeVar("Result")
 
 TTL = 30.0  # seconds, for every contender
+APPS = ("admin", "auth", "contenttypes", "messages", "sessions", "staticfiles")
+ENGINE = "django.template.backends.django.DjangoTemplates"
+PROCESSORS = ("template.context_processors.request", "contrib.auth.context_processors.auth")
+MIDDLEWARE = ("sessions.middleware.Session", "auth.middleware.Authentication", "messages.middleware.Message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,23 @@ def set_up() -> None:
         settings.configure(
             SECRET_KEY="for benchmarks only",
             USE_TZ=True,
-            INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_redlock"],
+            ALLOWED_HOSTS=["testserver"],
+            ROOT_URLCONF="tests.urls",
+            INSTALLED_APPS=[*(f"django.contrib.{name}" for name in APPS), "django_redlock"],
+            MIDDLEWARE=[f"django.contrib.{name}Middleware" for name in MIDDLEWARE],
+            TEMPLATES=[
+                {
+                    "BACKEND": ENGINE,
+                    "APP_DIRS": True,
+                    "OPTIONS": {
+                        "context_processors": [
+                            *(f"django.{name}" for name in PROCESSORS),
+                            "django.contrib.messages.context_processors.messages",
+                        ]
+                    },
+                }
+            ],
+            STATIC_URL="static/",
             DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
             REDLOCK={},
         )
