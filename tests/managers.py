@@ -205,11 +205,8 @@ SLOW_DATABASES = [pytest.param(kind, marks=pytest.mark.endurance) for kind in DA
 
 def connect(manager: LockManager) -> None:
     """Connect to all nodes: for a database that takes longer than short leases last."""
-    until = time.monotonic() + 60
-    while len({node for node, reply in manager.survey(count=1).items() if reply.kind is Kind.LISTED}) < len(
-        manager.nodes
-    ):
-        assert time.monotonic() < until
+    listed = [Kind.LISTED] * len(manager.nodes)
+    wait_until(lambda: [reply.kind for reply in manager.survey(count=1).values()] == listed, pause=0.0)
 
 
 @pytest.fixture

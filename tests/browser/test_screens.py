@@ -15,6 +15,7 @@ from django_redlock.contrib.history.models import Hold
 from django_redlock.core.names import Owner, encode
 from django_redlock.inventory import find_lock, force_release
 from django_redlock.views import response_to
+from tests.managers import wait_until
 
 from .audit import serious
 from .conftest import expect, named
@@ -324,7 +325,7 @@ def test_pages_that_read_from_right_to_left(site, open_page, nodes):
 @pytest.mark.parametrize(
     "trouble", [None, one_down, no_quorum, second_alias], ids=lambda each: getattr(each, "__name__", "")
 )
-@pytest.mark.parametrize("count", [0, 1, 50, 5000])
+@pytest.mark.parametrize("count", [0, 5000])
 def test_every_page_in_every_state(site, open_page, nodes, shoot, count, trouble):
     """Every page at every width and in both schemes, audited in each, with every number of locks in every state."""
     fill(nodes, count)
@@ -347,18 +348,16 @@ def test_every_page_in_every_state(site, open_page, nodes, shoot, count, trouble
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, record_property):
+def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width):
     """
     Without scrolling, one sees the lock in the worst state, who holds it, for how long, on how many nodes,
-    how many wait, and which node is ill. The report has the seconds from opening the page to the answer.
+    how many wait, and which node is ill.
     """
     fill(nodes, 50)
     nodes[4].kill()
     waiter = Thread(target=lambda: locks["default"].lock(WORST, wait=600).acquire().release(), daemon=True)
     waiter.start()
-    while not find_lock(WORST).waiting:
-        time.sleep(0.05)
-    opened = time.monotonic()
+    wait_until(lambda: find_lock(WORST).waiting)
     page = open_page(viewport={"width": width, "height": 800})
     row = page.locator("#result_list tbody tr").first
 
@@ -375,7 +374,6 @@ def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width, re
     ill = page.locator(".redlock-alias li.redlock-no")
     expect(ill).to_contain_text("lock-5")
     assert ill.bounding_box()["y"] + ill.bounding_box()["height"] <= 800
-    record_property("seconds_to_the_answer", round(time.monotonic() - opened, 2))
     held = find_lock(WORST)
     force_release(held, held.fingerprint)
     waiter.join(60)

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_redlock import Lease, LockManager, QuorumUnavailableError, lock, locks
+from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
@@ -293,6 +293,20 @@ def test_foreign_values_are_neither_sent_nor_block_a_listing(five):
     assert row.value == "x" * 16_384
     assert ([held.name for held in snapshot.locks], snapshot.complete) == (["orders:7", "big"], True)
     assert (hidden.locks, hidden.complete) == ((), False)
+
+
+def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
+    """Locks without an end are last in the index, and they are the locks that need attention."""
+    for batch in range(3):
+        lock([f"{batch}:{number}" for number in range(PAGE)], renew=False).acquire()
+    everywhere(five, "SET", "redlock:{for ever}:h", "x")
+    with pytest.raises(LockTakenError):
+        lock("for ever", wait=0).acquire()  # the nodes list it from now on
+
+    snapshot = held_locks(limit=PAGE)
+
+    assert not snapshot.complete
+    assert [held.name for held in snapshot.locks if held.state is State.NO_EXPIRY] == ["for ever"]
 
 
 def test_listing_of_ten_thousand_is_bounded(five):

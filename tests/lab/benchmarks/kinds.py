@@ -7,7 +7,7 @@ name.
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +25,47 @@ from .report import Section
 THREADS = 8
 NODE_TIMEOUT = 5.0  # seconds: a busy machine must not change the number of nodes that are measured
 
-Start = Callable[[Bench], AbstractContextManager[list[str]]]
+
+def sqlite(bench: Bench, stack: ExitStack) -> list[str]:
+    """Use a file, on whatever holds temporary files."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    return [stack.enter_context(table(SQLite(Path(folder))))]
+
+
+def database(kind: type[Database], bench: Bench, stack: ExitStack) -> list[str]:
+    """Use a database in a server of its own."""
+    return [stack.enter_context(table(stack.enter_context(kind())))]
+
+
+@contextmanager
+def table(server: Database | SQLite) -> Iterator[str]:
+    """Make the table of the locks in a new database."""
+    alias = f"kinds_{server.scheme}"
+    with server.database() as name, django_database(alias, server.settings(name)):
+        call_command("migrate", "redlock", database=alias, verbosity=0)
+        yield f"database://{alias}"
+
+
+def cluster(module: str, function: str, bench: Bench, stack: ExitStack) -> list[str]:
+    """Use a cluster, all of whose members write to the disk of this machine."""
+    start = getattr(import_module(module), function)
+    return [stack.enter_context(start()).url]
+
+
+etcd = partial(cluster, "tests.etcd", "cluster")
+KINDS: dict[str, Callable[[Bench, ExitStack], list[str]]] = {
+    "memory, this process only": lambda bench, stack: ["memory://kinds"],
+    "one Redis": lambda bench, stack: bench.urls(1),
+    "three Redis": lambda bench, stack: bench.urls(3),
+    "five Redis": lambda bench, stack: bench.urls(5),
+    "Redis Cluster of three masters": partial(cluster, "tests.clusters", "cluster"),
+    "SQLite": sqlite,
+    "PostgreSQL": partial(database, PostgreSQL),
+    "MariaDB": partial(database, MariaDB),
+    "etcd, three members": etcd,
+    "etcd and two Redis": lambda bench, stack: [*bench.urls(2), *etcd(bench, stack)],
+    "ZooKeeper, three members": partial(cluster, "tests.zookeeper", "ensemble"),
+}
 
 
 def run(bench: Bench) -> Iterator[Section]:
@@ -34,9 +74,9 @@ def run(bench: Bench) -> Iterator[Section]:
     throughput = Section("kinds-throughput", f"free locks per second, {THREADS} threads with a name each")
     with ExitStack() as stack:
         managers: dict[str, LockManager] = {}
-        for name, start in kinds():
+        for name, start in KINDS.items():
             try:
-                urls = stack.enter_context(start(bench))
+                urls = start(bench, stack)
             except (ServiceMissingError, ServerNotFoundError, ImportError) as error:
                 latency.left_out.append(f"{name}: {error}")
             else:
@@ -50,83 +90,6 @@ def run(bench: Bench) -> Iterator[Section]:
         yield throughput
         for manager in managers.values():
             manager.close()
-
-
-def kinds() -> Iterator[tuple[str, Start]]:
-    """Return the name of each kind, and how to start it."""
-    yield "memory, this process only", in_memory
-    for count, name in ((1, "one Redis"), (3, "three Redis"), (5, "five Redis")):
-        yield name, partial(redis, count)
-    yield "Redis Cluster of three masters", redis_cluster
-    yield "SQLite", sqlite
-    yield "PostgreSQL", partial(database, PostgreSQL)
-    yield "MariaDB", partial(database, MariaDB)
-    yield "etcd, three members", etcd
-    yield "etcd and two Redis", etcd_and_redis
-    yield "ZooKeeper, three members", zookeeper
-
-
-@contextmanager
-def in_memory(bench: Bench) -> Iterator[list[str]]:
-    """Give a node in this process."""
-    yield ["memory://kinds"]
-
-
-@contextmanager
-def redis(count: int, bench: Bench) -> Iterator[list[str]]:
-    """Give some of the servers."""
-    yield bench.urls(count)
-
-
-@contextmanager
-def redis_cluster(bench: Bench) -> Iterator[list[str]]:
-    """Give a cluster."""
-    with import_module("tests.clusters").cluster() as cluster:
-        yield [cluster.url]
-
-
-@contextmanager
-def sqlite(bench: Bench) -> Iterator[list[str]]:
-    """Give a file, on whatever holds temporary files."""
-    with tempfile.TemporaryDirectory() as folder, table(SQLite(Path(folder))) as url:
-        yield [url]
-
-
-@contextmanager
-def database(kind: type[Database], bench: Bench) -> Iterator[list[str]]:
-    """Give a database in a server of its own."""
-    with kind() as server, table(server) as url:
-        yield [url]
-
-
-@contextmanager
-def table(server: Database | SQLite) -> Iterator[str]:
-    """Make the table of the locks in a new database."""
-    alias = f"kinds_{server.scheme}"
-    with server.database() as name, django_database(alias, server.settings(name)):
-        call_command("migrate", "redlock", database=alias, verbosity=0)
-        yield f"database://{alias}"
-
-
-@contextmanager
-def etcd(bench: Bench) -> Iterator[list[str]]:
-    """Give a cluster whose members all write to the disk of this machine."""
-    with import_module("tests.etcd").cluster() as cluster:
-        yield [cluster.url]
-
-
-@contextmanager
-def etcd_and_redis(bench: Bench) -> Iterator[list[str]]:
-    """Give a majority of three."""
-    with etcd(bench) as urls:
-        yield [*bench.urls(2), *urls]
-
-
-@contextmanager
-def zookeeper(bench: Bench) -> Iterator[list[str]]:
-    """Give an ensemble."""
-    with import_module("tests.zookeeper").ensemble() as ensemble:
-        yield [ensemble.url]
 
 
 def _once(manager: LockManager, name: str = "kinds") -> None:

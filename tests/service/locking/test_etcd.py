@@ -1,6 +1,5 @@
 """An etcd cluster as a node: its decisions, its clock, its notifications, its users and its certificates."""
 
-import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -26,7 +25,7 @@ from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
 from tests.certificates import Certificates
 from tests.etcd import Member
-from tests.managers import patient_manager
+from tests.managers import patient_manager, wait_until
 from tests.server.locking.test_database import SECRET, acquire
 
 from .test_replicated import clean
@@ -168,10 +167,7 @@ def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other
     table.looked = other.looked = -100.0
 
     assert other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY
-    until = time.monotonic() + 60
-    while other.execute([acquire(secret="b" * 32)])[0].kind is Kind.BUSY:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: other.execute([acquire(secret="b" * 32)])[0].kind is not Kind.BUSY)
 
     assert table.execute([Survey(("{x}",))])[0].rows[0].value.startswith("b" * 32)
 
@@ -329,9 +325,7 @@ def test_user_with_rights_on_the_prefix_is_enough(guarded: Member):
             assert link.read() == []
         guarded.stop()  # tokens are kept in memory
         guarded.start()
-        until = time.monotonic() + 60
-        while not lease.extend():
-            assert time.monotonic() < until
+        wait_until(lease.extend)
         assert lease.release() == "released"
     for url, failure in (
         (f"etcd://{host}", Failure.NOAUTH),
