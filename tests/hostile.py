@@ -62,7 +62,7 @@ class Hostile:
         return f"{self.kind}://{user}127.0.0.1:{self.port}{self._options}"
 
     def attack(self, stage: str, form: str) -> None:
-        """Answer the requests of one kind on new connections like this; other requests reach the honest server."""
+        """Answer the requests of one kind like this from now on; other requests reach the honest server."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stage = stage
@@ -244,20 +244,19 @@ class Relay:
     """One connection of a client, and the one to the honest server."""
 
     def __init__(
-        self, client: socket.socket, kind: str, port: int, stage: str, form: str, tls: ssl.SSLContext | None
+        self, client: socket.socket, kind: str, port: int, attacked: list[str], tls: ssl.SSLContext | None
     ) -> None:
         self.client = client
         self.tls = tls
         self.kind = kind
-        self.stage = stage
-        self.form = form
+        self.attacked = attacked  # the stage and the form, which change
         self.server = socket.create_connection(("127.0.0.1", port))
         self.begun = False
 
     def run(self) -> None:
         """Serve the connection until one side ends it."""
         with suppress(OSError), self.server, self.client:
-            if self.form == "handshake":
+            if self.attacked[1] == "handshake":
                 self.send(byte.to_bytes() for byte in b"\x16\x03\x03\x40\x00" + b"\x02" * 100)
             elif self.tls:
                 with self.tls.wrap_socket(self.client, server_side=True) as self.client:
@@ -283,18 +282,19 @@ class Relay:
 
     def attack_on(self, data: bytes) -> Attack | None:
         """Return the attack if this is the kind of request to attack."""
-        if not self.stage:
+        stage, form = self.attacked
+        requests = list(self.requests(data)) if self.kind == "zookeeper" else []
+        if not stage:
             return None
-        if self.kind in ("redis", "rediss") and asks_redis(self.stage, data):
-            login = b"+OK\r\n" if b"\r\nAUTH\r\n" in data and self.stage != "auth" else b""
-            named = b"+OK\r\n" if b"\r\nHELLO\r\n" in data and self.stage == "subscription" else b""
-            return chain([login, named], in_redis(self.stage, self.form))
-        if self.kind == "etcd" and asks_etcd(self.stage, data):
-            return in_etcd(self.stage, self.form)
-        if self.kind == "zookeeper":
-            for xid, op, watched in self.requests(data):
-                if asks_zookeeper(self.stage, op, watched):
-                    return in_zookeeper(self.stage, self.form, xid, op)
+        if self.kind in ("redis", "rediss") and asks_redis(stage, data):
+            login = b"+OK\r\n" if b"\r\nAUTH\r\n" in data and stage != "auth" else b""
+            named = b"+OK\r\n" if b"\r\nHELLO\r\n" in data and stage == "subscription" else b""
+            return chain([login, named], in_redis(stage, form))
+        if self.kind == "etcd" and asks_etcd(stage, data):
+            return in_etcd(stage, form)
+        for xid, op, watched in requests:
+            if asks_zookeeper(stage, op, watched):
+                return in_zookeeper(stage, form, xid, op)
         return None
 
     def requests(self, data: bytes) -> Iterator[tuple[int, int, bool]]:
@@ -309,10 +309,11 @@ class Relay:
 
     def send(self, attack: Attack) -> None:
         """Send an attack, and keep the connection open."""
+        slow = self.attacked[1] in ("slow", "handshake")
         self.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in attack:
             self.client.sendall(piece)
-            if self.form in ("slow", "handshake"):
+            if slow:
                 time.sleep(1)
         while self.client.recv(65_536):
             pass
@@ -328,14 +329,14 @@ def main(kind: str, port: int, *certificate: str) -> None:
     def serve() -> None:
         while True:
             client, _ = listener.accept()
-            relay: Callable[[], None] = Relay(client, kind, port, *attack, tls).run
+            relay: Callable[[], None] = Relay(client, kind, port, attack, tls).run
             threading.Thread(target=relay, daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
         print(listener.getsockname()[1], flush=True)
         threading.Thread(target=serve, daemon=True).start()
         for line in sys.stdin:
-            attack = json.loads(line)
+            attack[:] = json.loads(line)
             print("ready", flush=True)
 
 

@@ -111,6 +111,26 @@ async def test_hostile_node_costs_little(nodes: Servers, node: Hostile, flavour:
     assert (extended, released) == (True, "released")
 
 
+@pytest.mark.parametrize("node", [*KINDS, "rediss"], indirect=True)
+async def test_lock_held_on_a_node_that_turns_hostile_is_kept(nodes: Servers, node: Hostile, flavour: Flavour):
+    """Two honest nodes extend and release it, whatever the third one answers on old connections and on new ones."""
+    manager = patient_manager([*nodes.urls[:2], node.url], ttl=60.0, max_extensions=100)
+    lease = await flavour.acquire(manager.lock("held", renew=False))
+    kept = {}
+    try:
+        for form, stage in product(TLS_FORMS if node.kind == "rediss" else FORMS, ("script", "greeting", "auth")):
+            node.attack(stage, form)
+            began = time.monotonic()
+            kept[stage, form] = lease.valid() and await flavour.extend(lease) and time.monotonic() - began < PATIENT
+    finally:
+        released = await flavour.release(lease)
+        await flavour.close(manager)
+        manager.close()
+
+    assert [attack for attack, held in kept.items() if not held] == []
+    assert released == "released"
+
+
 COMMANDS = [("redlock_doctor",), ("redlock_doctor", "--json"), ("redlock_list",), ("redlock_list", "--format=csv")]
 COMMANDS += [("redlock_inspect", "free"), ("redlock_release", "free", "--no-input"), ("redlock_clear", "--dry-run")]
 COMMANDS += [("redlock_top", "--once")]
