@@ -233,6 +233,7 @@ class Failure(Enum):
     FAILED_LATELY = "failed lately"
     BACKLOG = "backlog"
     NO_THREAD = "no thread"
+    OPEN_FILES = "too many open files"
     DOES_NOT_NOTIFY = "does not notify waiters"
 
     # What the node replied

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
-from ..nodes.base import INCOMPLETE, Link, LinkError, Node
+from ..nodes.base import INCOMPLETE, Link, LinkError, Node, known_cause
 from ..nodes.clock import Clock
 from ..nodes.gevent import Here, here, uses_gevent
 from ..nodes.threads import exiting, start
@@ -429,7 +429,7 @@ class NodeConnector:
                         self._follow(connections, node, timeout)
                 except OSError as error:  # this process has too many open files, and could not be woken
                     self._breakers[node].was_tried(until)
-                    round.receive(node, failed(Failure.UNREACHABLE, detail=error.strerror or ""))
+                    round.receive(node, (known_cause(error) or LinkError(Failure.UNREACHABLE)).reply())
         return spared
 
     def _follow(self, connections: ConnectionSet, node: int, timeout: float) -> None:

@@ -330,6 +330,8 @@ def known_cause(error: BaseException) -> LinkError | None:
             # Servers written in Go report a missing certificate as a bad one.
             wanted = any(alert in (error.reason or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE"))
             failure = Failure.NO_CLIENT_CERTIFICATE if wanted else Failure.TLS_FAILED
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            failure = Failure.OPEN_FILES
         case socket.gaierror():
             failure = Failure.UNKNOWN_HOST
         case FileNotFoundError():

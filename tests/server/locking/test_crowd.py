@@ -6,6 +6,7 @@ See also :mod:`tests.server.live.test_crowd` for web servers.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -193,16 +194,19 @@ def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server)
 
 
 FEW_FILES = """
-import json, os, resource, sys, threading
+import asyncio, json, logging, os, resource, sys, threading
 import django
 from django.conf import settings
 redlock = {"default": {"NODES": sys.argv[1:], "OPTIONS": {"restart_guard": False}}}
 settings.configure(INSTALLED_APPS=["django_redlock"], DATABASES={}, REDLOCK=redlock)
 django.setup()
-from django_redlock import lock
+from django_redlock import lock, locks
 lock("warm up").acquire().release()
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, most))
+"""
+
+THREADS = """
 barrier, said = threading.Barrier(30), []
 
 def take(number):
@@ -226,9 +230,56 @@ with lock("afterwards", wait=10):
 
 def test_process_with_too_many_open_files_cannot_reach_its_nodes(nodes: Servers):
     """That is an error about the nodes like any other, and it passes, although the process opens no more files."""
-    command = [sys.executable, "-c", FEW_FILES, *nodes.urls[:3]]
+    command = [sys.executable, "-c", FEW_FILES + THREADS, *nodes.urls[:3]]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert not ended.returncode, ended.stderr
 
     assert set(json.loads(ended.stdout)) <= {"taken", "QuorumUnavailableError"}
     assert "QuorumUnavailableError" in ended.stdout
+
+
+NO_FILES = """
+files = []
+
+class GiveBack(logging.Handler):
+    def emit(self, record):
+        if getattr(record, "event", "") == "no_quorum":
+            print(record.getMessage())
+            while files:
+                os.close(files.pop())
+
+def open_all():
+    logging.getLogger("django_redlock").addHandler(GiveBack())
+    try:
+        while True:
+            files.append(os.dup(0))
+    except OSError:
+        pass
+
+def blocking():
+    locks["default"].close()
+    open_all()
+    with lock("a", wait=60):
+        print("taken")
+
+async def in_a_loop():
+    async with lock("warm up", wait=60):
+        pass
+    await locks["default"].aclose()
+    open_all()
+    async with lock("a", wait=60):
+        print("taken")
+
+"""
+
+
+@pytest.mark.parametrize("way", ["blocking()", "asyncio.run(in_a_loop())"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_caller_waits_until_its_process_can_open_files_again(nodes: Servers, count: int, way: str):
+    """Threads and event loops say alike why they wait, and go on as soon as files are closed."""
+    command = [sys.executable, "-c", FEW_FILES + NO_FILES + way, *nodes.urls[:count]]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
+
+    told, *then = ended.stdout.splitlines()
+    assert (told.partition(":")[0], then) == ("lock a waits for a quorum", ["taken"]), ended.stderr
+    assert set(re.findall(r":\d+: ([^,]+)", told)) == {"too many open files"}
