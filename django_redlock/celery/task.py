@@ -183,8 +183,10 @@ log = logging.getLogger("django_redlock")
 if TYPE_CHECKING:
     from celery.contrib.django.task import DjangoTask
 
-    class BaseTask(DjangoTask[P, R], Generic[P, R]):  # generic also for who has no types of Celery
-        """Celery's task class."""
+    class TypedTask(DjangoTask[P, R], Generic[P, R]):
+        """Celery's task class, which is generic even for type checkers that have no types of Celery."""
+
+    BaseTask = TypedTask
 else:
 
     class BaseTask(Task):
