@@ -10,7 +10,7 @@ from django.conf import settings
 from django.test import RequestFactory, override_settings
 from django.utils.timezone import now
 
-from django_redlock import LockTakenError, QuorumUnavailableError, locks
+from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.contrib.history.models import Hold
 from django_redlock.core.names import Owner, encode
 from django_redlock.inventory import find_lock, force_release
@@ -295,6 +295,7 @@ def test_pages_that_read_from_right_to_left(site, open_page, nodes):
     order of their characters.
     """
     fill(nodes, 5)
+    sharers = [lock("shared", shared=True, wait=30).acquire() for _ in range(3)]
     one_down(nodes)
     row = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now(), "waited": 0.2, "held": 840.0}
     Hold.objects.create(**row, name="orders:7", template="orders:*", outcome="expired")
@@ -309,6 +310,7 @@ def test_pages_that_read_from_right_to_left(site, open_page, nodes):
     with override_settings(LANGUAGE_CODE="ar"):
         page = open_page()
         expect(page.locator("html[dir=rtl]")).to_have_count(1)
+        expect(page.get_by_text("3 holders, who share it").first).to_be_visible()
         look("list")
         page.locator("#result_list .redlock-name").first.click()
         expect(page.get_by_text("What each node has").first).to_be_visible()
@@ -319,6 +321,8 @@ def test_pages_that_read_from_right_to_left(site, open_page, nodes):
         for path in ("/admin/redlock/heldlock/nodes/", HISTORY, f"{HISTORY}kinds/"):
             page.goto(path)
             look(path)
+    for lease in sharers:
+        lease.release()
 
 
 @pytest.mark.endurance
