@@ -103,7 +103,7 @@ def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
         "connection",
         lambda connections, connection: connections.by_node.update({connection.node: connection}),
     )
-    monkeypatch.setattr(ConnectionSet, "ready", wait)
+    monkeypatch.setattr(ConnectionSet, "read", wait)
     gather = Gather([Mute(name) for name in NAMES], admission(), lambda: now)
     round = round_of(0.5, needed=2)
 
@@ -298,7 +298,7 @@ def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkey
     manager = LockManager(nodes, rules(3, **PATIENT))
     lease = manager.lock("a", renew=False).acquire()
     nodes[2].down = True
-    monkeypatch.setattr(ConnectionSet, "ready", lambda connections, seconds: pytest.fail(f"waits {seconds} s"))
+    monkeypatch.setattr(ConnectionSet, "read", lambda connections, seconds: pytest.fail(f"waits {seconds} s"))
 
     assert lease.extend()
 
