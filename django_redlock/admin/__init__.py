@@ -7,9 +7,8 @@ Its templates extend the admin's instead of copying them, because these differ b
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import django
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.utils import unquote
@@ -19,7 +18,6 @@ from django.db.models import QuerySet
 from django.forms.widgets import Script
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.loader import render_to_string
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import escape, format_html
 from django.utils.http import urlencode
@@ -42,26 +40,21 @@ from .pages import (
     problem_with,
 )
 from .rows import (
-    DASH,
     LONGEST,
-    ViewOnly,
+    ReadOnlyAdmin,
     audit,
     breakable,
     clock,
+    column,
     copy_button,
     countdown,
     held_for,
     holder,
     known_aliases,
-    labelled,
     state,
     votes,
+    waiting,
 )
-
-if TYPE_CHECKING:
-    AnyModelAdmin = admin.ModelAdmin[HeldLock]
-else:
-    AnyModelAdmin = object
 
 REFRESH = 5  # seconds
 POLL = "X-Redlock-Poll"  # the header of requests that a page makes by itself, as held_locks.js does
@@ -71,7 +64,7 @@ KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key a
 __all__ = ["MAX_RELEASE", "HeldLockAdmin", "HeldLockAdminMixin", "clock"]
 
 
-class HeldLockAdminMixin(ViewOnly, AnyModelAdmin):
+class HeldLockAdminMixin(ReadOnlyAdmin):
     """The admin page, for any base class: ``class Locks(HeldLockAdminMixin, unfold.admin.ModelAdmin)``."""
 
     actions = ("stop", "release")
@@ -113,42 +106,13 @@ class HeldLockAdminMixin(ViewOnly, AnyModelAdmin):
             *(identity, address, row.name, text, copy_button(row.name)),
         )
 
-    @admin.display(description=_("Alias"), ordering="alias")
-    def alias_name(self, row: HeldLock) -> str:
-        """Return the alias."""
-        return labelled(_("Alias"), row.alias)
-
-    @admin.display(description=_("State"), ordering="state")
-    def lock_state(self, row: HeldLock) -> SafeString:
-        """Return the state in words."""
-        return state(row)
-
-    @admin.display(description=_("Holder"), ordering="holder")
-    def held_by(self, row: HeldLock) -> str:
-        """Return the holder."""
-        return labelled(_("Holder"), holder(row.lock))
-
-    @admin.display(description=_("Held for"), ordering="since")
-    def held_time(self, row: HeldLock) -> str:
-        """Return the time for which the lock has been held, which renewals do not reset, and when it was taken."""
-        return labelled(_("Held for"), held_for(row))
-
-    @admin.display(description=_("Waiting"))
-    def waiting_count(self, row: HeldLock) -> str:
-        """Return the number of waiters."""
-        waiting = row.lock.waiting
-        count = format_html('<strong class="redlock-waited">{}</strong>', waiting) if waiting else DASH
-        return labelled(_("Waiting"), count)
-
-    @admin.display(description=_("Remaining"), ordering="remaining")
-    def time_left(self, row: HeldLock) -> str:
-        """Return the time left, for people and for the script."""
-        return labelled(_("Remaining"), countdown(row.lock))
-
-    @admin.display(description=_("Votes"), ordering="votes")
-    def votes_shown(self, row: HeldLock) -> SafeString:
-        """Return how many nodes have this holder."""
-        return labelled(_("Votes"), votes(row.lock))
+    lock_state = admin.display(description=_("State"), ordering="state")(lambda self, row: state(row))
+    alias_name = column(_("Alias"), lambda row: row.alias, ordering="alias")
+    held_by = column(_("Holder"), lambda row: holder(row.lock), ordering="holder")
+    held_time = column(_("Held for"), held_for, ordering="since")
+    waiting_count = column(_("Waiting"), lambda row: waiting(row.lock))
+    time_left = column(_("Remaining"), lambda row: countdown(row.lock), ordering="remaining")
+    votes_shown = column(_("Votes"), lambda row: votes(row.lock), ordering="votes")
 
     # Permissions
 
@@ -217,15 +181,8 @@ class HeldLockAdminMixin(ViewOnly, AnyModelAdmin):
             request.session.save = lambda must_create=False: None  # type: ignore[method-assign]
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
-        request.current_app = self.admin_site.name
-        shared = {
-            **self.admin_site.each_context(request),
-            "opts": HeldLock._meta,
-            "checkbox": helpers.ACTION_CHECKBOX_NAME,
-            "may_release": self.has_release_permission(request),
-            "breadcrumb_list": django.VERSION >= (6, 1),  # in earlier versions they were a <div>
-        }
-        return TemplateResponse(request, f"admin/redlock/heldlock/{template}", {**shared, **context})
+        shared = {"checkbox": helpers.ACTION_CHECKBOX_NAME, "may_release": self.has_release_permission(request)}
+        return self.page(request, f"admin/redlock/heldlock/{template}", **shared, **context)
 
     # Actions
 

@@ -30,19 +30,18 @@ class MaskingReporterFilter(SafeExceptionReporterFilter):
     def cleanse_setting(self, key: str | int, value: Any) -> Any:
         """Return a setting as Django would show it, with the passwords of URLs masked."""
         cleansed = super().cleanse_setting(key, value)
-        return self._masked(cleansed) if isinstance(cleansed, str) else cleansed
+        if not isinstance(cleansed, str):
+            return cleansed
+        text = USER_INFO.sub(rf"\1:{self.cleansed_substitute}@", cleansed)
+        return PARAMETER.sub(self._masked_parameter, text) if "://" in text else text
 
     def get_traceback_frame_variables(self, request: HttpRequest | None, tb_frame: Any) -> ItemsView[str, Any]:
         """Return the variables of a frame, with the passwords of URLs masked in strings and in collections of them."""
         variables = super().get_traceback_frame_variables(request, tb_frame)
-        return {name: self._cleansed(value) for name, value in variables}.items()
-
-    def _cleansed(self, value: Any) -> Any:
-        return self.cleanse_setting("", value) if type(value) in (str, dict, list, tuple) else value
-
-    def _masked(self, text: str) -> str:
-        text = USER_INFO.sub(rf"\1:{self.cleansed_substitute}@", text)
-        return PARAMETER.sub(self._masked_parameter, text) if "://" in text else text
+        return {
+            name: self.cleanse_setting("", value) if type(value) in (str, dict, list, tuple) else value
+            for name, value in variables
+        }.items()
 
     def _masked_parameter(self, found: re.Match[str]) -> str:
         secret = self.hidden_settings.search(found[1])

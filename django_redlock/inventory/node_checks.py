@@ -304,11 +304,6 @@ def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
 OLDEST_STORES = {"etcd": (3, 4), "ZooKeeper": (3, 5)}
 CORRUPTING = {"etcd": ((3, 5, 0), (3, 5, 1), (3, 5, 2))}
 NEWEST_STORES = {"etcd": "the last release of 3.5 or later", "ZooKeeper": "a release that is maintained"}
-SHARED_IDS = frozenset(
-    f"{kind.lower()}-{what}" for kind in OLDEST_STORES for what in ("version", "election", "member", "alone")
-)
-"""The ids of findings that each kind of store may have."""
-
 LIST_MEMBERS = {"etcd": "`etcdctl endpoint status --cluster`", "ZooKeeper": "`echo srvr | nc host 2181`"}
 FULL_STORE = 0.8  # share of the quota above which a store is nearly full
 LONG_TTL = 15.0  # seconds: long enough to extend a lease after an election of five seconds

@@ -46,6 +46,16 @@ def split_url(url: str) -> SplitResult:
     return urlsplit(f"{scheme}{mark}{rest[len(hosts) :]}")._replace(netloc=hosts)
 
 
+def address(host: str, port: int) -> str:
+    """Return the address of a server as text."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_local(host: str) -> bool:
+    """Return whether a host is this machine, as far as its name shows."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 LONGEST_TEXT = 300  # characters
 
 

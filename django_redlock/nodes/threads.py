@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from _thread import start_new_thread
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -134,6 +135,12 @@ def _start_or_run(new: threading.Thread, begun: Any) -> None:
         new.start()
     except RuntimeError:  # the system allows no more threads than this one
         new.run()
+
+
+def call_soon(loop: AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Have an event loop call a function, from any thread; if the loop is closed, nobody wants the call any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *args)
 
 
 STARTS = frozenset({_start.__code__, threading.Thread.start.__code__})

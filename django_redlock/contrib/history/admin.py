@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-import django
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -15,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.rows import DASH, ViewOnly, labelled
+from ...admin.rows import DASH, ReadOnlyAdmin, column, labelled
 from ...inventory import duration
 from ...models import HeldLock
 from .models import Hold, KindStatistics, kinds
@@ -48,7 +46,7 @@ class OutcomeFilter(admin.AllValuesFieldListFilter):
 
 
 @admin.register(Hold)
-class HoldAdmin(ViewOnly, admin.ModelAdmin):  # type: ignore[type-arg]
+class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     """Former locks; nobody can add, change or delete one."""
 
     list_display = (
@@ -63,24 +61,9 @@ class HoldAdmin(ViewOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     class Media:
         css = {"all": ["django_redlock/history.css"]}
 
-    @admin.display(description=_("outcome"), ordering="outcome")
-    def outcome_shown(self, row: Hold) -> SafeString:
-        """Return the label of the outcome, styled by its level."""
-        # A release that finds another holder has the same outcome as an attempt that finds one.
-        outcome = "superseded" if row.outcome == "taken" and row.held is not None else row.outcome
-        level, text = _label(outcome)
-        shown = format_html('<span class="redlock-outcome redlock-{}">{}</span>', level, text)
-        return labelled(_("outcome"), shown)
-
-    @admin.display(description=_("waited"), ordering="waited")
-    def waited_for(self, row: Hold) -> str:
-        """Return how long the caller waited for the lock, in readable form."""
-        return labelled(_("waited"), duration(row.waited))
-
-    @admin.display(description=_("held"), ordering="held")
-    def held_for(self, row: Hold) -> str:
-        """Return how long the lock was held, in readable form; a dash stands for an attempt that was given up."""
-        return labelled(_("held"), DASH if row.held is None else duration(row.held))
+    outcome_shown = column(_("outcome"), lambda row: _outcome(row), ordering="outcome")
+    waited_for = column(_("waited"), lambda row: duration(row.waited), ordering="waited")
+    held_for = column(_("held"), lambda row: DASH if row.held is None else duration(row.held), ordering="held")
 
     @admin.display(description=_("now"))
     def live(self, row: Hold) -> SafeString:
@@ -120,17 +103,21 @@ class HoldAdmin(ViewOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         found = kinds()
         longest = max((max(kind.hold[1], kind.wait[1]) for kind in found), default=0.0) or 1.0
         rows = [(kind, list(_bars(kind, longest)), list(kind.suggestions)) for kind in found]
-        request.current_app = self.admin_site.name
-        context = {**self.admin_site.each_context(request), "opts": Hold._meta, "rows": rows}
-        context["breadcrumb_list"] = django.VERSION >= (6, 1)  # before 6.1, breadcrumbs were a <div>
-        context["title"] = gettext("Kinds of locks")
-        context["held_locks"] = self._held_locks() if self._sees_held_locks(request) else ""
-        return TemplateResponse(request, "admin/redlock_history/hold/kinds.html", context)
+        held_locks = self._held_locks() if self._sees_held_locks(request) else ""
+        template, title = "admin/redlock_history/hold/kinds.html", gettext("Kinds of locks")
+        return self.page(request, template, title=title, rows=rows, held_locks=held_locks)
 
 
 def _label(outcome: str) -> tuple[str, Any]:
     """Return the level and the label of an outcome; an outcome of a later release is its own label."""
     return OUTCOMES.get(outcome, ("warn", outcome))
+
+
+def _outcome(row: Hold) -> SafeString:
+    """Return the label of an outcome, styled by its level."""
+    # A release that finds another holder has the same outcome as an attempt that finds one.
+    level, text = _label("superseded" if row.outcome == "taken" and row.held is not None else row.outcome)
+    return format_html('<span class="redlock-outcome redlock-{}">{}</span>', level, text)
 
 
 def _bars(kind: KindStatistics, longest: float) -> Iterator[tuple[str, str, str]]:

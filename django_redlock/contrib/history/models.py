@@ -84,7 +84,7 @@ class KindStatistics:
             "held": f"{self.hold[1]:.1f}",
             "waited": f"{self.wait[1]:.1f}",
             "ttl": f"{self.ttl:g}",
-            "better": f"{self._ttl():g}",
+            "better": str(max(10, round(2 * self.hold[1] + 0.5))),
             "wait": f"{max(1.0, 3 * self.hold[1]):.0f}",
         }
         for text in self._advice():
@@ -106,9 +106,6 @@ class KindStatistics:
             yield gettext("%(refused)d gave up: wait=%(wait)s would let most of them in.")
         if self.wait[1] > 1 and self.wait[1] > 3 * self.hold[1]:
             yield gettext("waited for %(waited)s s: many callers use one name; make it narrower, or use limit=.")
-
-    def _ttl(self) -> float:
-        return float(max(10, round(2 * self.hold[1] + 0.5)))
 
 
 def kinds(using: str | None = None) -> list[KindStatistics]:

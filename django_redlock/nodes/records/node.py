@@ -7,12 +7,14 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from ...core.protocol import Failure, Request
 from ..base import AsyncNotificationLink, LinkError, NotificationLink
 from ..gevent import here, uses_gevent
+from ..threads import call_soon
 from .table import RecordTable
 from .worker import AsyncWorkerLink, Worker, WorkerLink
 
@@ -62,12 +64,7 @@ class RecordNode:
     async def aconnect(self, timeout: float) -> AsyncWorkerLink:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
         worker, loop, opened = self._hire(timeout), asyncio.get_running_loop(), asyncio.Event()
-
-        def set_opened() -> None:
-            with suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(opened.set)
-
-        worker.when_open(set_opened)
+        worker.when_open(partial(call_soon, loop, opened.set))
         with suppress(TimeoutError):
             await asyncio.wait_for(opened.wait(), timeout)
         return AsyncWorkerLink(worker, worker.greeting(0.0))

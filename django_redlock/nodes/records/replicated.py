@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
-from ..base import ENCODED, LinkError, NodeSpec, split_url
+from ..base import ENCODED, LinkError, NodeSpec, address, is_local, split_url
 from ..clock import steady
 from .clock import Era, EraClock, Moment
 from .node import RecordNode
@@ -61,8 +61,7 @@ class ReplicatedNode(RecordNode):
         self.verified = self.place.encrypted and self.place.verifies_hosts
         # The client sends a password or a certificate.
         self.authenticated = bool(self.place.options.get("password") or self.place.options.get("ssl_certfile"))
-        local = [host in ("localhost", "::1") or host.startswith("127.") for host, _ in self.place.members]
-        self.remote = not all(local)
+        self.remote = not all(is_local(host) for host, _ in self.place.members)
 
     def channel(self, process: str) -> str:
         """Return the key under which the notifications to a process are written."""
@@ -450,22 +449,18 @@ class Place:
             if path and not (os.path.isfile(path) and os.access(path, os.R_OK)):
                 raise LinkError(Failure.UNUSABLE, f"cannot be used, because its {option} does not name a readable file")
         try:
-            return self._new_context()
+            context = ssl.create_default_context(cafile=self.options.get("ssl_ca_certs"))
+            context.check_hostname = self.verifies_hosts
+            if not self.verifies:
+                context.verify_mode = ssl.CERT_NONE
+            if certificate := self.options.get("ssl_certfile"):
+                password = self.options.get("ssl_password") or ""  # without any, OpenSSL would ask at the terminal
+                context.load_cert_chain(certificate, self.options.get("ssl_keyfile"), password)
+            return context
         except ssl.SSLError as error:
             why = error.reason or "a key may need another ssl_password"
-            raise LinkError(
-                Failure.UNUSABLE, f"cannot be used: TLS refuses a file of its ssl_ options ({why})"
-            ) from None
-
-    def _new_context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.options.get("ssl_ca_certs"))
-        context.check_hostname = self.verifies_hosts
-        if not self.verifies:
-            context.verify_mode = ssl.CERT_NONE
-        if certificate := self.options.get("ssl_certfile"):
-            password = self.options.get("ssl_password") or ""  # without any, OpenSSL would ask at the terminal
-            context.load_cert_chain(certificate, self.options.get("ssl_keyfile"), password)
-        return context
+            text = f"cannot be used: TLS refuses a file of its ssl_ options ({why})"
+            raise LinkError(Failure.UNUSABLE, text) from None
 
 
 LOGIN = ("username", "password")
@@ -507,11 +502,6 @@ def read_place(spec: NodeSpec, store: Store) -> Place:
     options = {**login, **dict(parse_qsl(parts.query)), **spec.options}
     check_options(options, store, encrypted=encrypted)
     return Place(members, options, encrypted, path)
-
-
-def address(host: str, port: int) -> str:
-    """Return the address of a member as text."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def member(host: str, port: int) -> tuple[str, int]:

@@ -8,12 +8,11 @@ Missing an earlier change is harmless, because each waiter soon asks again by it
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from ...core.protocol import Failure
 from ..base import LinkError, RateLimit
-from ..threads import new_event, start
+from ..threads import call_soon, new_event, start
 from .table import link_error
 from .worker import Mailbox
 
@@ -178,8 +177,7 @@ class AsyncWatchLink:
             raise
 
     def _deliver(self, names: list[str] | LinkError) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, names)
+        call_soon(self._loop, self._arrived.put_nowait, names)
 
     async def read(self) -> list[str]:
         """Wait for notifications and return the waiters that they name; raise LinkError at the end of the watch."""

@@ -21,7 +21,7 @@ from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, Survey, failed
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..clock import SLICES, Patience, steady
-from ..threads import exiting, new_event, start
+from ..threads import call_soon, exiting, new_event, start
 from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most
@@ -154,8 +154,7 @@ class AsyncWorkerLink:
 
     def _deliver(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
         self._delivered += 1
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take, on_reply, reply)
+        call_soon(self._loop, self._take, on_reply, reply)
 
     def _on_end(self, error: LinkError) -> None:
         self._deliver(None, error)

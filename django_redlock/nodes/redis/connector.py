@@ -21,7 +21,7 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ...core.protocol import Failure
-from ..base import ENCODED, LinkError, NodeSpec
+from ..base import ENCODED, LinkError, NodeSpec, address, is_local
 from .errors import link_error
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
@@ -165,8 +165,7 @@ class Endpoint:
         """``host:port``, or the path of a Unix socket."""
         if self._class is UnixDomainSocketConnection:
             return str(self._arguments.get("path", ""))
-        host = self.host
-        return f"{f'[{host}]' if ':' in host else host}:{self._arguments.get('port', 6379)}"
+        return address(self.host, self._arguments.get("port", 6379))
 
     @property
     def host(self) -> str:
@@ -176,9 +175,7 @@ class Endpoint:
     @property
     def remote(self) -> bool:
         """Whether connections leave this machine."""
-        host = self.host
-        local = host in ("localhost", "::1") or host.startswith("127.")
-        return self._class is not UnixDomainSocketConnection and not local
+        return self._class is not UnixDomainSocketConnection and not is_local(self.host)
 
     def explain(self, error: BaseException, connection: Any) -> LinkError:
         """Return what to report about a connection that could not be made; some servers ignore TLS without a word."""

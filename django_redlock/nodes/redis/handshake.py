@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from ...core.protocol import Failure
 from ..base import LinkError
 from ..clock import SLICES, Patience, steady
-from ..threads import start
+from ..threads import call_soon, start
 from .connector import Endpoint, ResolvedConnection
 from .errors import BROKEN, link_error
 from .link import (
@@ -251,8 +251,7 @@ async def addresses(host: str, port: int) -> list[str]:
             known = [str(at[0]) for *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         except OSError as error:
             failure = error
-        with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(deliver, known, failure)
+        call_soon(loop, deliver, known, failure)
 
     start(look_up, "django_redlock look-up")
     return await found

@@ -36,9 +36,9 @@ from kazoo.protocol.serialization import GetChildren, Transaction, int_struct, r
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ...core.protocol import Failure
-from ..base import LinkError
+from ..base import LinkError, address
 from ..clock import steady
-from ..records.replicated import Place, address
+from ..records.replicated import Place
 from ..records.table import AnswerError
 from ..threads import new_event
 
