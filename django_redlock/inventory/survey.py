@@ -8,7 +8,8 @@ asyncio callers share all of this, and differ in :func:`run` and :func:`arun` al
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, Unpack
 
@@ -34,6 +35,10 @@ PAGE = 50  # names in one request, which costs a node a quarter of a millisecond
 MAX_NAMES = 1000  # names in one listing, unless asked for more
 MAX_SECONDS = 0.5  # after this time, a listing leaves out the rest
 PATIENCE = 0.75  # seconds that a listing waits for a silent node at most, even if the node timeout is longer
+
+
+Requests = Generator[SurveyOptions, Mapping[int, Reply], None]
+"""The requests of a poll; the replies to each of them decide about the next one."""
 
 
 def ask_nodes(manager: LockManager, slugs: Iterable[str]) -> "Poll":
@@ -178,9 +183,6 @@ class Poll:
         self._heard: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by process, seconds since its heartbeat
         self._suspects: dict[str, str] = {}  # by slug, the process of a lock that nobody seems to extend
         self._locks: list[HeldLock] | None = None
-        self._asked: list[int] = []  # the nodes of the last request
-        self._replies: dict[int, Reply] = {}
-        self._sent = 0.0  # when that request was sent
         self._started = 0.0  # when a listing began, plus the time that it waited for silent nodes
         self._patience = math.inf
 
@@ -272,18 +274,18 @@ class Poll:
 
     # The requests
 
-    def named(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
+    def named(self, slugs: Iterable[str]) -> Requests:
         """Yield the requests for some names, whose number bounds the time."""
         names, nodes = tuple(slugs), range(len(self.manager.nodes))
         for start in range(0, len(names), PAGE):
             yield from self._ask(nodes, slugs=names[start : start + PAGE])
 
-    def described(self, slugs: Iterable[str]) -> Iterator[SurveyOptions]:
+    def described(self, slugs: Iterable[str]) -> Requests:
         """Yield the requests for some names, and for the processes of locks that nobody extends."""
         yield from self.named(slugs)
         yield from self._processes()
 
-    def pages(self, limit: int, seconds: float, also: Iterable[str] = ()) -> Iterator[SurveyOptions]:
+    def pages(self, limit: int, seconds: float, also: Iterable[str] = ()) -> Requests:
         """
         Yield the requests for the whole index, then for the names that not every node reported.
 
@@ -316,7 +318,7 @@ class Poll:
         if self._is_in_time(seconds):
             yield from self._processes()
 
-    def _page(self, cursors: dict[int, str]) -> Generator[SurveyOptions, None, dict[int, str]]:
+    def _page(self, cursors: dict[int, str]) -> Generator[SurveyOptions, Mapping[int, Reply], dict[int, str]]:
         """Yield the request for a page of each node's index; return where the next page of each starts, if any."""
         replies = yield from self._ask(cursors, count=PAGE, after=cursors)
         following = {}
@@ -330,7 +332,7 @@ class Poll:
                 following[node] = cursor
         return following
 
-    def _processes(self) -> Iterator[SurveyOptions]:
+    def _processes(self) -> Requests:
         """Yield the requests that show whether the processes of locks that nobody extends are alive."""
         self._locks = self._judged()  # possible now that all nodes have answered
         self._suspects = {lock.slug: lock.process for lock in self._locks if lock.is_suspicious}
@@ -339,15 +341,29 @@ class Poll:
 
     def _ask(
         self, nodes: Iterable[int], **options: Unpack[SurveyOptions]
-    ) -> Generator[SurveyOptions, None, dict[int, Reply]]:
-        """Yield one request for those of *nodes* that are not silent; return the replies of those that answered it."""
-        self._asked = [node for node in nodes if node not in self.silent]
-        self._sent = self.manager.runtime.clock()
-        self._replies = {}
-        if self._asked:
-            but = {*range(len(self.manager.nodes))}.difference(self._asked)
-            yield {**options, "waiters": self._waiters, "but": but, "patience": self._patience}
-        return self._replies
+    ) -> Generator[SurveyOptions, Mapping[int, Reply], dict[int, Reply]]:
+        """Yield one request for those of *nodes* that are not silent; file and return the replies."""
+        asked, sent = [node for node in nodes if node not in self.silent], self.manager.runtime.clock()
+        if not asked:
+            return {}
+        # A node that was silent once is left out from now on. A listing takes up to twenty requests. If each of them
+        # waited for that node again, one node that is down would cut every listing short.
+        but = {*range(len(self.manager.nodes))}.difference(asked)
+        replies = yield {**options, "waiters": self._waiters, "but": but, "patience": self._patience}
+        listed, silent = {}, len(self.silent)
+        for node in asked:
+            reply = replies.get(node)
+            if reply is None or reply.kind is not Kind.LISTED:
+                self.silent[node] = str(reply) if reply else "timeout"
+                continue
+            listed[node] = reply
+            self._total = max(self._total, reply.total)
+            if reply.detail:
+                self._refusing[node] = reply.detail
+            self._file(node, reply, sent)
+        if len(self.silent) > silent:  # waiting for that node took the time that the others need
+            self._started += self.manager.runtime.clock() - sent
+        return listed
 
     def _is_in_time(self, seconds: float) -> bool:
         return self.manager.runtime.clock() - self._started <= seconds
@@ -357,27 +373,9 @@ class Poll:
         answering = len(self.manager.nodes) - len(self.silent)
         return [slug for slug, rows in self._rows.items() if len(rows) < answering and self.tally(slug).votes]
 
-    # The replies
-
-    def receive(self, replies: Mapping[int, Reply]) -> None:
-        """File the replies to the request that was yielded last."""
-        silent = len(self.silent)
-        for node in self._asked:
-            reply = replies.get(node)
-            if reply is None or reply.kind is not Kind.LISTED:
-                self.silent[node] = str(reply) if reply else "timeout"
-                continue
-            self._replies[node] = reply
-            self._total = max(self._total, reply.total)
-            if reply.detail:
-                self._refusing[node] = reply.detail
-            self._file(node, reply)
-        if len(self.silent) > silent:  # waiting for that node took the time that the others need
-            self._started += self.manager.runtime.clock() - self._sent
-
-    def _file(self, node: int, reply: Reply) -> None:
+    def _file(self, node: int, reply: Reply, sent: float) -> None:
         """File the rows of a node; an absurd fencing token is noted separately and is no token of the lock."""
-        filed, sent, lasting = self._rows, self._sent, self._lasting
+        filed, lasting = self._rows, self._lasting
         trusted = not is_absurd(max([row.fence for row in reply.rows], default=0), reply.time)
         for row in reply.rows:
             slug = row.slug
@@ -455,17 +453,21 @@ class Poll:
         return tuple([views[index] for index in range(len(nodes))])
 
 
-def run(poll: Poll, requests: Iterator[SurveyOptions]) -> Poll:
+def run(poll: Poll, requests: Requests) -> Poll:
     """Send the requests of a poll, and return the poll with the replies."""
-    for request in requests:
-        poll.receive(poll.manager.survey(**request))
+    with suppress(StopIteration):
+        request = next(requests)
+        while True:
+            request = requests.send(poll.manager.survey(**request))
     return poll
 
 
-async def arun(poll: Poll, requests: Iterator[SurveyOptions]) -> Poll:
+async def arun(poll: Poll, requests: Requests) -> Poll:
     """Do what :func:`run` does without blocking."""
-    for request in requests:
-        poll.receive(await poll.manager.asurvey(**request))
+    with suppress(StopIteration):
+        request = next(requests)
+        while True:
+            request = requests.send(await poll.manager.asurvey(**request))
     return poll
 
 

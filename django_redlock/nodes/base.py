@@ -24,7 +24,16 @@ ENCODED = (
     "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
     "urllib.parse.quote(password, safe='') does it"
 )
-"""Ends the message about a URL with a user that cannot be read."""
+LOGIN_UNREADABLE = f"its user name or password cannot be read, {ENCODED}"
+"""The error about a URL with a user that cannot be read."""
+
+
+def unreadable(what: str, url: str, example: str) -> ValueError:
+    """Return the error about a part of a URL; it shows nothing of the URL, which may hold a password."""
+    # An unescaped / or ? in a password ends the hosts early, and what is left of the password is no port.
+    why = f", {ENCODED}" if "@" in url else f"; write, for example, {example}"
+    return ValueError(f"{what} cannot be read{why}")
+
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply that has not arrived, or not completely."""

@@ -18,6 +18,7 @@ from ...inventory import duration
 from ...models import HeldLock
 from .models import Hold, KindStatistics, kinds
 
+HELD_LOCKS = "admin:redlock_heldlock_changelist"
 OUTCOMES = {
     "released": ("good", _("released")),
     "taken": ("warn", _("gave up: taken")),
@@ -69,20 +70,20 @@ class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     def live(self, row: Hold) -> SafeString:
         """Return a link that looks for the lock among the held locks."""
         query = urlencode({"q": row.name, "using": row.alias})
+        address = reverse(HELD_LOCKS, current_app=self.admin_site.name)
         text = gettext("Look for “%(lock)s” among the held locks") % {"lock": row.name}
-        link = format_html('<a href="{}?{}" aria-label="{}">{}</a>', self._held_locks(), query, text, gettext("show"))
+        link = format_html('<a href="{}?{}" aria-label="{}">{}</a>', address, query, text, gettext("show"))
         return labelled(_("now"), link)
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the columns, with a link to the live lock for users who may see it."""
         name, *rest = self.list_display
-        return (name, "live", *rest) if self._sees_held_locks(request) else self.list_display
+        return (name, "live", *rest) if self._held_locks(request) else self.list_display
 
-    def _sees_held_locks(self, request: HttpRequest) -> bool:
-        return self.admin_site.is_registered(HeldLock) and request.user.has_perm("redlock.view_heldlock")
-
-    def _held_locks(self) -> str:
-        return reverse("admin:redlock_heldlock_changelist", current_app=self.admin_site.name)
+    def _held_locks(self, request: HttpRequest) -> str:
+        """Return the address of the held locks; an empty text for users who may not see them."""
+        seen = self.admin_site.is_registered(HeldLock) and request.user.has_perm("redlock.view_heldlock")
+        return reverse(HELD_LOCKS, current_app=self.admin_site.name) if seen else ""
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URL of the chart."""
@@ -91,10 +92,8 @@ class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the list, and pass a link to the held locks for users who may see them."""
-        held_locks = self._held_locks() if self._sees_held_locks(request) else ""
-        return super().changelist_view(
-            request, {"title": gettext("Former locks"), "held_locks": held_locks, **(extra_context or {})}
-        )
+        shared = {"title": gettext("Former locks"), "held_locks": self._held_locks(request)}
+        return super().changelist_view(request, shared | (extra_context or {}))
 
     def chart_view(self, request: HttpRequest) -> HttpResponse:
         """Show how long locks of each kind are held and waited for."""
@@ -103,9 +102,8 @@ class HoldAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         found = kinds()
         longest = max((max(kind.hold[1], kind.wait[1]) for kind in found), default=0.0) or 1.0
         rows = [(kind, list(_bars(kind, longest)), list(kind.suggestions)) for kind in found]
-        held_locks = self._held_locks() if self._sees_held_locks(request) else ""
         template, title = "admin/redlock_history/hold/kinds.html", gettext("Kinds of locks")
-        return self.page(request, template, title=title, rows=rows, held_locks=held_locks)
+        return self.page(request, template, title=title, rows=rows, held_locks=self._held_locks(request))
 
 
 def _label(outcome: str) -> tuple[str, Any]:

@@ -226,6 +226,8 @@ class LockTable(RecordTable):
 
     def _change(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> bool:
         """Execute a statement once for each set of parameters; return whether each time one row was changed."""
+        # A row that another process has changed meanwhile is not found, so it is missing from the count. Then the
+        # transaction is rolled back: the other rows alone would grant some names of a lock and not the rest.
         together = len(rows) > 1 and counts_together(self._connection)
         with self._connection.wrap_database_errors:
             if together:

@@ -172,6 +172,8 @@ class EtcdTable(MemberTable[EtcdClient]):
     def leader(self, era: Era | None) -> tuple[str, str]:
         """Return the name of the present era, and the id of the lease that is its clock; read the clock if due."""
         source = era.source if era and era.source else self._grant()
+        # The clock is read only in the era of the record. A reading that comes from another leader would narrow the
+        # bounds of the wrong clock, and a hold might seem to have ended.
         if era and era.name == era_name(self._header, source) and self._is_due(era):
             source = self._look(era)
         return era_name(self._header, source), source

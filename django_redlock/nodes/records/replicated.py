@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...core.admission import Greeting
 from ...core.protocol import ABSENT, ENDLESS, Failure, Reply, Survey
-from ..base import ENCODED, LinkError, NodeSpec, address, is_local, split_url
+from ..base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, split_url, unreadable
 from ..clock import steady
 from .clock import Era, EraClock, Moment
 from .node import RecordNode
@@ -235,6 +235,9 @@ class MemberTable(RecordTable, Generic[Client]):
         self.version = stored.version if stored else 0
         name, source = self.leader(era)
         if correction := self.clock.correction(era, name, source):
+            # Nothing is decided in the same pass. Of several processes that correct the record, one wins, and the next
+            # read shows all of them the same beginning of the era. A process with a beginning of its own might let a
+            # hold of the era before end earlier than the others do.
             self.write_era(correction, era, stored.version if stored else None)
             return None
         assert era is not None
@@ -482,7 +485,7 @@ def read_place(spec: NodeSpec, store: Store) -> Place:
     if spec.url.count("://") > 1:
         raise ValueError("it names several nodes: make each a separate item, or write all NODES as one string")
     if "#" in spec.url or spec.url.count("@") > 1:
-        raise ValueError(f"its user name or password cannot be read, {ENCODED}")
+        raise ValueError(LOGIN_UNREADABLE)
     try:
         parts = split_url(spec.url)
         encrypted = parts.scheme == f"{store.scheme}s"
@@ -490,11 +493,9 @@ def read_place(spec: NodeSpec, store: Store) -> Place:
         port = store.encrypted_port if encrypted else store.port
         members = tuple(member(host, port) for host in hosts.split(","))
     except ValueError:
-        # An unescaped / or ? in a password ends the hosts early.
-        why = f", {ENCODED}" if "@" in spec.url else f"; write, for example, {store.example}"
-        raise ValueError(f"its hosts or ports cannot be read{why}") from None
+        raise unreadable("its hosts or ports", spec.url, store.example) from None
     if "@" in parts.path + parts.query:
-        raise ValueError(f"its user name or password cannot be read, {ENCODED}")
+        raise ValueError(LOGIN_UNREADABLE)
     path = unquote(parts.path).rstrip("/")
     store.check_path(path)
     name, _, password = user.partition(":")

@@ -21,7 +21,7 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ...core.protocol import Failure
-from ..base import ENCODED, LinkError, NodeSpec, address, is_local
+from ..base import LOGIN_UNREADABLE, LinkError, NodeSpec, address, is_local, unreadable
 from .errors import link_error
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
@@ -106,7 +106,7 @@ def check_url(url: str) -> None:
     socket_path = scheme == "unix" and not address  # a path may have an @ in its name
     host = scheme == "unix" and not address.endswith("@") and address  # a path has no host
     if "#" in url or address.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
-        raise ValueError(f"its user name or password cannot be read, {ENCODED}")
+        raise ValueError(LOGIN_UNREADABLE)
     if scheme != "unix" and re.search(r":0+$", address):  # redis-py would take its default port
         raise ValueError(f"its port cannot be 0; write, for example, {EXAMPLE}")
     if scheme != "unix" and not re.fullmatch(r"(/[0-9]*)?", path):
@@ -141,10 +141,8 @@ class Endpoint:
         scheme, rest = spec.url.split(":", 1)
         try:
             arguments: dict[str, Any] = dict(parse_url(f"{ALIASES.get(scheme, scheme)}:{rest}"))
-        except ValueError:
-            # The message of urllib or redis-py may quote the URL, and with it the password.
-            why = f", {ENCODED}" if "@" in spec.url else f"; write, for example, {EXAMPLE}"
-            raise ValueError(f"its address, port or database number cannot be read{why}") from None
+        except ValueError:  # the message of urllib or redis-py may quote the URL
+            raise unreadable("its address, port or database number", spec.url, EXAMPLE) from None
         self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
         self._arguments = arguments | dict(spec.options)
         if issubclass(self._class, SSLConnection):

@@ -157,6 +157,7 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
     def leader(self, era: Era | None) -> tuple[str, str]:
         """Return the name of the era of the leader that wrote last; let it write, and so tell the time, if due."""
         self._era, now = era, self.now()
+        # Only a write shows who the leader is: kazoo's answer to a read does not tell, and a member may be behind.
         unknown = era is None or era.name != str(self._epoch) or not self.clock.knows(era)
         if unknown or now - self.looked > LOOK_EVERY:
             self._observe(self.connection.write([ZnodeChange(f"{self.root}/clock", b"", -1)]), now)
