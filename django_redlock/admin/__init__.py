@@ -7,6 +7,7 @@ Its templates extend the admin's instead of copying them, because these differ b
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from django.contrib import admin, messages
@@ -33,7 +34,6 @@ from .pages import (
     MAX_ADDRESS,
     OUTCOMES,
     Choice,
-    can_revoke,
     detail,
     look_again,
     panels,
@@ -218,7 +218,7 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
         return None
 
     def _confirmation(self, request: HttpRequest, action: str, seen: list[Choice]) -> HttpResponse:
-        count = sum(choice.possible for choice in seen)
+        count = sum(not choice.problem for choice in seen)
         titles = {
             "release": ngettext("Release a lock", "Release %(count)d locks", count),
             "stop": ngettext("Ask a holder to stop", "Ask %(count)d holders to stop", count),
@@ -233,7 +233,7 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
             count=count,
             max_reason=MAX_REASON,
             can_stop=any(choice.can_be_asked for choice in seen),
-            can_revoke=can_revoke(seen),
+            can_revoke=any(not choice.problem and choice.task for choice in seen) and find_spec("celery") is not None,
         )
 
     def _act_on(self, request: HttpRequest, action: str, choice: Choice, reason: str) -> bool:

@@ -7,12 +7,10 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.admin.models import LogEntry
 from django.http import Http404, HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -77,6 +75,7 @@ def detail(key: str) -> dict[str, Any]:
         raise Http404(gettext("There is no such lock.")) from None
     name = printable(name_of(slug))
     row = HeldLock.of(snapshot.locks[0]) if snapshot.locks else None
+    entries = entries_of([name]).filter(change_message__contains=LOGGED_ALIAS % alias)
     about = {
         "name": name,
         "copied_name": "" if is_cut(name) else name,
@@ -85,7 +84,7 @@ def detail(key: str) -> dict[str, Any]:
         "row": row,
         "stale": [(each.reason.label, ", ".join(each.nodes)) for each in stale_keys(snapshot)],
         "clearing": _clearing(alias, name, slug),
-        "entries": _entries(name, alias),
+        "entries": list(entries.select_related("user")[:ENTRIES]),
     }
     if row is None:
         return about
@@ -136,11 +135,6 @@ def _clearing(alias: str, name: str, slug: str) -> str:
         if slug in slugs_of(name):
             command += ["--name", name]
     return shlex.join(command)
-
-
-def _entries(name: str, alias: str) -> list[LogEntry]:
-    found = entries_of([name]).filter(change_message__contains=LOGGED_ALIAS % alias)
-    return list(found.select_related("user")[:ENTRIES])
 
 
 # The panel of nodes
@@ -266,11 +260,6 @@ class Choice:
         return self.row.name if self.row else printable(self.slug.removeprefix("{").removesuffix("}"))
 
     @property
-    def possible(self) -> bool:
-        """Whether the action is possible."""
-        return not self.problem
-
-    @property
     def explanation(self) -> str:
         """The reason why the action is not possible."""
         return OUTCOMES[self.problem][1] % {"lock": self.name} if self.problem else ""
@@ -278,7 +267,7 @@ class Choice:
     @property
     def can_be_asked(self) -> bool:
         """Whether its holder can be asked to stop."""
-        return self.row is not None and self.possible and not obstacle(self.row.lock, "stop")
+        return self.row is not None and not self.problem and not obstacle(self.row.lock, "stop")
 
     @property
     def task(self) -> str:
@@ -381,8 +370,3 @@ def obstacle(lock: Held, action: str) -> ActionResult | None:
     if lock.is_shared:
         return ActionResult.SHARED
     return ActionResult.FOREIGN if lock.owner is None else None
-
-
-def can_revoke(choices: Iterable[Choice]) -> bool:
-    """Return whether a task holds a lock on which the action is possible, and Celery is installed."""
-    return any(choice.possible and choice.task for choice in choices) and find_spec("celery") is not None

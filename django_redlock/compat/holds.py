@@ -98,7 +98,7 @@ class TimedLease:
 
     def __init__(self, lease: Lease, length: float, rules: Rules, flavour: Flavour) -> None:
         ttl = piece(length, rules)
-        self._lease, self._rules, self._flavour = lease, rules, flavour
+        self.lease, self._rules, self._flavour = lease, rules, flavour
         self._covered = lease.hold.clock() + lease.remaining() + rules.drift(ttl)
         self._next = self._covered - ttl * 2 / 3
         self.since = self._covered - ttl
@@ -112,14 +112,14 @@ class TimedLease:
         agreed = await self._extend(until, self._flavour)
         if agreed:
             self.until = until
-        for changed in (self._lease, self):  # the watchdog may have to look at them earlier now
+        for changed in (self.lease, self):  # the watchdog may have to look at them earlier now
             self._watchdog.watch(changed)
         return agreed
 
     async def _extend(self, until: float, flavour: Flavour) -> bool:
-        now = self._lease.hold.clock()
+        now = self.lease.hold.clock()
         ttl = piece(until - now, self._rules)
-        agreed = await flavour.call(self._lease.extend, self._lease.aextend, ttl)
+        agreed = await flavour.call(self.lease.extend, self.lease.aextend, ttl)
         self._next = now + ttl / (3 if agreed else 12)
         if agreed:
             self._covered = now + ttl
@@ -134,12 +134,7 @@ class TimedLease:
 
     @property
     def _watchdog(self) -> Dog:
-        return self._flavour.watchdog(self._lease.hold.keeper.runtime)
-
-    @property
-    def lease(self) -> Lease:
-        """The lease to extend."""
-        return self._lease
+        return self._flavour.watchdog(self.lease.hold.keeper.runtime)
 
     # Used by the watchdog
 
@@ -159,11 +154,11 @@ class TimedLease:
 
     def due(self) -> float:
         """Return when to extend the lease next; infinity if it has ended or reaches the end of the timeout."""
-        return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
+        return math.inf if self.lease.reason or self._covered >= self.until - SLACK else self._next
 
     def valid(self) -> bool:
         """Return whether the lock is still held."""
-        return self._lease.valid()
+        return self.lease.valid()
 
     def extend(self, terms: object) -> int:
         """Extend the lease towards the end of the timeout."""

@@ -102,7 +102,12 @@ class Child:
         with self._mutex:
             self._reaped = True
         code = self._process.wait()
-        self._clear()
+        # The program may have left processes in its group. If the lock is lost, none of them may go on without it.
+        while self._deadline is not None and _kill_group(self.pid, 0):
+            if steady() >= self._deadline:
+                _kill_group(self.pid, signal.SIGKILL)
+                break
+            time.sleep(LOOK)
         self._dismiss()
         return code if code >= 0 else 128 - code
 
@@ -119,14 +124,6 @@ class Child:
                 else:
                     os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
                     pause()
-
-    def _clear(self) -> None:
-        """Wait until the rest of a group that received the signal has ended; kill it after the grace period."""
-        while self._deadline is not None and _kill_group(self.pid, 0):
-            if steady() >= self._deadline:
-                _kill_group(self.pid, signal.SIGKILL)
-                return
-            time.sleep(LOOK)
 
     def _dismiss(self) -> None:
         self._guardian.kill()
