@@ -197,12 +197,11 @@ def _node(snapshot: Snapshot, index: int, inspection: Any) -> NodeRow:
             locks=held if status.answered else DASH,
             remedy=remedy,
         )
-    server = "Valkey" if "valkey_version" in info else "Redis"
     policy = info.get("maxmemory_policy", DASH)
     return replace(
         row,
         role=info.get("role", DASH),
-        version=f"{server} {info.get('valkey_version') or info.get('redis_version')}",
+        version=f"{inspection.server} {inspection.version}",
         clock=f"{round(inspection.ahead, 3) + 0.0:+.3f} s",  # no -0.000
         locks=held,
         memory=policy if inspection.number("maxmemory") else gettext("unlimited"),

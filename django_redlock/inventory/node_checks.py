@@ -46,7 +46,7 @@ class Finding(NamedTuple):
     node: str = ""
 
 
-OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}
+OLDEST = {"Redis": (6, 2), "Valkey": (8, 0)}
 FULL = 0.9  # share of the memory above which a node is nearly full
 
 
@@ -135,15 +135,13 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
 
 
 def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
-    field = "valkey_version" if "valkey_version" in node.info else "redis_version"
-    written = node.info.get(field, "")
-    version = tuple(int(part) for part in written.split(".")[:2] if part.isdigit())
-    if len(version) == 2 and version < OLDEST[field]:
-        oldest = ".".join(map(str, OLDEST[field]))
+    version = tuple(int(part) for part in node.version.split(".")[:2] if part.isdigit())
+    if node.info and len(version) == 2 and version < OLDEST[node.server]:
+        oldest = ".".join(map(str, OLDEST[node.server]))
         yield Finding(
             "version",
             Level.WARNING,
-            f"It is version {written}; the oldest that is supported is {oldest}.",
+            f"It is version {node.version}; the oldest that is supported is {oldest}.",
             f"Upgrade it to {oldest} or later.",
         )
 

@@ -118,12 +118,10 @@ def summary(node: Inspection) -> str:
         return f"{node.name}: {node.store}, round trip {node.round_trip * 1000:.1f} ms"
     if not node.known:
         return f"{node.name}: not a server that can be inspected; it is tested with a lock."
-    version = node.info.get("valkey_version") or node.info.get("redis_version") or "of unknown version"
-    server = "Valkey" if "valkey_version" in node.info else "Redis"
-    role = node.info.get("role", "unknown role")
+    version, role = node.version or "of unknown version", node.info.get("role", "unknown role")
     serving = "" if node.age is None else f"serving for {node.age:.0f} s, "
     return (
-        f"{node.name}: {server} {version}, {role}, up {node.number('uptime_in_seconds')} s, {serving}"
+        f"{node.name}: {node.server} {version}, {role}, up {node.number('uptime_in_seconds')} s, {serving}"
         f"round trip {node.round_trip * 1000:.1f} ms, clock {round(node.ahead, 3) + 0.0:+.3f} s"  # no -0.000
     )
 
@@ -144,9 +142,7 @@ def document(found: list[Diagnosis]) -> str:
                             "detail": node.detail,
                             "round_trip": round(node.round_trip, 6),
                             "clock": round(node.ahead, 6),
-                            "version": node.info.get("valkey_version")
-                            or node.info.get("redis_version")
-                            or node.facts.get("version"),
+                            "version": node.version or None,
                             "role": node.info.get("role"),
                             "uptime": node.number("uptime_in_seconds"),
                             "age": None if node.age is None else round(node.age, 3),

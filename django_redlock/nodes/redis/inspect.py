@@ -79,6 +79,16 @@ class Inspection:
         """The kind of a replicated store and its oldest version, such as "etcd 3.4.23"; empty for other nodes."""
         return " ".join(filter(None, (self.facts.get("kind"), self.facts.get("version"))))
 
+    @property
+    def server(self) -> str:
+        """The kind of the server."""
+        return "Valkey" if "valkey_version" in self.info else "Redis"
+
+    @property
+    def version(self) -> str:
+        """The version of the server, or the oldest one in a replicated store; empty if it is unknown."""
+        return self.info.get("valkey_version") or self.info.get("redis_version") or self.facts.get("version", "")
+
     def number(self, what: str) -> int:
         """Return a number that the server reports; 0 if it does not report it."""
         try:
