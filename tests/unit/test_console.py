@@ -4,7 +4,7 @@ import errno
 import json
 import re
 import sys
-from io import BytesIO, StringIO, TextIOWrapper
+from io import StringIO
 from traceback import walk_tb
 from unicodedata import combining, east_asian_width
 
@@ -153,73 +153,72 @@ def columns_of(text: str) -> int:
     return sum(2 if east_asian_width(each) in "WF" else not combining(each) for each in text)
 
 
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Return the lines that a command shows on a terminal of a width."""
+
+    def show(width: int, command: str, out: StringIO | None = None) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        out = out or Terminal()
+        call_command(*command.split(), stdout=out, stderr=StringIO(), no_color=True)
+        return out.getvalue().splitlines()
+
+    return show
+
+
 @pytest.mark.parametrize("width", [60, 200])
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
 @pytest.mark.parametrize("part", ["very-long-", "\u8f93\u5165\u76ee\u5f55", "e\N{COMBINING ACUTE ACCENT}t"], ids=ascii)
-def test_lists_fit_the_terminal(five, monkeypatch, part, command, width):
+def test_lists_fit_the_terminal(five, on_terminal, part, command, width):
     """On a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle."""
     put(f"orders:{part * 10}7")
     put("short", B)
     five[4].down = True
-    monkeypatch.setenv("COLUMNS", str(width))
-    narrow, wide = Terminal(), Terminal()
 
-    call_command(*command.split(), stdout=narrow, stderr=StringIO(), no_color=True)
-    call_command(*command.split(), "--wide", stdout=wide, stderr=StringIO(), no_color=True)
+    lines, wide = on_terminal(width, command), "".join(on_terminal(width, f"{command} --wide"))
 
-    lines = narrow.getvalue().splitlines()
     title, *rows = lines[-3:]
     assert max(map(columns_of, lines)) <= width
     assert title.split()[:2] == ["LOCK", "STATE"]
     assert {columns_of(row[: row.index("degraded")]) for row in rows} == {title.index("STATE")}
-    assert f"{part}7" in wide.getvalue()
-    assert "TOKEN" in wide.getvalue()
+    assert f"{part}7" in wide
+    assert "TOKEN" in wide
 
 
 @pytest.mark.parametrize("width", [10, 20, 30, 42])
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
-def test_narrow_terminal_breaks_no_line_of_the_list(five, monkeypatch, command, width):
+def test_narrow_terminal_breaks_no_line_of_the_list(five, on_terminal, command, width):
     """The name is left to the last; who holds it, its state and for how long give way before."""
     put("orders:very-long-name:7")
     put("short", B)
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = Terminal()
 
-    call_command(*command.split(), stdout=out, no_color=True)
+    lines = on_terminal(width, command)
 
-    lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     title, *rows = lines[-3:]
     assert title.split() == {10: ["LOCK"], 20: ["LOCK"], 30: ["LOCK", "HOLDER"], 42: ["LOCK", "STATE", "HOLDER"]}[width]
     assert {row[:3] for row in rows} == {"ord", "sho"}
 
 
-class Ascii(TextIOWrapper):
-    """A terminal without Unicode, as with ``LC_ALL=C``."""
-
-    def __init__(self) -> None:
-        super().__init__(BytesIO(), encoding="ascii", errors="strict", write_through=True)
-
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("width", [30, 80])
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
-def test_terminal_without_unicode_has_straight_columns(five, monkeypatch, command, width):
+def test_terminal_without_unicode_has_straight_columns(five, on_terminal, command, width):
     """Signs that it cannot show are escaped before the columns are made, and a cut is marked by a sign that it has."""
     put("b\u00fccher:\u8f93\u5165\u76ee\u5f55:7")
     put("short", B)
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = Ascii()
 
-    call_command(*command.split(), stdout=out, no_color=True)
+    class Ascii(Terminal):
+        """A terminal without Unicode, as with ``LC_ALL=C``."""
 
-    lines = out.buffer.getvalue().decode("ascii").splitlines()
+        encoding = "ascii"
+
+    lines = on_terminal(width, command, Ascii())
+
     title, *rows = lines[-3:]
     assert max(map(len, lines)) <= width
     assert len({row.index("task") for row in rows} | {title.index("HOLDER")}) == 1
     assert any(row.startswith("b\\xfc") and "~" in row for row in rows)
+    assert "".join(lines).isascii()
 
 
 # Ctrl-C
@@ -303,15 +302,12 @@ def test_top_leaves_the_lines_above_it_alone(five):
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(60, {"REMAINING", "VOTES"}), (80, set())])
-def test_long_names_push_no_fact_from_the_list(five, monkeypatch, width, left_out):
+def test_long_names_push_no_fact_from_the_list(five, on_terminal, width, left_out):
     """Long names are cut before the list leaves out who waits, on how many nodes a lock is held, or by whom."""
     put(f"orders:{'long-name:' * 12}")
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = Terminal()
 
-    call_command("redlock_list", stdout=out, no_color=True)
+    titles, row = on_terminal(width, "redlock_list")
 
-    titles, row = out.getvalue().splitlines()
     shown = set(re.split("  +", titles))
     assert {"LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER"} - shown == left_out
     assert re.match(r"orders:\S*…\S*name: ", row)
@@ -320,19 +316,18 @@ def test_long_names_push_no_fact_from_the_list(five, monkeypatch, width, left_ou
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_top_says_which_nodes_fail_on_any_terminal(five, monkeypatch, width):
+def test_top_says_which_nodes_fail_on_any_terminal(five, on_terminal, width):
     """A narrow screen breaks what it says of the nodes into lines, and cuts nothing of it."""
     put("orders:7")
     for node in five[3:]:
         node.down = True
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = Terminal()
 
-    call_command("redlock_top", "--once", stdout=out, no_color=True)
+    lines = on_terminal(width, "redlock_top --once")
 
-    assert max(map(len, out.getvalue().splitlines())) <= width
-    assert "Trouble: n3 (refused), n4 (refused)." in " ".join(out.getvalue().split())
-    assert "None of them may fail." in " ".join(out.getvalue().split())
+    assert max(map(len, lines)) <= width
+    said = " ".join(" ".join(lines).split())
+    assert "Trouble: n3 (refused), n4 (refused)." in said
+    assert "None of them may fail." in said
 
 
 def test_no_color(five, monkeypatch):

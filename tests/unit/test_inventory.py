@@ -30,11 +30,10 @@ from tests.managers import stop_time
 
 
 @pytest.fixture
-def five():
+def five(five):
     """Five nodes in memory, for which no time passes."""
-    with nodes_in_memory() as nodes:
-        stop_time(locks["default"])
-        yield nodes
+    stop_time(locks["default"])
+    return five
 
 
 def only(snapshot: Snapshot):

@@ -38,6 +38,7 @@ from tests.shop.models import (
 
 pytestmark = pytest.mark.usefixtures("fresh_nodes")
 
+PURCHASES = Purchase.objects.all()
 TWO_DATABASES = pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 
 
@@ -335,54 +336,33 @@ def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch, late):
             assert locked == []
 
 
-@pytest.mark.parametrize(
-    ("of", "error", "message"),
-    [
-        ("customer", TypeError, r"such as \('customer',\), not the str"),
-        (["customer__name"], ValueError, "of='customer__name': shop.Customer has no 'name'; it has region"),
-        (["total"], ValueError, "shop.Purchase.total is not a relation to one row"),
-        (["orders"], ValueError, "shop.Purchase.orders is not a relation to one row"),
-    ],
-)
-def test_path_that_leads_to_no_row_is_refused(of, error, message):
-    with pytest.raises(error, match=message):
-        lock_for_update(Purchase.objects.all(), of=of)
-
-
 # Bad input
 
 
-@pytest.mark.parametrize("order", [Order(), Order(pk=7), Stock(place="here")], ids=["new", "made up", "half a key"])
-def test_unsaved_instance_is_refused(order):
-    with pytest.raises(ValueError, match=r"This shop\.(Order|Stock) is not saved.* Save it first"):
-        lock_for_update(order)
-
-
 @pytest.mark.parametrize(
-    "options", [{"nowait": True, "skip_locked": True}, {"nowait": True, "wait": 0}, {"skip_locked": True, "wait": 1.0}]
-)
-def test_options_that_exclude_each_other_are_refused(options):
-    with pytest.raises(ValueError, match="nowait, skip_locked and wait"):
-        lock_for_update(Order.objects.all(), **options)
-    with pytest.raises(ValueError, match="use nowait"):
-        lock_for_update(Order.from_db("default", ["id"], [7]), skip_locked=True)
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
+    ("target", "options", "error", "message"),
     [
-        (Order, "write Order.objects.all"),
-        ({1, 2}, "needs a model instance, a list of instances or a queryset, not set"),
-        ([1, 2], "of a list needs model instances, not int"),
-        (Order.objects.values("total"), r"leave out values\(\)"),
-        (Order.objects.all().union(Order.objects.all()), "Q objects"),
+        (Order(), {}, ValueError, r"This shop\.Order is not saved.* Save it first"),
+        (Order(pk=7), {}, ValueError, r"This shop\.Order is not saved.* Save it first"),
+        (Stock(place="here"), {}, ValueError, r"This shop\.Stock is not saved.* Save it first"),
+        (Order, {}, TypeError, "write Order.objects.all"),
+        ({1, 2}, {}, TypeError, "needs a model instance, a list of instances or a queryset, not set"),
+        ([1, 2], {}, TypeError, "of a list needs model instances, not int"),
+        (Order.objects.values("total"), {}, TypeError, r"leave out values\(\)"),
+        (Order.objects.all().union(Order.objects.all()), {}, TypeError, "Q objects"),
+        (Order.objects.all(), {"nowait": True, "skip_locked": True}, ValueError, "nowait, skip_locked and wait"),
+        (Order.objects.all(), {"skip_locked": True, "wait": 0}, ValueError, "nowait, skip_locked and wait"),
+        (Order.from_db("default", ["id"], [7]), {"skip_locked": True}, ValueError, "use nowait"),
+        (PURCHASES, {"of": "customer"}, TypeError, r"such as \('customer',\), not the str"),
+        (PURCHASES, {"of": ["customer__name"]}, ValueError, "__name': shop.Customer has no 'name'; it has region"),
+        (PURCHASES, {"of": ["total"]}, ValueError, "shop.Purchase.total is not a relation to one row"),
+        (PURCHASES, {"of": ["orders"]}, ValueError, "shop.Purchase.orders is not a relation to one row"),
     ],
-    ids=["model", "set", "list", "values", "union"],
 )
-def test_target_without_rows_to_read_again_is_refused(target, message):
-    """Anything but an instance or a queryset of instances is an error that says what to pass."""
-    with pytest.raises(TypeError, match=message):
-        lock_for_update(target)
+def test_what_cannot_be_locked_is_refused(target, options, error, message):
+    """A mistake is an error that says what to pass, before any row is read."""
+    with pytest.raises(error, match=message):
+        lock_for_update(target, **options)
 
 
 @pytest.fixture
