@@ -59,40 +59,26 @@ class TestOptOut:
 
 
 def test_case_of_unittest_is_reset_by_its_mixin():
-    """Tests of Django's runner need the mixin, because there is no plugin."""
-
-    class Case(ResetLocksMixin, unittest.TestCase):
-        def test_one(self) -> None:
-            kept.append(lock("case", wait=0).acquire())
-
-        def test_two(self) -> None:
-            kept.append(lock("case", wait=0).acquire())
-
-    kept.append(lock("case", wait=0).acquire())
-    result = unittest.TestResult()
-    unittest.TestSuite([Case("test_one"), Case("test_two")]).run(result)
-
-    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
-    assert lock("case", wait=0).acquire().release() == "released"
-
-
-def test_case_whose_own_set_up_calls_no_other_is_reset_as_well():
-    """Many classes override setUp() without super(), because that of Django's TestCase does nothing."""
+    """
+    Tests of Django's runner need the mixin, because there is no plugin. Many classes override setUp() without super(),
+    because that of Django's TestCase does nothing.
+    """
 
     class Case(ResetLocksMixin, unittest.TestCase):
         def setUp(self) -> None:
-            kept.append(lock("set up", wait=0).acquire())
+            kept.append(lock("case", wait=0).acquire())
 
         def test_one(self) -> None: ...
 
         def test_two(self) -> None: ...
 
+    kept.append(lock("case", wait=0).acquire())
     result = unittest.TestResult()
     unittest.TestSuite([Case("test_one"), Case("test_two")]).run(result)
     Case("test_one").debug()
 
     assert (result.testsRun, result.errors, result.failures) == (2, [], [])
-    assert lock("set up", wait=0).acquire().release() == "released"
+    assert lock("case", wait=0).acquire().release() == "released"
 
 
 def test_mixin_that_would_have_no_effect_is_refused():

@@ -1,0 +1,198 @@
+"""What the pages say is so: names, settings, figures and pictures."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import django_redlock
+from django_redlock.conf import read_alias
+from django_redlock.core.rules import Rules
+from tests.deployment import CHECKOUT
+from tests.lab.pictures import gallery
+from tests.simulation import mutants as lock_mutants
+from tests.slots import mutants as slot_mutants
+from tests.slots.profiles import PROFILES
+
+DOCS = CHECKOUT / "docs"
+PAGES = sorted((DOCS / "operate").glob("*.md"))
+SHOWING = [page for page in PAGES if "REDLOCK = " in page.read_text()]
+TRUST = "".join((DOCS / "trust" / f"{name}.md").read_text() for name in ("guarantees", "criticism", "testing"))
+TABLES = (CHECKOUT / "tests" / "lab" / "benchmarks" / "tables.md").read_text()
+DRAWN = gallery.files()
+
+
+# Pages for operators
+
+
+def test_checks_and_findings_that_pages_name_exist():
+    """Each `redlock.W001` and each "The doctor reports `clock`" is in the table that lists all of them."""
+    listed = (DOCS / "operate" / "doctor.md").read_text() + (DOCS / "reference" / "checks.md").read_text()
+    known = set(re.findall(r"^\| `([\w.-]+)` \|", listed, re.MULTILINE))
+    text = "\n".join(page.read_text() for page in PAGES)
+    checks = set(re.findall(r"`(redlock\.[EW]\d+)`", text))
+    findings = set(re.findall(r"doctor\W+reports\s+`([a-z-]+)`", text))
+
+    assert checks - known == set()
+    assert findings - known == set()
+    assert len(findings) >= 5
+
+
+@pytest.mark.parametrize("page", SHOWING, ids=[page.stem for page in SHOWING])
+def test_settings_on_a_page_can_be_used(page, settings):
+    """Every value of REDLOCK that a page shows is read without an error; the tests have no database for locks alone."""
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for statement in re.split(r"^(?=REDLOCK = )", block, flags=re.MULTILINE)[1:]:
+            namespace = {"SENTINELS": [("sentinel-1", 26379)]}
+            exec(statement.replace("database://locks", "database://default"), namespace)
+            settings.REDLOCK = namespace["REDLOCK"]
+            assert read_alias("default").nodes
+
+
+def test_nodes_that_may_be_down_are_those_of_the_rules():
+    """The table of topologies and the quorum of the rules agree."""
+    page = (DOCS / "operate" / "topologies.md").read_text().partition("\n## ")[0]
+    down = {name.strip("* "): int(count) for name, count in re.findall(r"^\| ([^|]+) \| (\d+) \|", page, re.MULTILINE)}
+    sizes = {"one Redis or Valkey": 1, "one master with Sentinel": 1, "one cluster": 1, "one database": 1}
+    sizes |= {"two nodes": 2, "three masters": 3, "two Redis and a database": 3, "five masters": 5}
+    rules = {name: Rules(size) for name, size in sizes.items()} | {"five masters with `quorum` 4": Rules(5, quorum=4)}
+
+    assert down == {name: each.nodes - each.needed for name, each in rules.items()}
+
+
+def test_costs_of_nodes_are_those_of_the_benchmark():
+    """The times on the page are those of the tables, or were so before these were last measured on another day."""
+    page = (DOCS / "operate" / "topologies.md").read_text()
+    measured = {name: float(ms) for name, ms in re.findall(r"^\| ([^|]+) \| ([\d.]+) ms \|", TABLES, re.MULTILINE)}
+    said = {name: float(ms) for name, ms in re.findall(r"^\| ([^|]+) \| ([\d.]+) ms \|", page, re.MULTILINE)}
+    rows = {
+        "one Redis or Valkey": "one Redis",
+        "one cluster": "Redis Cluster of three masters",
+        "one database": "PostgreSQL",
+        "one etcd cluster": "etcd, three members",
+        "one ZooKeeper ensemble": "ZooKeeper, three members",
+        "three masters": "three Redis",
+        "two Redis and an etcd cluster": "etcd and two Redis",
+        "five masters": "five Redis",
+    }
+
+    assert said.keys() == rows.keys()
+    assert {name for name, ms in said.items() if not 0.5 < ms / measured[rows[name]] < 2} == set()
+
+
+def test_reasons_that_head_an_incident_are_those_of_nodes():
+    """An operator searches the page for the words in the log: each quoted reason is in the source."""
+    page = (DOCS / "operate" / "incidents.md").read_text()
+    quoted = [
+        words for title in re.findall(r"^## (.*)", page, re.MULTILINE) for words in re.findall(r'"([^"]+)"', title)
+    ]
+    reasons = [re.split(r" \.\.\. | \d+ ", words)[0] for words in quoted if not words.startswith("Held")]
+    package = Path(django_redlock.__file__).parent
+    source = "".join(path.read_text() for folder in ("core", "nodes") for path in (package / folder).rglob("*.py"))
+
+    assert len(reasons) >= 8
+    assert [reason for reason in reasons if reason.removesuffix(", votes again in") not in source] == []
+
+
+# Pages about guarantees
+
+
+def test_tests_and_files_that_the_pages_name_exist():
+    """A reader who wants to see a guarantee tested finds the test, under the name and in the file that they give."""
+    names = set(re.findall(r"`(?:tests/[\w/]+/)?(test_\w+)`", TRUST))
+    tests = "".join(path.read_text() for path in (CHECKOUT / "tests").rglob("test_*.py"))
+    paths = set(re.findall(r"`(tests/[\w/]+(?:\.py)?)`", TRUST))
+
+    assert (len(names) > 8, len(paths) > 5) == (True, True)
+    assert names <= set(re.findall(r"def (test_\w+)", tests))
+    assert [path for path in paths if not (CHECKOUT / path).exists()] == []
+
+
+# Figures: those of the code, or of the tables that the benchmark writes
+
+
+def text_of(page: str) -> str:
+    """Return a page on one line, without the addresses of its links."""
+    return re.sub(r"\]\([^)]*\)", "]", " ".join((CHECKOUT / page).read_text().split()))
+
+
+def test_profiles_and_wrong_protocols_are_counted():
+    """The simulations of locks and of singleton tasks run every mutant that is defined."""
+    text = text_of("docs/trust/testing.md")
+
+    assert set(re.findall(r"(\d+) wrong protocols of the lock", text)) == {str(len(lock_mutants.MUTANTS))}
+    assert f"It has {len(PROFILES)} profiles" in text
+    assert f"and {len(slot_mutants.MUTANTS)} wrong protocols" in text
+
+
+OURS = "django_redlock, acquire() and release()"
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "section", "longer", "shorter"),
+    [
+        ("README.md", r"about \[([\d.]+) times as long\] as with redis-py", "free-n1", OURS, "redis-py Lock"),
+        ("README.md", r"\[([\d.]+) times as fast\] as with redlock-py", "free-n5", "redlock-py", OURS),
+        ("docs/howto/models.md", r"([\d.]+) times in the \[benchmark\]", "rows", "100 rows", "1 row"),
+    ],
+)
+def test_figures_outside_the_tables_are_those_of_the_tables(
+    page: str, text: str, section: str, longer: str, shorter: str
+):
+    """A ratio that a page quotes is that of the measured times, rounded."""
+    (said,) = re.findall(text, text_of(page))
+
+    assert said == f"{measured(section, longer) / measured(section, shorter):.1f}"
+
+
+def measured(section: str, row: str) -> float:
+    """Return the time in a row of the tables."""
+    table = TABLES.partition(f"<!-- figures: {section} -->")[2].partition("<!-- end -->")[0]
+    (found,) = re.findall(rf"^\| {re.escape(row)} \| ([\d.,]+) [µm]s \|", table, re.MULTILINE)
+    return float(found.replace(",", ""))
+
+
+def test_locks_at_a_distance_are_those_of_the_tables():
+    """The table of the page on speed is made of rows of the tables, in milliseconds."""
+    page = (DOCS / "trust/benchmarks.md").read_text()
+    rows = re.findall(r"^\| ([^|,]+)(, release sent)?, (one|five) nodes? \| (.*) \|$", page, re.MULTILINE)
+
+    assert len(rows) == 8
+    for name, sent, nodes, said in rows:
+        section = TABLES.partition(f"<!-- figures: distance-n{1 if nodes == 'one' else 5} -->")[2]
+        measured = [
+            found
+            for distance in ("no delay", "0.5 ms", "2 ms")
+            for found in re.findall(
+                rf"^\| {name}(?:, acquire\(\) and release\(\))?{sent}, {distance} \| ([\d,]+) µs",
+                section.partition("<!-- end -->")[0],
+                re.MULTILINE,
+            )
+        ]
+        assert said.split(" | ") == [f"{int(each.replace(',', '')) / 1000:.1f}" for each in measured], name
+
+
+# Drawn pictures
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_stored_picture_is_the_drawn_one(name):
+    """``python -m tests.lab.pictures`` writes them; a picture says what it shows, also to screen readers."""
+    assert (gallery.IMAGES / name).read_text() == DRAWN[name]
+    assert ElementTree.fromstring(DRAWN[name])[0].text
+
+
+@pytest.mark.parametrize("name", sorted({name.rpartition("-")[0] for name in DRAWN}))
+def test_both_themes_show_the_same(name):
+    """The light picture and the dark one differ in their colours alone, and a page has both."""
+    light, dark = (re.sub("#[0-9a-f]{6}", "#", DRAWN[f"{name}-{theme}.svg"]) for theme in ("light", "dark"))
+
+    assert light == dark
+
+
+def test_every_picture_is_on_a_page():
+    """Each is shown in both themes."""
+    pages = "".join(page.read_text() for page in gallery.IMAGES.parent.rglob("*.md"))
+
+    assert [name for name in DRAWN if f"images/{name}" not in pages] == []
