@@ -48,7 +48,8 @@ def test_list_chooses(five):
     assert listed("--sort=name") == ["lonely", "orders:0", "orders:1", "orders:2"]
     assert listed("--sort=votes")[0] == "lonely"
     assert listed("--limit=1") == ["orders:0"]
-    assert "must be a whole number of at least 1" in run("redlock_list", "--limit=0")[1]
+    for limit in ("0", "1.5"):
+        assert "must be a whole number of at least 1" in run("redlock_list", f"--limit={limit}")[1]
 
 
 def test_list_as_json(five):

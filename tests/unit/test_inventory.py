@@ -358,6 +358,7 @@ def test_real_nodes_know_each_kind_of_stale_key(real):
         "list": Staleness.WRONG_TYPE,
         "foreign": Staleness.FOREIGN,
     }
+    assert "not a string" in stale["list"].lock.meaning
     outcomes = {name: remove_stale(key) for name, key in stale.items()}
     assert outcomes == {"persisted": "removed", "list": "failed", "foreign": "removed"}
 

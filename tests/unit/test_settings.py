@@ -84,6 +84,7 @@ URLS: list[tuple[str, str]] = [
     (f"rediss://:{SECRET}@shop-a1.serverless.use1.cache.amazonaws.com", "ElastiCache Serverless hides several servers"),
     (f"etcd://:{SECRET}@a,b/2", "etcd has neither a path nor database"),
     (f"etcd://u:{SECRET}/@a,b", "percent-encoded"),
+    (f"etcd://u:pa@{SECRET}@a,b", "percent-encoded"),
     (f"etcd://u:{SECRET}]@a", "cannot be read; .* percent-encode"),
     (f"etcd://u:{SECRET}@a,b:x", "its hosts or ports cannot be read, "),
     ("etcd://a;b", "its hosts or ports cannot be read; write"),
