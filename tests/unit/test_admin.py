@@ -191,6 +191,7 @@ def test_a_list_that_is_cut_short_says_so(nodes, viewer):
     The footer counts what was asked for as a lower bound. Of a state that none of the listed locks has, nobody can
     tell: its tile shows no zero. A lock beyond the list is found by its whole name.
     """
+    stop_time(locks["default"])
     for number in range(MAX_NAMES + 5):
         put(f"held:{number}", left=10)
     put("late", left=25)

@@ -65,8 +65,9 @@ def test_locks_that_ended_are_no_more_locks(five, operator):
     """
     The names of locks that ended stay in an index for a while. They do not count as locks that were not asked for.
     """
-    for number in range(2 * MAX_NAMES):
-        put(f"over:{number}", left=-1)
+    for node in five:
+        for number in range(2 * MAX_NAMES):
+            node.store.put(f"{{over:{number}}}", "", -1)
     for number in range(5):
         put(f"held:{number}")
 

@@ -1,6 +1,5 @@
 """What users import: the paths, the names, and how little is loaded before a name is used."""
 
-import ast
 import inspect
 import json
 import re
@@ -116,8 +115,8 @@ def is_internal(path: Path) -> bool:
 def test_internal_modules_say_so():
     """The docstring of a module that is not public says that it is internal, and that of a public one does not."""
     package = Path(django_redlock.__file__).parent
-    modules = {path.relative_to(package): ast.parse(path.read_text("utf-8")) for path in package.rglob("*.py")}
-    said = {path: "(internal" in (ast.get_docstring(tree) or "") for path, tree in modules.items()}
+    modules = {path.relative_to(package): path.read_text("utf-8") for path in package.rglob("*.py")}
+    said = {path: "(internal" in "".join(text.split('"""')[:2]) for path, text in modules.items()}
     public = {path for path in modules if not is_internal(path) and not {"commands", "migrations"} & set(path.parts)}
 
     assert sorted(str(path) for path in modules if is_internal(path) and not said[path]) == []
