@@ -53,7 +53,6 @@ PUBLIC = {
     *("middleware", "models", "operations", "querysets", "routers", "signals", "views"),
 }
 
-
 MAX_BODY = 60  # lines of a function, without its docstring
 
 

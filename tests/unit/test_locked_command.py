@@ -211,7 +211,7 @@ def test_missing_value_is_an_error_and_never_a_shared_lock(key, options, message
 
 @pytest.mark.parametrize("key", ["{supplier", "{0}", "{supplier[0]}", "", 7])
 def test_key_that_can_never_be_resolved_is_refused_at_once(key):
-    """A mistake is an error at import; the hint for a key is about options, and not about requests. So for a wait."""
+    """A mistake, in ``wait`` as well, is an error at import; the hint for a key names options, and no request."""
     with pytest.raises(ImproperlyConfigured, match=r"@locked_command on tests\.unit\.test_locked_command") as refused:
         command(locked_command(key))
 
