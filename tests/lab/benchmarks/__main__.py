@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import against, faults, inventory, kinds, locking, processes, publishing, waiting
+from . import against, faults, inventory, kinds, locking, processes, publishing, serial, waiting
 from .bench import Bench, set_up
 from .report import TABLES, Section, lines, render
 
@@ -26,6 +26,7 @@ GROUPS: dict[str, Group] = {
     "processes": processes.run,
     "inventory": inventory.run,
     "publishing": publishing.run,
+    "serial": serial.run,
     "kinds": kinds.run,
 }
 """What ``--only`` can name, in the order in which it is run."""

@@ -27,6 +27,7 @@ TURNS = 7
 PASSES = 5  # of one process; the best one counts
 CALLS = 400
 TASKS = 100
+THREADS = 16
 
 Work = Callable[[], int]
 """Takes locks or makes calls; returns how many."""
@@ -34,9 +35,13 @@ Work = Callable[[], int]
 CASES: dict[str, tuple[int, str, float]] = {
     "free-n1": (1, "one", 0.75),
     "free-n5": (5, "one", 0.85),
+    "threads-n5": (5, "threads", 1.03),
+    "tasks-n1": (1, "tasks", 1.03),
     "tasks-n5": (5, "tasks", 1.03),
     "publishing-n1": (1, "join", 0.95),
     "publishing-n5": (5, "join", 0.95),
+    "publishing-rerun-n5": (5, "rerun", 1.03),
+    "publishing-replace-n5": (5, "replace", 1.03),
     "duplicates-n5": (5, "duplicate", 1.03),
 }
 """The number of nodes and the kind of work of each case, and the share of the other version's time that it may take."""
@@ -68,13 +73,21 @@ def measure(case: str, root: Path, urls: list[str]) -> tuple[float, float]:
     return cpu, rate
 
 
-def _one_after_the_other() -> int:
+def _one_after_the_other(calls: int = CALLS, name: str = "one") -> int:
     from django_redlock import lock
 
-    for _ in range(CALLS):
-        with lock("one"):
+    for _ in range(calls):
+        with lock(name):
             pass
-    return CALLS
+    return calls
+
+
+def _threads() -> int:
+    from concurrent.futures import ThreadPoolExecutor
+
+    calls = CALLS // THREADS
+    with ThreadPoolExecutor(THREADS) as pool:
+        return sum(pool.map(lambda number: _one_after_the_other(calls, f"thread:{number}"), range(THREADS)))
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> int:
@@ -99,7 +112,8 @@ def _publisher(broker: str, kind: str) -> Work:
     from django_redlock.celery import singleton_task
 
     app = Celery("against", broker=broker)
-    task = singleton_task(name=f"against.{os.getpid()}", ignore_result=True)(_body)
+    options = {} if kind == "duplicate" else {"on_duplicate": kind}
+    task = singleton_task(name=f"against.{os.getpid()}", ignore_result=True, **options)(_body)
     numbers = repeat(0) if kind == "duplicate" else count()
 
     def publish() -> int:
@@ -123,7 +137,7 @@ def _child(root: str, case: str, urls: list[str]) -> tuple[float, float]:
     nodes, kind, _ = CASES[case]
     manager = ours("default", urls[:nodes], prefix=f"against-{os.getpid()}")
     loop = asyncio.new_event_loop()
-    locking: dict[str, Work] = {"one": _one_after_the_other, "tasks": lambda: _tasks(loop)}
+    locking: dict[str, Work] = {"one": _one_after_the_other, "threads": _threads, "tasks": lambda: _tasks(loop)}
     work = locking.get(kind) or _publisher(urls[-1], kind)
     work()
     passes = [_timed(work) for _ in range(PASSES)]

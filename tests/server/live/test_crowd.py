@@ -33,24 +33,33 @@ async def statuses(port: int, paths: list[str]) -> "Counter[str]":
         return Counter(await asyncio.gather(*map(post, paths)))
 
 
+SITES = {
+    "gunicorn": (THREADED, "/busy/{}/"),
+    "uvicorn": (LOOPS, "/busy/{}/"),
+    "uvicorn, asynchronous": (LOOPS, "/abusy/{}/"),
+}
+
+
 @pytest.mark.parametrize(
-    ("command", "path", "size"),
+    ("site", "size", "bursts"),
     [
-        pytest.param(THREADED, "/busy/{}/", 1, id="gunicorn, one node"),
-        pytest.param(LOOPS, "/abusy/{}/", 3, id="uvicorn, asynchronous, three nodes"),
-        pytest.param(LOOPS, "/busy/{}/", 3, id="uvicorn, three nodes", marks=pytest.mark.endurance),
+        ("gunicorn", 1, 1),
+        ("uvicorn, asynchronous", 3, 1),
+        *(pytest.param(site, size, 5, marks=pytest.mark.endurance) for site in SITES for size in (1, 3)),
     ],
 )
 def test_no_request_is_refused_while_the_nodes_answer(
-    live: Live, nodes: Servers, command: list[str], path: str, size: int, tmp_path: Path
+    live: Live, nodes: Servers, site: str, size: int, bursts: int, tmp_path: Path
 ):
     """A process that gets too little processor time is late, and blames neither its requests nor its nodes for it."""
     live.env |= {"LIVE_NODES": ",".join(nodes.urls[:size]), "LIVE_DEFAULTS": "1", "LIVE_TTL": "30"}
-    said = tmp_path / "stderr"
+    said, seen, (command, path) = tmp_path / "stderr", Counter[str](), SITES[site]
 
     with said.open("w") as stderr:  # nobody would read a pipe
-        site = Site(live, command, stderr=stderr)
-        seen = asyncio.run(statuses(site.port, [path.format(number) for number in range(BURST)]))
-        site.stop()
+        served = Site(live, command, stderr=stderr)
+        for burst in range(bursts):
+            paths = [path.format(burst * BURST + number) for number in range(BURST)]
+            seen += asyncio.run(statuses(served.port, paths))
+        served.stop()
 
-    assert seen == {"HTTP/1.1 200 OK": BURST}, said.read_text()
+    assert seen == {"HTTP/1.1 200 OK": bursts * BURST}, said.read_text()

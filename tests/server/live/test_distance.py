@@ -21,25 +21,26 @@ with lock("a", wait=0):
     print("blocking")
 asyncio.run(in_a_loop())
 """
-WAY = 0.2  # seconds to a node and back
 
 
-@pytest.fixture(params=[1, 3])
-def distant(live: Live, nodes: Servers, request: pytest.FixtureRequest) -> Iterator[Live]:
-    """Processes with the default options, and distant nodes with a user and a database."""
+@pytest.fixture
+def distant(live: Live, nodes: Servers, size: int, way: float) -> Iterator[Live]:
+    """Processes with the default options, and nodes with a user and a database that are *way* seconds away and back."""
     with ExitStack() as stack:
         urls = []
-        for server in nodes[: request.param]:
+        for server in nodes[:size]:
             client = stack.enter_context(server.client())
             client.acl_setuser("far", enabled=True, passwords=["+there"], keys="*", channels="*", commands=["+@all"])
             stack.callback(client.acl_deluser, "far")
             proxy = stack.enter_context(FaultProxy(server.url))
-            proxy.delay(WAY / 2)
+            proxy.delay(way / 2)
             urls.append(f"redis://far:there@127.0.0.1:{proxy.port}/3")
         live.env |= {"LIVE_NODES": ",".join(urls), "LIVE_DEFAULTS": "yes"}
         yield live
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("way", [0.2, *(pytest.param(way, marks=pytest.mark.endurance) for way in (0.01, 0.05, 0.125))])
 def test_fresh_process_takes_a_lock_at_once(distant: Live):
     """
     With TCP, TLS, a password, a database and the greeting, a connection takes up to six round trips. The first attempt

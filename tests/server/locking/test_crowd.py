@@ -78,10 +78,11 @@ def test_more_threads_than_processors_are_not_refused(nodes: Servers, count: int
 
 
 @pytest.mark.parametrize("times", TIMES)
-def test_tasks_that_keep_their_event_loop_busy_are_not_refused(nodes: Servers, times: int):
+@pytest.mark.parametrize("count", [1, 3])
+def test_tasks_that_keep_their_event_loop_busy_are_not_refused(nodes: Servers, count: int, times: int):
     """200 tasks of one event loop that each compute under a lock, so that a turn of the loop lasts a second."""
     for turn in range(times):
-        outcomes, down = crowds("tasks", 1, nodes.urls[:3], turn)
+        outcomes, down = crowds("tasks", 1, nodes.urls[:count], turn)
 
         assert outcomes == {"taken": crowd.TASKS * crowd.TURNS}
         assert down == {}
