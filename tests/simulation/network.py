@@ -14,9 +14,8 @@ from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World
 
 if TYPE_CHECKING:
-    from .oracles import Missing, Oracles
+    from .oracles import Oracles
 
-NOBODY: "Missing" = frozenset()
 MOMENT = 0.0004  # seconds that a message normally takes
 
 
@@ -114,7 +113,7 @@ class Machine(Place):
         self.at(self.stopped_until, call, *args)
 
     def execute(self, request: Request, repeated: bool) -> Reply:
-        missing = self._oracles.missing(self, request) if isinstance(request, Extend) else NOBODY
+        missing = self._oracles.missing(self, request)
         reply = self.store.execute(request)
         if self.world.trace is not None:
             self.world.log(self.name, describe(request), "->", reply.kind.name)

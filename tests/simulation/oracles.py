@@ -108,11 +108,11 @@ class Oracles:
                 del self._accepted[node, slug]
         self._released.pop(machine.number, None)
 
-    def missing(self, machine: "Node", request: Extend) -> Missing:
-        """Return the holds that an extension request finds lost."""
+    def missing(self, machine: "Node", request: Request) -> Missing:
+        """Return the holds that a request, if it is an extension, finds lost."""
         return {
             (slug, term.secret)
-            for term in request.terms
+            for term in (request.terms if isinstance(request, Extend) else ())
             for slug in term.slugs
             if not machine.has(slug, term.secret, term.shared)
         }

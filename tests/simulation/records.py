@@ -15,7 +15,7 @@ from greenlet import getcurrent, greenlet
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.names import secret_of
-from django_redlock.core.protocol import SHARED, Acquire, Extend, Kind, Release, Reply, Request
+from django_redlock.core.protocol import SHARED, Acquire, Kind, Release, Reply, Request
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.etcd.node import EtcdTable
 from django_redlock.nodes.records.record import Decision
@@ -23,7 +23,7 @@ from django_redlock.nodes.records.replicated import Place as Addresses
 from django_redlock.nodes.records.table import PAUSE, UntouchedError
 
 from .etcd import Cluster, Member
-from .network import NOBODY, Faults, describe
+from .network import Faults, describe
 from .profiles import Profile
 from .world import EPOCH, Clock, Place, World
 
@@ -48,7 +48,7 @@ class Store(Place):
         self.clock = Clock(world, EPOCH)  # it has no clock that anybody compares
         self.at_end: list[Callable[[], None]] = []
         self.cluster = Cluster(world, self.name, profile)
-        self._oracles = oracles
+        self.oracles = oracles
         self._released: set[str] = set()
 
     def greeting(self) -> Greeting:
@@ -98,14 +98,10 @@ class Store(Place):
         for request, reply, missing in found:
             self.world.log(self.name, describe(request), "->", reply.kind.name)
             lost = {(slug, secret) for slug, secret in missing if secret not in granted}
-            self._oracles.executed(self, request, reply, lost, False)
+            self.oracles.executed(self, request, reply, lost, False)
             if isinstance(request, Acquire) and reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
                 granted.add(request.secret)
         self._released = set()
-
-    def missing(self, request: Request) -> Any:
-        """Return the holds that an extension would find lost."""
-        return self._oracles.missing(self, request) if isinstance(request, Extend) else NOBODY
 
 
 def coded(key: str) -> str:
@@ -300,7 +296,8 @@ class SimulatedTable(EtcdTable):
         store = self._worker.store
         # The records that a request reads are compared when it writes, so they are the same then.
         self._found = [
-            (request, reply, store.missing(request)) for request, reply in zip(requests, decision.replies, strict=False)
+            (request, reply, store.oracles.missing(store, request))
+            for request, reply in zip(requests, decision.replies, strict=False)
         ]
         return decision
 

@@ -187,19 +187,6 @@ def test_overlap_is_not_found_where_there_is_none():
         assert sim.overlaps == []
 
 
-async def test_asyncio_runs_in_virtual_time_too():
-    """The asyncio flavour is renewed and lost in the same way."""
-    with Simulation(ttl=30) as sim:
-        async with lock("report") as lease:
-            sim.advance(100)
-            assert lease.valid()
-        lease = await lock("report").aacquire()
-        sim.pause(31)
-
-        assert not lease.valid()
-        assert lease.lost.is_set()
-
-
 async def test_event_loop_runs_in_virtual_time():
     """A task that sleeps or waits lets time pass; leases are renewed on the way, and timers come in order."""
     came: list[str] = []

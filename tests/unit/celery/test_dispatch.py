@@ -317,17 +317,6 @@ def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch
     ]
 
 
-def test_given_id_is_always_sent(make, worker):
-    """A call whose id somebody already has is sent, without a secret: its owner waits for an outcome."""
-    task = make()
-    task.delay(7)
-
-    result = task.apply_async((7,), task_id="mine")
-
-    assert (result.id, len(worker.headers)) == ("mine", 2)
-    assert ticket_in(worker.headers[1]).secret == ""
-
-
 def test_release_by_hand(make, worker):
     """``release()`` frees the slot of a message that was lost, that of a running task if forced to, and says so."""
     outcomes = []

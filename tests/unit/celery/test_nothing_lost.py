@@ -5,6 +5,7 @@ The same faults with real workers and servers are in ``tests/server/workers/test
 """
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,37 +36,23 @@ TRIES = 10  # how often a copy is put back while the backend is away
 OVERLAPS = ["drop", "fail", "follow", "wait", Return("other")]
 
 
+AWAY = ("reads", "writes")
+
+
 class Backend:
-    """Breaks a task's result backend; counts the questions to it."""
+    """Breaks a task's result backend, and notes the questions to it."""
 
     def __init__(self, task: Any, patch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
-        self.reads = self.writes = False  # whether these fail
-        backend = task.backend
-        read, write = backend.get_task_meta, backend._store_result
+        self.fails: tuple[str, ...] = ()
+        for name, kind in (("get_task_meta", "reads"), ("_store_result", "writes")):
+            patch.setattr(task.backend, name, partial(self._reach, kind, getattr(task.backend, name)))
 
-        def get(task_id: str, *about: Any, **more: Any) -> Any:
-            self.asked.append(task_id)
-            if self.reads:
-                raise ConnectionError("away")
-            return read(task_id, *about, **more)
-
-        def store(task_id: str, *about: Any, **more: Any) -> Any:
-            self.asked.append(task_id)
-            if self.writes:
-                raise ConnectionError("full")
-            return write(task_id, *about, **more)
-
-        patch.setattr(backend, "get_task_meta", get)
-        patch.setattr(backend, "_store_result", store)
-
-    @property
-    def away(self) -> bool:
-        return self.reads
-
-    @away.setter
-    def away(self, away: bool) -> None:
-        self.reads = self.writes = away
+    def _reach(self, kind: str, do: Any, task_id: str, *about: Any, **more: Any) -> Any:
+        self.asked.append(task_id)
+        if kind in self.fails:
+            raise ConnectionError("away")
+        return do(task_id, *about, **more)
 
 
 @pytest.fixture
@@ -87,7 +74,7 @@ def test_message_that_waited_in_the_worker(make, worker, runs, break_backend, la
     """A message that is no copy, as far as anybody knows, runs while the backend is away."""
     task = make(lambda self, shop_id: runs.append(shop_id), acks_late=late, on_unavailable={"run": how})
     task.delay(7)
-    break_backend(task).reads = True
+    break_backend(task).fails = ("reads",)
 
     assert worker.run(kept=5.0) == "SUCCESS"
     assert (runs, names()) == ([7], set())
@@ -99,11 +86,11 @@ def test_copy_whose_end_is_not_known(make, worker, runs, break_backend, how):
     task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True, on_unavailable={"run": how})
     result = task.delay(7)
     backend = break_backend(task)
-    backend.away = True
+    backend.fails = AWAY
 
     assert worker.run(redelivered=True) == "IGNORED"
     assert task.delay(7).id == result.id
-    backend.away = False
+    backend.fails = ()
     assert worker.run_all() == ["SUCCESS"]
 
     assert (runs, result.state, names()) == ([7], "SUCCESS", set())
@@ -113,7 +100,7 @@ def test_backend_that_never_comes_back(make, worker, runs, break_backend):
     """A copy is not put back for ever: after some tries it runs."""
     task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
     task.delay(7)
-    break_backend(task).reads = True
+    break_backend(task).fails = ("reads",)
 
     assert worker.run(redelivered=True) == "IGNORED"
     ended = worker.run_all()
@@ -190,25 +177,25 @@ def test_put_back_without_the_backend(make, worker, break_backend, monkeypatch, 
     assert result.state == ("PENDING" if ignored else "SUCCESS")
 
 
-@pytest.mark.parametrize("away", ["away", "writes"])
+@pytest.mark.parametrize("fails", [AWAY, ("writes",)])
 @pytest.mark.parametrize("options", [{}, {"wait_for": 0.0, "on_overlap": "wait"}])
-def test_outcome_that_cannot_be_stored(make, worker, break_backend, away, options):
+def test_outcome_that_cannot_be_stored(make, worker, break_backend, fails, options):
     """A message that is to end without a run is put back until its caller can be told. Then it may as well run."""
     task = make(**options)
     backend = break_backend(task)
     with locks["default"].lock(NAME, ttl=30, wait=0):
         result = task.apply_async((7,), task_id="second")
-        setattr(backend, away, True)
+        backend.fails = fails
         assert worker.run() == "IGNORED"
         assert len(worker.headers) == 1
-        setattr(backend, away, False)
+        backend.fails = ()
         assert worker.run_all() == ["IGNORED"]
         assert result.state == "REVOKED"
 
         other = task.apply_async((7,), task_id="third")
-        setattr(backend, away, True)
+        backend.fails = fails
         assert worker.run() == "IGNORED"
-    setattr(backend, away, False)
+    backend.fails = ()
 
     assert worker.run_all() == ["SUCCESS"]
     assert other.state == "SUCCESS"
@@ -221,10 +208,10 @@ def test_outcome_without_a_run_that_cannot_be_stored(make, worker, runs, break_b
     backend = break_backend(task)
     with locks["default"].lock(NAME, ttl=30, wait=0):
         result = task.apply_async((7,), task_id="second")
-        backend.writes = True
+        backend.fails = ("writes",)
         assert worker.run() == "IGNORED"
         assert len(worker.headers) == 1
-        backend.writes = False
+        backend.fails = ()
         worker.run_all()
 
     assert (runs, result.state) == ([], state)
@@ -243,13 +230,13 @@ def test_dropped_copy_whose_outcome_cannot_be_stored(make, worker, runs, break_b
     with pytest.raises(SystemExit):
         worker.run(copy)
     backend = break_backend(task)
-    backend.away = True
+    backend.fails = AWAY
 
     assert worker.run(copy, redelivered=True) == "IGNORED"
     assert result.backend is task.backend
     for _ in range(TRIES + 5):
         assert worker.run() == "IGNORED"
-    backend.away = False
+    backend.fails = ()
     assert worker.run_all() == ["IGNORED"]
 
     assert (runs, result.state) == ([7], "REVOKED")
@@ -282,11 +269,11 @@ def test_followed_result_cannot_be_read(make, worker, runs, break_backend):
     first = worker.take()
     follower = task.apply_async((7,), task_id="follower")
     backend = break_backend(task)
-    backend.reads = True
+    backend.fails = ("reads",)
     worker.run(first)
     assert worker.run() == "IGNORED"  # the slot is free, and nobody knows why
 
-    backend.reads = False
+    backend.fails = ()
     assert worker.run_all() == ["SUCCESS"]
     assert (len(runs), follower.result) == (1, "the value")
 
@@ -316,7 +303,7 @@ def test_started_is_stored(app, make, worker, break_backend, monkeypatch, tracke
     worker.run()
     task.delay(7)
     backend = break_backend(task)
-    backend.writes = True
+    backend.fails = ("writes",)
     monkeypatch.setattr(task.backend, "mark_as_done", lambda *about, **more: None)
 
     assert worker.run() == "SUCCESS"

@@ -46,25 +46,6 @@ def test_rerun_runs_once_more_with_the_newest_arguments(make, worker):
     assert names() == set()
 
 
-def test_rerun_waits_for_retries_and_comes_after_a_failure(make, worker):
-    """The trailing run comes after the last retry of the previous run, and also if that run failed."""
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        seen.append(self.request.retries)
-        if self.request.id == first.id:
-            task.delay(7, since=1)
-            raise self.retry(countdown=0, exc=ValueError("no"), max_retries=1)
-
-    task = make(body, on_duplicate="rerun")
-    first = task.delay(7)
-
-    states = worker.run_all()
-
-    assert seen == [0, 1, 0]
-    assert [state for state in states if state != "IGNORED"] == ["RETRY", "FAILURE", "SUCCESS"]
-
-
 def test_rerun_with_a_trailing_message_that_cannot_be_sent(make, worker, monkeypatch):
     """When the trailing message cannot be sent its caller gets the error, and no note of it stays behind."""
     task = make(on_duplicate="rerun")
@@ -539,29 +520,6 @@ def test_early_release_in_the_body(make, worker):
     assert seen == [True, "released", set(), None]
 
 
-def test_two_of_three_nodes_down(make, worker, memory_nodes):
-    """One node of three down changes nothing; with two down nothing starts, and what runs has lost its slot."""
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        set_down(memory_nodes[1:], True)
-        seen.append(worker.run())
-        self.singleton.lease.hold.deadline = 0.0  # as if it had ended
-        seen.append(self.singleton.lost)
-        self.singleton.check()
-
-    task = make(body)
-    set_down(memory_nodes[:1], True)
-    result = task.delay(7)
-    set_down(memory_nodes[:1], False)
-    task.delay(8)
-
-    assert worker.run() == "FAILURE"
-    assert seen == ["RETRY", True]
-    with pytest.raises(LockLostError):
-        result.get(timeout=1)
-
-
 # By hand
 
 
@@ -714,19 +672,20 @@ def test_parameter_called_force(app, worker):
 
 
 def test_eager_call_without_a_slot(make, app):
-    """``singleton=False`` runs beside its duplicate in eager mode too, and wrong options are refused there."""
+    """In eager mode a run has its slot, ``singleton=False`` runs beside its duplicate, and wrong options are refused."""
     app.conf.task_always_eager = True
     got = []
 
     def body(self, shop_id):
         if not got:
-            got.append("first")
+            got.append(names())
+            got.append(self.delay(shop_id).state)
             got.append(self.apply_async((shop_id,), singleton=False).state)
 
     task = make(body)
     task.delay(7)
 
-    assert got == ["first", "SUCCESS"]
+    assert (got, names()) == ([{NAME}, "IGNORED", "SUCCESS"], set())
     with pytest.raises(TypeError, match="may have 'on_duplicate'"):
         task.apply_async((7,), singleton={"key": "x"})
 
