@@ -24,22 +24,13 @@ ENOUGH = 500  # schedules after which an assumption counts as not needed
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """
-    One assumption, broken.
-
-    Args:
-        letter: Its name.
-        broken: How it is broken.
-        oracle: The oracle that must object.
-        scenario: Runs one schedule.
-        change: Breaks something in the simulator for as long as its context lasts.
-    """
+    """One assumption, broken."""
 
     letter: str
-    broken: str
-    oracle: str
+    broken: str  # how it is broken
+    oracle: str  # the one that must object
     scenario: Scenario
-    change: Callable[[], Any] = nullcontext
+    change: Callable[[], Any] = nullcontext  # breaks something in the simulator for as long as its context lasts
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,22 +17,13 @@ Wrong = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """
-    One wrong protocol.
+    """One wrong protocol."""
 
-    Args:
-        name: What is wrong with it.
-        haunts: The profiles and scenarios in which it must show.
-        target: What is replaced, as an object and the name of its attribute.
-        wrong: Makes the replacement.
-        also: Further replacements: objects, names and what makes each.
-    """
-
-    name: str
-    haunts: tuple[str, ...]
-    target: tuple[Any, str]
-    wrong: Wrong
-    also: tuple[tuple[Any, str, Wrong], ...] = ()
+    name: str  # what is wrong with it
+    haunts: tuple[str, ...]  # the profiles and scenarios in which it must show
+    target: tuple[Any, str]  # what is replaced: an object, and the name of its attribute
+    wrong: Wrong  # makes the replacement
+    also: tuple[tuple[Any, str, Wrong], ...] = ()  # further replacements
 
     @contextmanager
     def change(self) -> Iterator[None]:

@@ -7,77 +7,41 @@ TTL = 1.0  # seconds; node_timeout is then 0.05 s and the guard time 1.012 s
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """
-    The hazards of a schedule; chances are per message, rates per second.
-
-    Args:
-        name: Its name.
-        what: What it does, in words.
-        sizes: Numbers of nodes and quorums (None: the majority) to draw from.
-        cut: Chance that a connection goes silent, in one direction, permanently.
-        reset: Chance that a connection is reset.
-        spike: Chance that a message, and all behind it, is late: up to several leases.
-        repeat: Chance that a request is executed once more, later.
-        hush: Chance that a notification is lost.
-        block: Rate at which one client is cut off from one node for a while.
-        stall: Chance that a client stops between two steps; up to three leases.
-        freeze: Rate at which a node stops for a while.
-        skew: Maximum error of the clients' clocks, in seconds; that of nodes is up to 0.2.
-        rate: How much faster or slower a clock may run.
-        crash: Rate of node crashes.
-        forget: Chance that a crashed node comes back empty.
-        failover: Rate at which a replica that lacks the last writes takes a node's place.
-        step: Rate at which a node's clock steps away; it comes back within two leases.
-        together: How many clocks may be wrong, or have just been, at one time.
-        wall_step: Rate at which a client's wall clock steps.
-        die: Rate at which clients are killed.
-        slow: Chance that a step of the database takes up to several leases.
-        cancel: Chance that an acquisition is cancelled at some moment.
-        stores: How many of the nodes are replicated stores of records, to draw from.
-        elect: Rate at which the leader of such a store changes.
-        apart: Maximum difference between the clocks of two leaders, in seconds; 0 if each begins to count anew.
-        share: How many schedules it gets where all profiles run, beside the others' 1.
-        tolerated: Oracles whose violations are counted, but are not failures, because assumptions do not hold here.
-    """
+    """The hazards of a schedule; chances are per message, rates per second."""
 
     name: str
     what: str
+    # Numbers of nodes and quorums (None: the majority) to draw from.
     sizes: tuple[tuple[int, int | None], ...] = ((3, None), (3, None), (3, None), (5, None))
-    cut: float = 0.0
-    reset: float = 0.0
-    spike: float = 0.0
-    repeat: float = 0.0
-    hush: float = 0.0
-    block: float = 0.0
-    stall: float = 0.0
-    freeze: float = 0.0
-    skew: float = 0.0
-    rate: float = 0.0
-    crash: float = 0.0
-    forget: float = 0.0
-    failover: float = 0.0
-    step: float = 0.0
-    together: tuple[int, ...] = (1,)
-    wall_step: float = 0.0
-    die: float = 0.0
-    slow: float = 0.0
-    cancel: float = 0.05
-    stores: tuple[int, ...] = (0,)
-    elect: float = 0.0
+    cut: float = 0.0  # chance that a connection goes silent, in one direction, permanently
+    reset: float = 0.0  # chance that a connection is reset
+    spike: float = 0.0  # chance that a message, and all behind it, is late: up to several leases
+    repeat: float = 0.0  # chance that a request is executed once more, later
+    hush: float = 0.0  # chance that a notification is lost
+    block: float = 0.0  # rate at which one client is cut off from one node for a while
+    stall: float = 0.0  # chance that a client stops between two steps; up to three leases
+    freeze: float = 0.0  # rate at which a node stops for a while
+    skew: float = 0.0  # maximum error of the clients' clocks, in seconds; that of nodes is up to 0.2
+    rate: float = 0.0  # how much faster or slower a clock may run
+    crash: float = 0.0  # rate of node crashes
+    forget: float = 0.0  # chance that a crashed node comes back empty
+    failover: float = 0.0  # rate at which a replica that lacks the last writes takes a node's place
+    step: float = 0.0  # rate at which a node's clock steps away; it comes back within two leases
+    together: tuple[int, ...] = (1,)  # how many clocks may be wrong, or have just been, at one time
+    wall_step: float = 0.0  # rate at which a client's wall clock steps
+    die: float = 0.0  # rate at which clients are killed
+    slow: float = 0.0  # chance that a step of the database takes up to several leases
+    cancel: float = 0.05  # chance that an acquisition is cancelled at some moment
+    stores: tuple[int, ...] = (0,)  # how many of the nodes are replicated stores of records, to draw from
+    elect: float = 0.0  # rate at which the leader of such a store changes
+    # Maximum difference between the clocks of two leaders, in seconds; 0 if each begins to count anew.
     apart: float = 0.0
-    share: float = 1.0
+    share: float = 1.0  # how many schedules it gets where all profiles run, beside the others' 1
+    # Oracles whose violations are counted, but are not failures, because assumptions do not hold here.
     tolerated: frozenset[str] = frozenset()
 
 
-ANY_SIZE: tuple[tuple[int, int | None], ...] = (
-    (1, None),
-    (2, None),
-    (3, None),
-    (3, None),
-    (4, None),
-    (5, None),
-    (5, 4),
-)
+ANY_SIZE: tuple[tuple[int, int | None], ...] = (*((nodes, None) for nodes in (1, 2, 3, 3, 4, 5)), (5, 4))
 GUARDED: tuple[tuple[int, int | None], ...] = ((3, None), (3, None), (4, None), (5, None), (5, 4))
 
 CALM = Profile("calm", "contention only", ANY_SIZE)

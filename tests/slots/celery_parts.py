@@ -56,32 +56,21 @@ class Message:
 
 
 class Broker:
-    """
-    A queue that delivers at least once, in any order if configured so.
-
-    Attributes:
-        by_sender: How many messages each machine has published.
-        sent: Ids of the messages that have reached the broker.
-        dying: Names of the machines that are killed when they publish, before the broker has the message or after.
-        lost: Ids of messages that nobody will ever get.
-        ends: How workers ended the messages that did not run, for each id.
-        discarded: Ids and numbers of the messages that workers discarded because they were revoked, and when.
-        unacked: Messages with workers that acknowledge late.
-    """
+    """A queue that delivers at least once, in any order if configured so."""
 
     def __init__(self, world: World, *, reorder: float) -> None:
         self._world = world
         self._reorder = reorder
         self.queue: list[Message] = []
-        self.unacked: list[Message] = []
-        self.lost: set[str] = set()
-        self.discarded: list[tuple[str, int, int]] = []
+        self.unacked: list[Message] = []  # with workers that acknowledge late
+        self.lost: set[str] = set()  # ids of messages that nobody will ever get
+        self.discarded: list[tuple[str, int, int]] = []  # ids and numbers of revoked messages, and when
         self.fails: dict[str, int] = {}  # for a machine's name: how many messages it cannot send
         self.busy = True  # whether anybody calls
-        self.by_sender: dict[str, int] = {}
-        self.sent: set[str] = set()
-        self.dying: set[str] = set()
-        self.ends: dict[str, str] = {}
+        self.by_sender: dict[str, int] = {}  # how many messages each machine has published
+        self.sent: set[str] = set()  # ids of the messages that have reached the broker
+        self.dying: set[str] = set()  # machines that are killed when they publish, before the broker has it or after
+        self.ends: dict[str, str] = {}  # for the id of a message that did not run: how a worker ended it
 
     def publish(self, message: Message) -> None:
         self._world.reach()
@@ -126,13 +115,7 @@ class Broker:
 
 
 class Results(BaseBackend):  # type: ignore[type-arg]
-    """
-    A result backend in memory; losing a turn before it answers.
-
-    Attributes:
-        trouble: What is wrong with it: it is ``away``, ``slow``, or ``full`` and stores nothing; empty is nothing.
-        stored: For an id, the step in which its last outcome was stored, and the name of the machine that stored it.
-    """
+    """A result backend in memory; whoever asks may lose a turn before it answers."""
 
     def __init__(self, app: Celery) -> None:
         super().__init__(app)
@@ -145,8 +128,8 @@ class Results(BaseBackend):  # type: ignore[type-arg]
         self._cache.clear()
         self.kept: dict[str, dict[str, Any]] = {}
         self.revoked: dict[str, int] = {}  # for an id: the step in which it was stored as revoked
-        self.stored: dict[str, tuple[int, str]] = {}
-        self.trouble: Literal["", "away", "slow", "full"] = ""
+        self.stored: dict[str, tuple[int, str]] = {}  # the step of the last outcome, and the machine that stored it
+        self.trouble: Literal["", "away", "slow", "full"] = ""  # full: it stores nothing
 
     def _store_result(self, task_id: str, result: Any, state: str, traceback: Any = None, **about: Any) -> Any:
         world = self._reach(("away", "full"))
@@ -183,21 +166,17 @@ class Results(BaseBackend):  # type: ignore[type-arg]
 
 @dataclass(slots=True)
 class Run:
-    """
-    One run of the body; *end* is None if its worker died. *message* is the number of a pending call's message.
-
-    *ended* is the step in which the body ended, *over* that in which its slot was free and its result stored.
-    """
+    """One run of the body."""
 
     id: str
     value: Any
     start: float
     number: int
-    end: float | None = None
+    end: float | None = None  # stays None if its worker died
     failed: bool = False
-    ended: int = 0
-    message: int = 0
-    over: int = 0
+    ended: int = 0  # the step in which the body ended
+    message: int = 0  # the number of a pending call's message
+    over: int = 0  # the step in which its slot was free and its result stored
 
 
 class Recorder:
