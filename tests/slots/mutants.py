@@ -44,8 +44,6 @@ def without_number(right: Any) -> Any:
 
 
 def forgets_the_record(right: Any) -> Any:
-    """Note that the call has begun, and leave the record."""
-
     def begin(message: Any) -> None:
         message.ticket, message.record = replace(message.ticket, secret=fresh_secret()), slots.FREE
         right(message)
@@ -54,8 +52,6 @@ def forgets_the_record(right: Any) -> Any:
 
 
 def forgets_the_note(right: Any) -> Any:
-    """Free the record, and do not note what has begun."""
-
     def begin(message: Any) -> None:
         slots.free(message.ticket.using, message.ticket.following, message.record.secret)
 
@@ -71,8 +67,6 @@ def sees_nothing(right: Any) -> Any:
 
 
 def shared_token(right: Any) -> Any:
-    """Run under the secret of the message, so that a copy of it looks like the run."""
-
     def take(ticket: Any, times: Any, label: str, secret: str, inline: bool = False) -> Any:
         return right(ticket, times, label, ticket.secret, inline)
 
@@ -91,7 +85,6 @@ def not_waiting(right: Any) -> Any:
 
 
 def accepted(right: Any) -> Any:
-    """Tell a call that its message was sent, though it had none."""
     return lambda *about: right(*about).about(slots.Holder(None, SlotState.RUNNING, None), accepted=True)
 
 
@@ -106,8 +99,6 @@ def quorums_only(right: Any) -> Any:
 
 
 def any_id(right: Any) -> Any:
-    """Have a message give way to the record of another call too, which will never end under its id."""
-
     def is_superseded(message: Any) -> bool:
         others = (one.record for one in message.record.sightings)
         return any(record and record.task_id != message.ticket.task_id for record in others) or right(message)
@@ -116,7 +107,6 @@ def any_id(right: Any) -> Any:
 
 
 def frees_only(right: Any) -> Any:
-    """Free the record of a message that ends without a run, and do not note its number."""
     return lambda ticket, task: ticket.free()
 
 
@@ -126,13 +116,10 @@ def frees_what_it_sees(right: Any) -> Any:
 
 
 def raises_ignore(again: Any, holder: Any) -> Any:
-    """End a copy of a message that may be running, and look at it no more."""
     raise Ignore
 
 
 def runs_as_well(right: Any) -> Any:
-    """Send a call that finds a pending one without a slot, so that both run."""
-
     def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
         sent = call.noted(seen.holder, "is sent").publish(replace(call.ticket, secret="", number=0))
         return sent.about(seen.holder, accepted=True)
@@ -147,7 +134,6 @@ def anybodys_word(right: Any) -> Any:
 
 
 def nobody_else(right: Any) -> Any:
-    """Take what one node reports for the word of all."""
     return property(lambda found: True)
 
 
@@ -159,8 +145,6 @@ def gives_up(right: Any) -> Any:
 
 
 def lets_it_fail(right: Any) -> Any:
-    """Fail the task if the nodes fall silent when its slot has been taken."""
-
     def without_nodes(arrived: Any, error: Exception, execution: Any = None) -> Any:
         if execution:
             execution.end(hold=False)
@@ -171,7 +155,6 @@ def lets_it_fail(right: Any) -> Any:
 
 
 def asks_plainly(right: Any) -> Any:
-    """Ask the result backend, and let its exceptions through."""
     return lambda arrival, task_id: arrival.task.backend.get_task_meta(task_id)
 
 

@@ -266,8 +266,7 @@ def test_duplicate_is_known_to_run(make, worker, memory_nodes):
     runs = []
 
     def switch(down=True, **about):
-        for node in memory_nodes:
-            node.down = down
+        set_down(memory_nodes, down)
 
     def body(self, shop_id):
         runs.append("in")

@@ -10,7 +10,9 @@ from celery import Task
 from celery.exceptions import TimeLimitExceeded
 from kombu.exceptions import DecodeError
 
-from .slots import NAME, begin, die, names
+from .slots import NAME, begin, die, names, set_down
+
+LONG_AGO = "2020-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
@@ -21,7 +23,7 @@ def test_copy_of_a_running_message_expires(make, worker, received, strategy):
     """
 
     def body(self, shop_id):
-        message.headers["expires"] = "2020-01-01T00:00:00+00:00"
+        message.headers["expires"] = LONG_AGO
         assert not received(task, message).revoked()
         assert call.state == "PENDING"
         assert worker.run(message, redelivered=True) == "IGNORED"
@@ -35,31 +37,20 @@ def test_copy_of_a_running_message_expires(make, worker, received, strategy):
     assert (call.state, call.get(timeout=1)) == ("SUCCESS", "done")
 
 
-def test_expired_message_frees_its_slot(make, worker, received):
-    """A message that expires before its run is revoked, and frees its slot."""
-    task = make()
-    call = task.apply_async((7,), expires=600)
-    message = worker.take()
-    message.headers["expires"] = "2020-01-01T00:00:00+00:00"
-
-    assert received(task, message).revoked()
-
-    assert (call.state, names()) == ("REVOKED", set())
-
-
-@pytest.mark.parametrize("how", ["run", "fail"])
+@pytest.mark.parametrize("how", ["retry", "run", "fail"])
 @pytest.mark.parametrize("strategy", ["join", "replace"])
-def test_expired_message_does_not_run_without_nodes(make, worker, received, memory_nodes, strategy, how):
-    """While the nodes do not answer, a message that does not wait for them expires as in Celery."""
+def test_expired_message_is_revoked(make, worker, received, memory_nodes, strategy, how):
+    """A message that expires before its run frees its slot. Without nodes, one that does not wait for them expires."""
     task = make(on_duplicate=strategy, on_unavailable={"run": how})
     call = task.apply_async((7,), expires=600)
     message = worker.take()
-    message.headers["expires"] = "2020-01-01T00:00:00+00:00"
-    for node in memory_nodes:
-        node.down = True
+    message.headers["expires"] = LONG_AGO
+    set_down(memory_nodes, how != "retry")
 
     assert received(task, message).revoked()
     assert call.state == "REVOKED"
+    if how == "retry":
+        assert names() == set()
 
 
 def test_expired_message_is_put_back_while_nodes_are_away(make, worker, received, memory_nodes):
@@ -68,9 +59,8 @@ def test_expired_message_is_put_back_while_nodes_are_away(make, worker, received
     call = task.delay(7, "older")
     task.delay(7, "newest")
     older, newest = worker.take(), worker.take()
-    older.headers["expires"] = "2020-01-01T00:00:00+00:00"
-    for node in memory_nodes:
-        node.down = True
+    older.headers["expires"] = LONG_AGO
+    set_down(memory_nodes)
 
     assert not received(task, older).revoked()
     assert not received(task, newest).revoked()

@@ -304,8 +304,7 @@ def test_our_options_do_not_travel(make, worker):
 def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch):
     """With the lock nodes down the message is sent without a secret, and one warning is logged."""
     task = make()
-    for node in memory_nodes:
-        node.down = True
+    set_down(memory_nodes)
 
     with caplog.at_level(logging.WARNING, "django_redlock"):
         results = [task.delay(7) for _ in range(3)]

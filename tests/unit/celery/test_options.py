@@ -1,8 +1,6 @@
 """The decorator and its options."""
 
 import asyncio
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 from unittest.mock import MagicMock

@@ -9,7 +9,7 @@ from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
 from django_redlock.inventory import force_release, held_locks
 
-from .slots import NAME, names
+from .slots import NAME, names, set_down
 
 
 def test_running_excludes_runs(make, worker):
@@ -213,8 +213,7 @@ def test_body_of_a_direct_call_knows_its_slot(make):
 
 def test_direct_call_without_nodes(make, memory_nodes):
     """Without an answer a direct call runs only if ``on_unavailable`` says so."""
-    for node in memory_nodes:
-        node.down = True
+    set_down(memory_nodes)
 
     assert make(lock_direct_calls=True, on_unavailable={"run": "run"})(7) == 7
     with pytest.raises(QuorumUnavailableError):

@@ -672,7 +672,7 @@ def test_parameter_called_force(app, worker):
 
 
 def test_eager_call_without_a_slot(make, app):
-    """In eager mode a run has its slot, ``singleton=False`` runs beside its duplicate, and wrong options are refused."""
+    """In eager mode a run has its slot; ``singleton=False`` runs beside its duplicate; wrong options are refused."""
     app.conf.task_always_eager = True
     got = []
 
