@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from io import StringIO
 
 import pytest
@@ -15,7 +14,7 @@ from django_redlock.inventory import held_locks
 from tests.managers import wait_until
 
 from . import project
-from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task
+from .real import ON_BOTH, answer, consume, free, gone, take_back, task
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,10 +33,10 @@ def killed(worker, start, stages, broker):
 
 @pytest.fixture(scope="module", autouse=True)
 def long(worker, stages, broker):
-    """Calls that last: one until its test says so, three until their time limit; with their children, and the time."""
-    calls = {name: f"{name} over {broker[:5]}" for name in ("hold", "endless", "endless_long", "endless_late")}
+    """Calls that last until their time limit, with their children."""
+    calls = {name: f"{name} over {broker[:5]}" for name in ("endless", "endless_long", "endless_late")}
     results = {name: task(name).delay(what) for name, what in calls.items()}
-    return calls, results, {name: stages(what).hear("started") for name, what in calls.items()}, time.monotonic()
+    return calls, results, {name: stages(what).hear("started") for name, what in calls.items()}
 
 
 @ON_BOTH
@@ -183,21 +182,10 @@ def test_hard_time_limit(long, name):
     A body that a hard limit kills keeps its slot until it is dead. Then nobody waits for a long lease to end, though
     the child can free nothing any more, nor does it give the slot to a message that never comes again.
     """
-    calls, results, children, _ = long
+    calls, results, children = long
 
     with pytest.raises(TimeLimitExceeded):
         answer(results[name])
 
     wait_until(free(name, calls[name]))
     wait_until(gone(children[name]))
-
-
-def test_body_longer_than_its_lease(long, stages):
-    """A body of more than two leases keeps its slot to its end."""
-    calls, results, _, since = long
-    wait_until(lambda: time.monotonic() > since + 2.2 * LEASE)
-
-    assert task("hold").delay(calls["hold"]).id == results["hold"].id
-    stages(calls["hold"]).allow()
-    assert answer(results["hold"]) == f"{calls['hold']} done"
-    assert free("hold", calls["hold"])()

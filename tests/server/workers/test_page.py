@@ -46,10 +46,9 @@ def lost(worker, start, stages):
     """
     results = {}
     for queue in ("killed", "stopped"):
-        doomed = start(queue, concurrency=3)
-        calls = [("hold", "hold"), ("hold_late", "hold_late")]
-        for name, what in calls if queue == "stopped" else [*calls, ("hold_late", "overtaken")]:
-            what = f"{what} of a {queue} worker"
+        doomed = start(queue)
+        for name in ("hold", "hold_late"):
+            what = f"{name} of a {queue} worker"
             results[what] = task(name).apply_async((what,), queue=queue)
             stages(what).hear("started")
         if queue == "killed":
@@ -151,18 +150,3 @@ def test_lost_worker_with_late_acknowledgement(lost, stages, queue):
 
     assert answer(lost[what]) == f"{what} done"
     assert stages(what).heard() == ["ended"]
-
-
-def test_lost_worker_with_late_acknowledgement_and_a_call_that_is_quicker(lost, stages):
-    """A call that takes the slot before the message comes back runs first, and the message waits for it."""
-    what = "overtaken of a killed worker"
-    wait_until(free("hold_late", what))
-    second = task("hold_late").delay(what)
-    stages(what).hear("started")
-
-    take_back(lost[what].id)
-    stages(what).allow()
-    stages(what).allow()
-
-    assert [answer(second), answer(lost[what])] == [f"{what} done"] * 2
-    assert stages(what).heard() == ["ended", "started", "ended"]
