@@ -200,7 +200,7 @@ def once_more(self: Any, what: str) -> str:
 
 @singleton_task(bind=True, lease=LEASE)
 def compute(self: Any, what: str) -> bool:
-    """Let no other greenlet run until the slot has been renewed, then compute until it is again; was it ever lost?"""
+    """Let no other greenlet run until the slot has been renewed, compute until it is again, wait; was it ever lost?"""
     stage(what).say("started")
     lease, turns, sleep = self.singleton.lease, 0, ctypes.CDLL(None).usleep
     while lease.extensions < 1 and not self.singleton.lost:
@@ -208,6 +208,7 @@ def compute(self: Any, what: str) -> bool:
     sleep(int(1e6 * (LEASE / 3 - 0.5)))
     while lease.extensions < 2 and not self.singleton.lost:
         turns += 1
+    stage(what).wait()
     return bool(self.singleton.lost)
 
 

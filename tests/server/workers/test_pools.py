@@ -40,6 +40,7 @@ def computed(started, stages):
     for pool, result in results.items():
         stages(f"compute in {pool}").hear("started")
         assert send("compute", pool, f"compute in {pool}").id == result.id
+        stages(f"compute in {pool}").allow()
     return results
 
 
