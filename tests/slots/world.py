@@ -172,14 +172,22 @@ class TurnConnectionSet(ConnectionSet):
     def drop(self, connection: Connection) -> None:
         del self.by_node[connection.node]
 
-    def ready(self, seconds: float) -> list[Connection]:
-        """Wait until connections can be read; return them."""
+    def read(self, seconds: float) -> list[tuple[Connection, LinkError | None]]:
+        """Wait until connections can be read, and read them."""
         machine, now = self._world.machine, self._world.now
         if seconds > 0 and not self._readable():
             if machine:
                 machine.bell.clear()
             self._world.block(now + max(SHORTEST, seconds), machine and machine.bell)
-        return self._readable()
+        found: list[tuple[Connection, LinkError | None]] = []
+        for connection in self._readable():
+            try:
+                connection.read()
+            except LinkError as error:
+                found.append((connection, error))
+            else:
+                found.append((connection, None))
+        return found
 
     def _readable(self) -> list[Connection]:
         return [connection for connection in self.by_node.values() if connection.link.readable()]
