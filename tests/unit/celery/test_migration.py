@@ -131,8 +131,12 @@ def test_wrong_options_of_celery_once(app):
 
 
 def test_singleton(app, worker):
-    """``Singleton`` joins by default, and raises its own error if told so, by the task or the settings."""
-    joins = app.task(name="shop.joins", base=Singleton, unique_on="shop_id")(nothing)
+    """``Singleton`` joins by default, bound or not, and raises its own error if told so."""
+
+    def bound(self, shop_id, since=None):
+        return shop_id
+
+    joins = app.task(name="shop.joins", base=Singleton, unique_on="shop_id", bind=True)(bound)
     raises = app.task(name="shop.raises", base=Singleton, raise_on_duplicate=True)(nothing)
     first, other = joins.delay(7, since=1), raises.delay(7)
 
