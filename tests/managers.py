@@ -107,8 +107,11 @@ def stop_time(manager: LockManager) -> None:
 
 
 def patient_manager(urls: list[str], **options: Any) -> LockManager:
-    """Return a manager whose leases and rounds outlast pauses of the machine; tests of faults ask for short ones."""
-    return real_manager(urls, **{"ttl": 60.0, "node_timeout": 10.0, **options})
+    """
+    Return a manager whose rounds outlast pauses of the machine, and whose leases outlast every wait of a test: a key
+    that is left behind does not expire unnoticed.
+    """
+    return real_manager(urls, **{"ttl": 600.0, "max_ttl": 600.0, "node_timeout": 10.0, **options})
 
 
 @pytest.fixture

@@ -245,18 +245,6 @@ def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, kn
     assert [bool(row.value) for row in rows] == [False, False, True]
 
 
-def test_request_is_not_granted_after_its_own_release(table: LockTable, other: LockTable, overtaken: Any):
-    """
-    A request behind its own release is refused, even if it was decided before the release and is written after it.
-    """
-    overtaken(Release(("{x}",), SECRET, 30.0))
-
-    (reply,) = table.execute([acquire()])
-
-    assert reply.kind is Kind.CANCELLED
-    assert other.execute([Survey(("{x}",))])[0].rows[0].value == ""
-
-
 def test_two_writers_of_overlapping_names_never_deadlock(table: LockTable, other: LockTable):
     """Rows are written in one order, whatever the order of the names; every request gets a reply."""
     kinds: list[Kind] = []

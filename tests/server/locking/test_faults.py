@@ -39,7 +39,7 @@ def restless_redelivery(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flavour, fault: str):
     """Two of five may fail, and nobody waits for them; with three gone the result is *no quorum*."""
-    managers = [real_manager(nodes.urls, ttl=600.0, max_ttl=600.0, node_timeout=limit) for limit in (PATIENCE, HASTE)]
+    managers = [real_manager(nodes.urls, node_timeout=limit) for limit in (PATIENCE, HASTE)]
     if fault != "missing at start":
         for manager in managers:
             await flavour.release(await flavour.acquire(manager.lock("warm up")))
@@ -59,10 +59,10 @@ async def test_many_releases_wait_once_for_silent_nodes(nodes: Servers, flavour:
     and arrive when the nodes are back.
     """
     timeout, count = 1.0, 60
-    manager = real_manager(nodes.urls[:3], ttl=600.0, max_ttl=600.0, node_timeout=timeout)
+    manager = real_manager(nodes.urls[:3], node_timeout=timeout)
     leases = [await flavour.acquire(manager.lock(f"n{number}", renew=False)) for number in range(count)]
     if not linked:
-        other = real_manager(nodes.urls[:3], ttl=600.0, max_ttl=600.0, node_timeout=timeout)
+        other = real_manager(nodes.urls[:3], node_timeout=timeout)
         for lease in leases:
             lease.hold.keeper = other
     for node in (nodes[0], nodes[2]):
@@ -328,7 +328,7 @@ def owner_on(node: Server, key: str) -> str:
 async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
     """The connection broke with the release in flight; the release is redelivered in the background."""
     with FaultProxy(nodes[0].url) as proxy:
-        manager = real_manager([proxy.url], ttl=60.0, node_timeout=HASTE)
+        manager = real_manager([proxy.url], node_timeout=HASTE)
         lease = await flavour.acquire(manager.lock("a"))
         proxy.black_hole("requests")
 
@@ -372,7 +372,7 @@ async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: 
     stand in the way of the attempt that follows on a new connection, either.
     """
     with FaultProxy(nodes[0].url) as proxy:
-        manager = real_manager([proxy.url, nodes[1].url], ttl=60.0)
+        manager = real_manager([proxy.url, nodes[1].url])
         await flavour.release(await flavour.acquire(manager.lock("warm up")))
         proxy.drop_next_reply(reset=True)
         with patch.object(manager.driver.redelivery, "take", lambda *about: None):  # it would be too late
@@ -429,7 +429,7 @@ async def test_takeover_that_a_node_missed(
 
 async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):
     """The renewal of a hold that has just been released does not affect the next one, even for a moment."""
-    manager = real_manager(nodes.urls, ttl=60.0)
+    manager = real_manager(nodes.urls)
     for _ in range(20):
         lease = await flavour.acquire(manager.lock("a"))
         renew_now(lease)
@@ -449,7 +449,7 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
 async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour: Flavour, by_token: bool):
     """A node that misses a release gets it again, even if the outcome was certain before its link ended."""
     with FaultProxy(nodes[2].url) as proxy:
-        manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0, node_timeout=0.5)
+        manager = real_manager([*nodes.urls[:2], proxy.url], node_timeout=0.5)
         lease = await on_all(manager.lock("a", renew=False), flavour, nodes[:3])
         proxy.black_hole("requests")
         assert (manager.release("a", lease.secret) if by_token else await flavour.release(lease)) == "released"
@@ -465,7 +465,7 @@ async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour:
 
 async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
     """A node that granted the lock although it knew a higher fence releases it like the others."""
-    manager = real_manager(nodes.urls[:3], ttl=60.0)
+    manager = real_manager(nodes.urls[:3])
     await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
     with nodes[2].client() as client:
         client.set("t:{a}:f", str(time.time_ns() // 1000 + 5_000_000), px=60_000)
@@ -480,7 +480,7 @@ async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nod
 async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
     """Nodes that missed a release get it later, when the same token holds the lock again."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
-        manager = real_manager([nodes[0].url, first.url, second.url], ttl=60.0, node_timeout=0.5)
+        manager = real_manager([nodes[0].url, first.url, second.url], node_timeout=0.5)
         lock = manager.on_behalf("a", secret="ab" * 16, renew=False)
         before = await flavour.acquire(lock)
         visit, held_again = manager.driver.redelivery._visit, threading.Event()

@@ -94,17 +94,6 @@ def test_key_names_the_server_and_never_expires(server: Server, client: redis.Re
     assert again.age > 0.0
 
 
-def test_one_script_per_connection(server: Server, client: redis.Redis):
-    """A new connection costs one script, sent together with INFO."""
-    client.config_resetstat()
-    greeting(server)
-
-    calls = {name: about["calls"] for name, about in client.info("commandstats").items()}
-
-    assert calls["cmdstat_eval"] == 1
-    assert calls["cmdstat_info"] == 3  # ours, and the two sections that the script reads
-
-
 def flushed(server: Server, client: redis.Redis) -> None:
     client.flushall()
 
@@ -298,15 +287,3 @@ def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
 
     assert greeting(server).age == 0.0
     assert client.type("t:served") == "string"
-
-
-async def test_durable_node_votes_without_a_key(server: Server, flavour: Flavour):
-    """The operator has declared that it loses nothing."""
-    name = server.url.removeprefix("redis://").removesuffix("/0")
-    manager = guarded([server.url], durable=(name,))
-
-    lease = await flavour.acquire(manager.lock("a", wait=0))
-
-    assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
-    manager.close()

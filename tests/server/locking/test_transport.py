@@ -63,11 +63,6 @@ async def test_tls_with_an_authority_of_ones_own(secure: Server, certificates: C
         await works(flavour, f"{scheme}://{host}:{secure.port}/0", ssl_ca_certs=certificates["ca.crt"])
 
 
-async def test_tls_settings_can_be_in_the_url(secure: Server, certificates: Certificates, flavour: Flavour):
-    """One environment variable can hold everything, as with redis-py."""
-    await works(flavour, f"rediss://localhost:{secure.port}/0?ssl_ca_certs={certificates['ca.crt']}")
-
-
 async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavour: Flavour):
     """Some managed servers need unverified TLS; it is possible, but never the default."""
     with tls_server(tls, "elsewhere") as server:

@@ -46,6 +46,17 @@ def answer(round: Round, *kinds: Kind, fence: int = 0) -> Round:
     return round
 
 
+def test_extension_that_completes_after_the_deadline_does_not_extend():
+    """A lease that lapsed during the round is lost, though all nodes agreed."""
+    hold = held()
+    round = extension(hold, DEADLINE - 0.1)
+
+    assert not hold.extended(answer(round, H, H, H, H, H), 0, DEADLINE - 0.1, DEADLINE + 0.1)
+
+    assert hold.ended == "expired"
+    assert hold.term(DEADLINE + 0.2) is None
+
+
 def test_extension_waits_no_longer_than_the_lease_lasts():
     """The round that extends a lease ends before the lease does."""
     round = extension(held(node_timeout=2.0), DEADLINE - 0.05)

@@ -15,6 +15,7 @@ from django_redlock import LockLostError, lock, locks
 from django_redlock.core.names import slug
 from django_redlock.core.protocol import Survey
 from django_redlock.core.rules import Rules
+from django_redlock.engine import process as processes
 from django_redlock.engine.unattended import LOOK
 from django_redlock.signals import lock_lost, lock_released
 from django_redlock.testing import Simulation
@@ -250,6 +251,18 @@ def test_close_waits_for_the_outcome(outcomes: list[str]):
         locks["default"].close()
 
         assert (outcomes, len(locks["default"].driver.unattended)) == (["unknown"], 0)
+
+
+def test_process_that_is_about_to_end_waits(monkeypatch: pytest.MonkeyPatch):
+    """After the exit handler of this package nothing is left for the background."""
+    with simulation() as sim:
+        lease = lock("a").acquire()
+        silence(sim, 0, 1)
+        monkeypatch.setattr(processes.process, "ends", True)
+
+        lease.release(wait=False)
+
+        assert len(locks["default"].driver.unattended) == 0
 
 
 def test_thread_that_ends_leaves_its_connections_to_others():
