@@ -19,7 +19,7 @@ from django.conf import settings
 
 THREADS, WORK = 60, 0.008  # seconds of computing under each lock
 TASKS, TASK_WORK = 200, 0.005
-TURNS = 4
+TURNS, TASK_TURNS = 4, 2
 
 
 def compute(seconds: float) -> None:
@@ -64,7 +64,7 @@ async def crowd_of_tasks(name: str, outcomes: "Counter[str]") -> None:
         except RedlockError as error:
             outcomes[str(error)] += 1
 
-    for turn in range(TURNS):
+    for turn in range(TASK_TURNS):
         await asyncio.gather(*(work(number, turn) for number in range(TASKS)))
     await locks["default"].aclose()
 

@@ -31,7 +31,7 @@ from tests.managers import (
     run_greenlets,
 )
 
-from .test_served import babbling
+from .test_replies import babbler
 
 KEY = "{t}:served"  # one of the keys of the tests' managers
 BRIEF = {"ttl": 3.0, "max_ttl": 4.0, "node_timeout": 0.7}
@@ -209,8 +209,8 @@ NOWHERE = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$15\r\nnowhere.invalid\r\n:6379\r\
 
 async def test_address_that_a_member_announces_is_named(flavour: Flavour):
     """A cluster may announce names that nobody can resolve; the error and the doctor show them, not the seed's name."""
-    with babbling(NOWHERE) as url:
-        node = open_node(NodeSpec(url.replace("redis:", "redis+cluster:")), "t:")
+    with babbler(b"", NOWHERE + b"*0\r\n") as member:
+        node = open_node(NodeSpec(member.url.replace("redis:", "redis+cluster:")), "t:")
         manager = LockManager([node], rules(1))
         with pytest.raises(QuorumUnavailableError, match=r"unknown host: nowhere\.invalid:6379, says a member"):
             await held(flavour, manager, wait=0)

@@ -84,7 +84,7 @@ def test_tasks_that_keep_their_event_loop_busy_are_not_refused(nodes: Servers, c
     for turn in range(times):
         outcomes, down = crowds("tasks", 1, nodes.urls[:count], turn)
 
-        assert outcomes == {"taken": crowd.TASKS * crowd.TURNS}
+        assert outcomes == {"taken": crowd.TASKS * crowd.TASK_TURNS}
         assert down == {}
 
 

@@ -356,6 +356,10 @@ class Babbler:
     port: int = 0
     heard: bytes = b""
 
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
 
 @contextmanager
 def babbler(greeting: bytes, reply: bytes) -> Iterator[Babbler]:
@@ -417,7 +421,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
     with nodes[0].client(decode_responses=False) as client:
         text = b"run_id:%s\r\nuptime_in_seconds:1000\r\nrole:master\r\n" % client.info("server")["run_id"].encode()
     with babbler(b"$%d\r\n%s\r\n$-1\r\n" % (len(text), text), reply) as server:
-        manager = real_manager([f"redis://127.0.0.1:{server.port}"])
+        manager = real_manager([server.url])
 
         error = await refused(flavour, manager)
 
@@ -434,7 +438,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
 async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: bytes):
     """A server that does not introduce itself as a node gets no request."""
     with babbler(greeting, b"+OK\r\n") as server:
-        manager = real_manager([f"redis://127.0.0.1:{server.port}"])
+        manager = real_manager([server.url])
 
         error = await refused(flavour, manager)
 

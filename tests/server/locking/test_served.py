@@ -1,10 +1,7 @@
 """The served key: since when a server has served the locks of a prefix, which every process sees."""
 
-import socketserver
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 
 import pytest
 import redis
@@ -19,6 +16,8 @@ from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Server
 from tests.clusters import WEEK, served
 from tests.managers import Flavour, wait_until
+
+from .test_replies import babbler
 
 REPLICATES_AT_ONCE = ("--repl-diskless-sync-delay", "0")
 TTL = 3.0  # seconds; the guard time is a little longer
@@ -226,25 +225,6 @@ def test_server_without_an_age_votes_when_it_has_been_known_for_the_guard_time()
     assert "votes again in" in watch.objection(0)
 
 
-@contextmanager
-def babbling(*replies: bytes) -> Iterator[Server]:
-    """Run a server that answers each request with the same bytes."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            with suppress(OSError):
-                while self.request.recv(65536):
-                    self.request.sendall(b"".join([*replies, b"*0\r\n"]))
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as it:
-        it.daemon_threads = True
-        thread = threading.Thread(target=it.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"redis://127.0.0.1:{it.server_address[1]}/0"
-        it.shutdown()
-        thread.join()
-
-
 INFO = b"run_id:abc\r\nrole:master\r\n"
 
 
@@ -267,8 +247,8 @@ def bulk(data: bytes) -> bytes:
 )
 def test_age_is_bounded_where_it_is_read(said: bytes, age: float | None):
     """A number from a node is not taken on trust."""
-    with babbling(bulk(INFO), said) as url:
-        link = open_node(NodeSpec(url), "t:").connect(5.0)
+    with babbler(bulk(INFO) + said, b"") as server:
+        link = open_node(NodeSpec(server.url), "t:").connect(5.0)
         link.close()
 
     assert link.greeting.age == age
@@ -276,9 +256,9 @@ def test_age_is_bounded_where_it_is_read(said: bytes, age: float | None):
 
 def test_script_that_another_server_carried_out_is_noticed():
     """An endpoint that sends the commands of one connection to several servers is not a node."""
-    with babbling(bulk(INFO), bulk(b"SERVED def 5000000")) as url:
+    with babbler(bulk(INFO) + bulk(b"SERVED def 5000000"), b"") as server:
         with pytest.raises(LinkError, match="answers as two servers"):
-            open_node(NodeSpec(url), "t:").connect(5.0)
+            open_node(NodeSpec(server.url), "t:").connect(5.0)
 
 
 def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):

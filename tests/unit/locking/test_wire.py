@@ -241,7 +241,7 @@ def calls_to_read(stream: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    "head", [b"$%d\r\n" % (LONGEST_REPLY + 1), b"*%d\r\n" % (LONGEST_LIST + 1), b"$" + b"9" * 5000]
+    "head", [b"$%d\r\n" % (LONGEST_REPLY + 1), b"$209715200", b"*%d\r\n" % (LONGEST_LIST + 1), b"$" + b"9" * 5000]
 )
 def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
     """The client keeps nothing of a reply that announces too much."""
