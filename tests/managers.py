@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -88,6 +90,13 @@ def on_each(nodes: Iterable[Server], *command: str) -> None:
     for node in nodes:
         with node.client() as client:
             client.execute_command(*command)
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Call *work* in as many threads at the same moment, with the number of each; raise what one of them raises."""
+    together = threading.Barrier(count)
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(lambda number: (together.wait(), work(number)), range(count)))
 
 
 def unwatched(manager: LockManager) -> LockManager:

@@ -17,12 +17,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_redlock import QuorumUnavailableError
 from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Server, Servers, ServerStartError
-from tests.managers import Flavour, Manager
+from tests.managers import Flavour, Manager, in_threads
 
 from . import crowd
 
@@ -175,20 +174,11 @@ def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server)
     manager = LockManager([open_node(NodeSpec(pausing.url), "t:")], Rules(1, restart_guard=False, node_timeout=2.0))
     manager.driver.gather.breakers[0].failed(manager.runtime.clock(), "refused")
     outcomes: Counter[str] = Counter()
-    together = threading.Barrier(20)
 
     def work(number: int) -> None:
-        together.wait()
-        try:
-            outcomes[manager.lock(f"a{number}", wait=0).acquire().release()] += 1
-        except QuorumUnavailableError as error:
-            outcomes[str(error)] += 1
+        outcomes[manager.lock(f"a{number}", wait=0).acquire().release()] += 1
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(20, work)
 
     assert outcomes == {"released": 20}
     manager.close()

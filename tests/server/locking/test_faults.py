@@ -20,7 +20,7 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Server, Servers
 from django_redlock.testing.proxy import FaultProxy
-from tests.managers import Blocking, Flavour, eventually, held_by, renew_now
+from tests.managers import Blocking, Flavour, eventually, held_by, in_threads, renew_now
 from tests.managers import patient_manager as real_manager
 from tests.unit.locking.test_rounds import no_quorum, works
 
@@ -520,13 +520,13 @@ def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Ser
         over.wait(30)
         raise LinkError(Failure.UNREACHABLE)
 
+    def try_for_a_moment(number: int) -> None:
+        with suppress(QuorumUnavailableError):
+            manager.lock("a", wait=0.3).acquire().release()
+
     with patch.object(manager.nodes[4], "connect", connect):
         started = time.monotonic()
-        threads = [threading.Thread(target=try_for_a_moment, args=(manager,)) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(12, try_for_a_moment)
         allowed = 1 + (time.monotonic() - started) / CONNECT_TIMEOUT
         over.set()
 
@@ -534,8 +534,3 @@ def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Ser
     for node in nodes[2:]:
         node.thaw()
     manager.lock("a", wait=30).acquire().release()
-
-
-def try_for_a_moment(manager: LockManager) -> None:
-    with suppress(QuorumUnavailableError):
-        manager.lock("a", wait=0.3).acquire().release()

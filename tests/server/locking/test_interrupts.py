@@ -173,7 +173,7 @@ def wait_while_a_handler_waits() -> None:
 
     number, calls = 1, 1
     while (struck := in_time(wait)) is True:
-        number, calls = number + 9, calls + 1
+        number, calls = number + 5, calls + 1
 
     assert struck is False, f"event {number}: {struck}"
     assert calls > 20

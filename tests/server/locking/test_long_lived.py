@@ -23,7 +23,7 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import FaultProxy, Servers
 from tests.conftest import needs
-from tests.managers import eventually, real_manager, renew_now, rules
+from tests.managers import eventually, in_threads, real_manager, renew_now, rules
 
 GREENLETS = """
 from gevent import monkey
@@ -115,17 +115,7 @@ async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, mo
 def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
     """Connections that many threads needed for a moment are not kept for ever."""
     manager = real_manager(nodes.urls)
-    together = threading.Barrier(8)
-
-    def work(number: int) -> None:
-        together.wait()
-        manager.lock(f"a{number}").acquire().release()
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, lambda number: manager.lock(f"a{number}").acquire().release())
     idle = list(manager.driver.gather.idle.sets)
     manager.lock("a").acquire().release()
     monkeypatch.setattr("django_redlock.engine.connections.MAX_IDLE", 0.0)

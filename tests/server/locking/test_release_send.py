@@ -13,7 +13,7 @@ import pytest
 
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import FaultProxy, Servers
-from tests.managers import eventually, held_by, on_each, patient_manager, real_manager
+from tests.managers import eventually, held_by, in_threads, on_each, patient_manager, real_manager
 
 from .test_faults import has_key
 from .test_processes import fork
@@ -64,23 +64,13 @@ async def test_threads_take_their_own_lock_again_at_once(nodes: Servers):
     """
     manager = patient_manager(nodes.urls[:3])
     manager.lock("warm up").acquire().release()
-    failed: list[BaseException] = []
 
-    def work(name: str) -> None:
-        try:
-            for _ in range(60):
-                with manager.lock(name, wait=0, release="send"):
-                    pass
-        except BaseException as error:
-            failed.append(error)
+    def work(number: int) -> None:
+        for _ in range(60):
+            with manager.lock(f"a{number}", wait=0, release="send"):
+                pass
 
-    threads = [threading.Thread(target=work, args=(f"a{number}",)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert failed == []
+    in_threads(6, work)
 
 
 async def test_release_waits_for_links_if_other_threads_use_all(nodes: Servers):

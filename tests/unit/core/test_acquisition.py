@@ -237,6 +237,31 @@ def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place:
     assert attempt.proceed().seconds == pytest.approx(seconds)
 
 
+def test_waiter_leaves_the_queue_when_it_gives_up():
+    """Every node that may have queued it gets a release."""
+    attempt = Attempt(wait=1.0, waiter="p|1")
+    attempt.queue(0, 1)
+    attempt.step.close()
+
+    leaving = attempt.go_on(2.0)
+
+    assert {node: request.leaving for node, request in leaving.requests.items()} == dict.fromkeys(range(5), "p|1")
+
+
+def test_interrupted_attempt_is_undone_on_all_nodes():
+    """Nobody knows how far the round came, so undoing it goes to all of its nodes, and leaves the queues."""
+    attempt = Attempt(wait=3.0, waiter="p|1")
+    attempt.step.receive(0, Reply(A))
+    attempt.queue(1, 2, 3)
+
+    attempt.steps.close()
+    undo = attempt.acquisition.undo()
+
+    assert undo.requests == {
+        node: Release(("{a}",), f"{1:032x}", 10.0 if node == 4 else 0.0, "p|1") for node in range(5)
+    }
+
+
 def test_waiter_stays_queued_between_two_attempts():
     """A waiter releases grants of a minority, and stays queued there and everywhere."""
     attempt = Attempt(wait=None, waiter="p|1")
