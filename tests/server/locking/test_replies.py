@@ -6,7 +6,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -58,11 +58,22 @@ class Patient:
 # Each of these puts a server into a state, and takes it out again.
 
 
-@contextmanager
-def full(it: Patient) -> Iterator[None]:
-    it.command("CONFIG SET maxmemory 1")
-    yield
-    it.command("CONFIG SET maxmemory 0")
+def between(before: str, after: str) -> Callable[[Patient], AbstractContextManager[None]]:
+    """Return a state that one command produces, and another one ends."""
+
+    @contextmanager
+    def state(it: Patient) -> Iterator[None]:
+        it.command(before)
+        yield
+        it.command(after)
+
+    return state
+
+
+full = between("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0")
+too_few_replicas = between("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0")
+replica = between("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")
+crowd = between("CONFIG SET maxclients 1", "CONFIG SET maxclients 100")
 
 
 @contextmanager
@@ -76,20 +87,6 @@ def snapshots_fail(it: Patient) -> Iterator[None]:
     yield
     it.server._folder.mkdir()
     it.server.restart()
-
-
-@contextmanager
-def too_few_replicas(it: Patient) -> Iterator[None]:
-    it.command("CONFIG SET min-replicas-to-write 1")
-    yield
-    it.command("CONFIG SET min-replicas-to-write 0")
-
-
-@contextmanager
-def replica(it: Patient) -> Iterator[None]:
-    it.client.replicaof("127.0.0.1", 1)
-    yield
-    it.client.replicaof("NO", "ONE")
 
 
 @contextmanager
@@ -140,13 +137,6 @@ def needless_password(it: Patient) -> Iterator[None]:
     it.login = ":sesame@"
     yield
     it.command("CONFIG SET requirepass sesame")
-
-
-@contextmanager
-def crowd(it: Patient) -> Iterator[None]:
-    it.client.config_set("maxclients", "1")
-    yield
-    it.client.config_set("maxclients", "100")
 
 
 @contextmanager
