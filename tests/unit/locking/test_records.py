@@ -40,6 +40,18 @@ class Clock:
         return self.now
 
 
+def test_bounds_of_a_clock_grow_apart_with_time():
+    """After ten seconds without a reading, each bound has moved by the drift that two clocks may have."""
+    here = Clock()
+    clock = EraClock(here)
+    here.now += 0.2
+    clock.observe(Era("a"), 5.0, 6.0, sent=1000.0)
+
+    assert clock.bounds() == pytest.approx((5.0, 6.2 + 0.2 * RATE))
+    here.now += 10.0
+    assert clock.bounds() == pytest.approx((15.0 - 10 * RATE, 16.2 + 10.2 * RATE))
+
+
 def test_readings_in_whole_seconds_narrow_the_bounds():
     """A store that counts whole seconds is known to a few milliseconds after some readings."""
     here, clock = Clock(), None
