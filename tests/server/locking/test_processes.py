@@ -26,13 +26,13 @@ PATIENCE = 120.0  # seconds
 
 
 def start(child: Callable[[], Any]) -> int:
-    """Run *child* in a forked process; return its id. It exits with the result of *child*, if that is a number."""
+    """Run *child* in a forked process; return its id. It exits with 0 unless *child* raises or returns a true value."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the test forks a process with threads on purpose
         pid = os.fork()
     if not pid:
         try:
-            os._exit(child() or 0)
+            os._exit(1 if child() else 0)  # not a status of another process, whose lowest byte is 0
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(99)

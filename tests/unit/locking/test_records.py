@@ -10,7 +10,7 @@ from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Kind, Releas
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records import record as records
 from django_redlock.nodes.records import table
-from django_redlock.nodes.records.clock import Era, EraClock, Moment
+from django_redlock.nodes.records.clock import RATE, Era, EraClock, Moment
 from django_redlock.nodes.records.record import Decision, Stored, in_present_era, needed_until, parsed
 from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked
 
