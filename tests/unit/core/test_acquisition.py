@@ -91,6 +91,17 @@ def test_quorum_that_accepted_the_token_is_enough():
     assert outcome.deadline == pytest.approx(100.0 + 10.0 - 0.102)
 
 
+def test_validity_counts_from_before_the_first_byte():
+    """A quorum whose replies are read late has no validity left, and is released."""
+    attempt = Attempt()
+    attempt.reply(A, A, A)
+
+    undo = attempt.go_on(8.0)
+
+    assert {type(request) for request in undo.requests.values()} == {Release}
+    assert isinstance(attempt.go_on(), GaveUp)
+
+
 def test_token_that_was_too_low_is_raised_in_a_second_round():
     """Granted but not accepted costs one more round, to the nodes that granted, above every number they have seen."""
     attempt = Attempt()

@@ -1,15 +1,19 @@
 """A held lock, given the time and the replies."""
 
+import itertools
 import json
 import pickle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.names import Owner
-from django_redlock.core.protocol import EndReason, Kind, Outcome, Release, Reply
+from django_redlock.core.node_state import NodeState
+from django_redlock.core.protocol import Acquire, EndReason, Extend, Kind, Outcome, Raise, Release, Reply, Term
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.exceptions import LockLostError
@@ -137,6 +141,42 @@ def test_release_leaves_out_what_never_got_a_request():
 def test_release_returns_its_outcome(kinds: list[Kind], outcome: str):
     """The outcome is released, expired, taken, or unknown."""
     assert release_outcome(answer(held().release(0.2), *kinds), Rules(5)) == outcome
+
+
+SLUGS = ("{x}",)
+SECRETS = ["a" * 32, "b" * 32]
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["acquire", "raise", "extend", "release", "wait"]), st.sampled_from(SECRETS), st.integers(1, 9)
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, str, int]]):
+    """For any requests, each number that a node accepts is greater than the last, in the order of holds."""
+    clock = itertools.count(1_000_000.0, 0.0)
+    store = NodeState(lambda: next(clock))
+    accepted: list[int] = []
+    for what, secret, number in sequence:
+        match what:
+            case "acquire":
+                reply = store.execute(Acquire(SLUGS, secret, secret, 5.0, number, None, 1e9))
+            case "raise":
+                reply = store.execute(Raise(SLUGS, secret, number, None))
+            case "extend":
+                # A holder extends with the token it was granted, never with an invented one.
+                token = max(accepted, default=0)
+                reply = store.execute(Extend((Term(SLUGS, secret, secret, 5.0, token),), None))
+            case "release":
+                reply = store.execute(Release(SLUGS, secret))
+            case _:
+                store.skew += number
+                continue
+        if reply.kind is Kind.ACCEPTED:
+            accepted.append(reply.fence)
+    assert accepted == sorted(set(accepted))
 
 
 def test_shorter_time_counts_as_soon_as_it_is_asked_for():
