@@ -19,6 +19,7 @@ import pytest
 from django.test import override_settings
 
 from django_redlock import Lease, LockTakenError, lock, locks
+from django_redlock.nodes.memory import forget_nodes
 from tests.lab.interrupts import sweep
 from tests.lab.interrupts.storm import storm
 from tests.lab.interrupts.sweep import (
@@ -47,7 +48,8 @@ def using(nodes: list[str]) -> Any:
 
 @pytest.fixture
 def three() -> Any:
-    """Three nodes in memory, whose leases last for a second."""
+    """Three empty nodes in memory, whose leases last for a second."""
+    forget_nodes()
     with using(["memory://i1", "memory://i2", "memory://i3"]):
         yield
     locks.reset()
