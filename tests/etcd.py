@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from subprocess import CalledProcessError, Popen, run
 from time import monotonic
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from django_redlock.testing import FaultProxy
@@ -96,8 +97,12 @@ class Member(Service):
         if self._certificates:
             context = ssl.create_default_context(cafile=self._certificates["ssl_ca_certs"])
             context.load_cert_chain(self._certificates["ssl_certfile"], self._certificates["ssl_keyfile"])
-        with urlopen(request, timeout=timeout, context=context) as response:
-            reply: dict[str, Any] = json.load(response)
+        try:
+            with urlopen(request, timeout=timeout, context=context) as response:
+                reply: dict[str, Any] = json.load(response)
+        except HTTPError as error:
+            error.close()  # Python 3.14 warns of the response in it
+            raise
         return reply
 
     def ping(self) -> None:

@@ -60,7 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Run two tests at a time for each processor, because most of them wait more than they compute."""
     named = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
-    return int(named) if named else 2 * len(os.sched_getaffinity(0))
+    return int(named) if named else 2 * processors()
+
+
+def processors() -> int:
+    """Return how many this process may use; only Linux knows that it may not use all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -108,7 +113,8 @@ def nothing_but_python(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """Make a test of the unit tier fail if it needs more than Python."""
     if request.node.get_closest_marker("unit") and tier_of(request.node, needs_of(request.node)) == "unit":
         for owner, name in ((time, "sleep"), (socket.socket, "connect"), (subprocess.Popen, "__init__"), (os, "fork")):
-            monkeypatch.setattr(owner, name, refused_to_tests(getattr(owner, name)))
+            if hasattr(owner, name):
+                monkeypatch.setattr(owner, name, refused_to_tests(getattr(owner, name)))
 
 
 def refused_to_tests(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
-from ..nodes.base import INCOMPLETE, Link, LinkError, Node, known_cause
+from ..nodes.base import INCOMPLETE, READABLE, Link, LinkError, Node, known_cause, poller
 from ..nodes.clock import Clock
 from ..nodes.gevent import Here, here, uses_gevent
 from ..nodes.threads import exiting, start
@@ -107,7 +106,7 @@ class ConnectionSet:
         self.used = 0.0
         self.thread = 0  # the thread that sent an unattended round here; its next round uses the same connections
         self.closed = False
-        self._poll = select.poll()
+        self._poll = poller()
         self._by_fd: dict[int, Connection] = {}
         self._wakeup: WakeUp | None = None
 
@@ -125,7 +124,7 @@ class ConnectionSet:
         self.by_node[connection.node] = connection
         if connection.fd >= 0:
             self._by_fd[connection.fd] = connection
-            self._poll.register(connection.fd, select.POLLIN)
+            self._poll.register(connection.fd, READABLE)
 
     def drop(self, connection: Connection) -> None:
         """Remove the connection to a node, before its link is closed."""
@@ -158,7 +157,7 @@ class ConnectionSet:
         """Expect a link to *node*; its arrival wakes the waiting thread."""
         if self._wakeup is None:
             self._wakeup = WakeUp()  # first: it fails if the process has too many open files
-            self._poll.register(self._wakeup, select.POLLIN)
+            self._poll.register(self._wakeup, READABLE)
         self.connecting.add(node)
 
     def deliver(self, node: int, link: Link | LinkError) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import logging
 import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
 from ..core.protocol import Failure
-from ..nodes.base import LinkError, Node, NotificationLink
+from ..nodes.base import READABLE, LinkError, Node, NotificationLink, poller
 from ..nodes.clock import Clock
 from ..nodes.threads import new_event, start
 from .connections import CONNECT_TIMEOUT, WakeUp
@@ -244,14 +243,14 @@ class Listener:
         """Wait for an event; return the nodes whose connections can be read."""
         if self._arrived:
             return []
-        poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
+        poll = poller()
+        poll.register(self._wakeup, READABLE)
         nodes: dict[int, int] = {}
         for node, link in self._links.items():
             with suppress(LinkError):
                 if link.fileno() >= 0:
                     nodes[link.fileno()] = node
-                    poll.register(link.fileno(), select.POLLIN)
+                    poll.register(link.fileno(), READABLE)
         fds = [fd for fd, _ in poll.poll(ceil(min(left, RETRY) * 1000))]
         ready = [nodes[fd] for fd in fds if fd in nodes]
         if len(ready) < len(fds):

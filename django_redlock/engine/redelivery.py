@@ -5,14 +5,13 @@ A node that missed a release would keep the key until its ttl ends, and so refus
 """
 
 import logging
-import select
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..core.protocol import Failure, Kind, Reply, Request, failed
-from ..nodes.base import INCOMPLETE, Link, LinkError, Node
+from ..nodes.base import INCOMPLETE, READABLE, Link, LinkError, Node, poller
 from ..nodes.clock import Clock
 from ..nodes.threads import Background, Bell
 from .connections import CONNECT_TIMEOUT, SILENCE
@@ -132,9 +131,9 @@ class Redelivery:
                 self._undelivered.get(node, {}).pop(request, None)
 
     def _await(self, link: Link, request: Request) -> Reply:
-        poll = select.poll()
+        poll = poller()
         if (fd := link.fileno()) >= 0:
-            poll.register(fd, select.POLLIN)
+            poll.register(fd, READABLE)
         until = self._clock() + CONNECT_TIMEOUT
         while (reply := link.receive(request)) is INCOMPLETE:
             left = until - self._clock()

@@ -6,8 +6,11 @@ import asyncio
 import errno
 import json
 import re
+import select
+import selectors
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -362,3 +365,39 @@ def known_cause(error: BaseException) -> LinkError | None:
         case ValueError():
             failure = Failure.MALFORMED
     return failure and LinkError(failure)
+
+
+# Events of poll(): there is data to read; the connection has ended. Where the end is not reported, a read finds it.
+READABLE = getattr(select, "POLLIN", 1)
+ENDED = sum(getattr(select, name, 0) for name in ("POLLHUP", "POLLERR", "POLLNVAL", "POLLRDHUP"))
+
+
+class SelectorPoll:
+    """What ``select.poll()`` does for data to read, for Windows, which has no such function."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+
+    def register(self, fd: Any, events: int) -> None:
+        """Wait for data from now on."""
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def unregister(self, fd: Any) -> None:
+        """Wait for it no longer."""
+        self._selector.unregister(fd)
+
+    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+        """Wait until something can be read; return descriptors with their events."""
+        watched = list(self._selector.get_map().values())
+        if not watched:  # Windows refuses to wait for nothing
+            threading.Event().wait(milliseconds / 1000)
+        try:
+            found = [key for key, _ in self._selector.select(milliseconds / 1000)] if watched else []
+        except (OSError, ValueError):  # one of them was closed meanwhile, and a read finds out which
+            found = watched
+        return [(key.fd, READABLE) for key in found]
+
+
+def poller() -> Any:
+    """Return what waits for several connections at once: ``select.poll()``, where there is one."""
+    return select.poll() if hasattr(select, "poll") else SelectorPoll()

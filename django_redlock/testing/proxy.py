@@ -71,7 +71,7 @@ class FaultProxy:
         """Accept connections without faults, on the same port every time; do nothing if the proxy already runs."""
         if not self._running:
             self._requests, self._replies = _Line(), _Line()
-            self._loop = asyncio.new_event_loop()
+            self._loop = asyncio.SelectorEventLoop()  # on Windows, the usual one watches no socket
             self._loop.set_debug(False)  # Python's development mode would make the network ten times slower
             self._thread = Thread(target=self._loop.run_forever, name="redlock-proxy", daemon=True)
             self._thread.start()

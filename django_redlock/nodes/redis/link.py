@@ -5,7 +5,6 @@ The connections to one server, for threads and for event loops: for requests and
 """
 
 import asyncio
-import select
 import socket
 import ssl
 from collections import deque
@@ -19,7 +18,7 @@ from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
-from ..base import INCOMPLETE, LinkError, RateLimit, until_cancelled
+from ..base import ENDED, INCOMPLETE, READABLE, LinkError, RateLimit, poller, until_cancelled
 from .errors import BROKEN, DEMOTED, link_error
 from .wire import (
     COMMON,
@@ -42,9 +41,6 @@ UNASKED = 10_000  # notifications within a second; no process takes as many lock
 CROWD = 4  # requests in flight; from this number on, a link writes once per turn of the loop
 
 NOTHING = object()  # stands for a reply that has not arrived
-
-# Events: there is data to read; the connection has ended. Where poll() does not report the end, a read finds it.
-READABLE, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 
 
 class RedisLink:
@@ -239,7 +235,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         sock = self._transport.get_extra_info("socket")
         if sock is None or sock.fileno() < 0:
             return False
-        poll = select.poll()
+        poll = poller()
         poll.register(sock.fileno(), READABLE | ENDED)
         return any(events & READABLE and not events & ENDED for _, events in poll.poll(0))
 

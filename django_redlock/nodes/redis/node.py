@@ -6,6 +6,7 @@ A node makes links: in the handshake it sends the first commands, and reads what
 
 import os
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -174,6 +175,8 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
     parts = split_url(spec.url)
     if parts.scheme == "unix" and not parts.path:
         raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
+    if parts.scheme == "unix" and not hasattr(socket, "AF_UNIX"):
+        raise ValueError("this system has no Unix sockets: write a redis:// URL, such as redis://localhost:6379")
     if "," in parts.netloc.rpartition("@")[2]:
         raise ValueError(
             "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "

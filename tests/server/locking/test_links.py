@@ -1,14 +1,13 @@
 """A link: many requests of one turn of an event loop, its end, what it leaves behind, and scripts that are unknown."""
 
 import asyncio
-import select
 import time
 
 import pytest
 
 from django_redlock.core.protocol import Acquire, Kind, Reply
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
+from django_redlock.nodes.base import INCOMPLETE, READABLE, Link, LinkError, poller
 from django_redlock.nodes.redis.link import CROWD, AsyncRedisLink
 from django_redlock.testing import Servers
 from tests.managers import eventually
@@ -124,8 +123,8 @@ async def test_connection_that_ended_before_it_was_taken_over_is_noticed(nodes: 
 def answer(link: Link, request: Acquire) -> Reply | None:
     """Send a request by its digest and return the reply, None for that of a server that does not know the script."""
     link.send(request, {})
-    poll = select.poll()
-    poll.register(link.fileno(), select.POLLIN)
+    poll = poller()
+    poll.register(link.fileno(), READABLE)
     while (reply := link.receive(request)) is INCOMPLETE:
         assert poll.poll(60_000)
     return reply

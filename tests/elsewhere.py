@@ -1,0 +1,49 @@
+"""
+Hide what Windows and macOS lack, before the package is imported: ``python -m pytest -p tests.elsewhere ...``.
+
+There is no such machine here, so this is a simulation: ``poll``, ``fork`` and what follows a fork, Unix sockets, the
+wake-up by signals, the death of a child with its parent. Tests whose subject is one of these are left out.
+"""
+
+import os
+import re
+import select
+import selectors
+import signal
+import socket
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+WITHOUT = {
+    os: ["fork", "forkpty", "register_at_fork", "sched_getaffinity"],
+    select: ["poll", "epoll"],
+    signal: ["set_wakeup_fd"],
+    socket: ["AF_UNIX"],
+}
+
+
+socket.socketpair = partial(socket.socketpair, socket.AF_UNIX)  # Python has one everywhere, over TCP if it must
+for module, names in WITHOUT.items():
+    for name in names:
+        delattr(module, name)
+selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc]
+
+
+FORKS = re.compile(r"\bfork\(|\bReader\(|fork_and_lock|prefork|\bredlock_run\b")
+
+
+def pytest_configure() -> None:
+    from django_redlock.testing import servers
+
+    servers.sys = SimpleNamespace(**{**vars(sys), "platform": "elsewhere"})
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that fork or start a program which does, and those of Unix sockets."""
+    forking = {path: bool(FORKS.search(path.read_text("utf-8"))) for path in {item.path for item in items}}
+    without = [item for item in items if forking[item.path] or "unix_socket" in item.name]
+    config.hook.pytest_deselected(items=without)
+    items[:] = [item for item in items if item not in without]
