@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 
 from django_redlock.management.commands import redlock_run
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.base import READABLE, poller
+from django_redlock.nodes.base import ENDED, READABLE, poller
 from django_redlock.testing import ServerNotFoundError, find_server, servers
 
 CHECKOUT = Path(__file__).parents[2]
@@ -65,8 +65,11 @@ def test_what_stands_for_poll_finds_what_can_be_read(monkeypatch: pytest.MonkeyP
         far.send(b"!")
         fd = near.fileno()
         assert poll.poll(60_000) == [(fd, READABLE)]
+        far.close()
+        near.recv(1)
+        assert poll.poll(60_000) == [(fd, READABLE | ENDED)]
         os.close(near.detach())
-        assert poll.poll(60_000) == [(fd, READABLE)]
+        assert poll.poll(60_000) == [(fd, READABLE | ENDED)]
         poll.unregister(fd)
         assert poll.poll(1) == []
 
