@@ -82,13 +82,13 @@ class Attempt:
         at: The present time.
 
     ``given_back`` is whether everything that the attempt may have been granted has been released. ``at`` is the time
-    after the last step. ``skipped`` has the last replies of silent nodes that need not be asked again while contenders
-    decide a split vote.
+    after the last step. ``number`` is the highest fencing token that the attempt proposed. ``skipped`` has the last
+    replies of silent nodes that need not be asked again while contenders decide a split vote.
     """
 
     __slots__ = (
         *("_enrolled", "_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
-        *("at", "given_back", "rounds", "secret", "skipped", "slugs", "value"),
+        *("at", "given_back", "number", "rounds", "secret", "skipped", "slugs", "value"),
     )
 
     def __init__(
@@ -110,6 +110,7 @@ class Attempt:
         self.given_back = False
         self.skipped = NO_REPLIES
         self.value = ""
+        self.number = 0
         self._wanted = wanted
         self._rules = rules
         self._highest = highest
@@ -134,7 +135,7 @@ class Attempt:
             self.value = encode(self.secret, Owner(kind=SHARED_KIND, ttl=ttl))
         elif not again:
             self.value = encode_since(self.secret, self._wanted.owner, self.at.wall / 1e6)
-        fencing_token = max(self.at.wall, self._above_highest())
+        fencing_token = self.number = max(self.at.wall, self._above_highest())
         first = self._first_round(fencing_token, since.wall)
         self.at = yield first
         self._replies = {**self.skipped, **first.replies} if self.skipped else first.replies
@@ -148,7 +149,7 @@ class Attempt:
                     return None
                 # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
                 # second proposal is at least the slowest granting node's own time.
-                fencing_token = max(self._above_highest(), verdict.granting_time)
+                fencing_token = self.number = max(self._above_highest(), verdict.granting_time)
                 second = self._second_round(first, fencing_token)
                 self.at = yield second
                 self._note_tokens(second)

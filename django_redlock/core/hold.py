@@ -10,12 +10,11 @@ Extending the lock").
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import cast
 
 from .attempt import Granted, HighestToken
 from .names import counted
 from .protocol import ANSWERS, REFUSALS, EndReason, Extend, Kind, Outcome, Release, Reply, Term
-from .round import Round, cleanup, count, unanswered
+from .round import Round, cleanup, count, spare_later_holds, unanswered
 from .rules import Rules, Wanted
 
 BATCH = 100  # most leases in one round; a script over more would block its node for a millisecond
@@ -207,7 +206,7 @@ class Hold:
         release = Release(self._slugs, self.secret, 0.0, self._leaving, self.shared, self._queue)
         round = cleanup(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
         if self._granting:
-            self._limit(round, cast("Mapping[int, Release]", round.requests))
+            spare_later_holds(round, self._granting, self.fencing_token)
         return round
 
     def release_came_too_late(self, outcome: Outcome) -> None:
@@ -227,23 +226,6 @@ class Hold:
         if self._silent(self.deadline):
             return EndReason.HEARTBEAT
         return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
-
-    def _limit(self, round: Round, releases: Mapping[int, Release]) -> None:
-        """
-        Keep releases from ending a later hold with the same secret, which may have begun by the time one arrives.
-
-        A node that granted the hold in spite of a higher fence reported that fence, so the limit for it is that fence.
-        A node that has not answered gets this release after the request that it ends, so only a release that is
-        redelivered to the node is limited.
-        """
-        requests, limited = dict(round.requests), {}
-        for node, release in releases.items():
-            reported = [granting.late.get(node) or granting.replies.get(node) for granting in self._granting]
-            fence = max([reply.fence for reply in reported if reply], default=0)
-            limited[node] = release._replace(fencing_token=max(self.fencing_token, fence))
-            if fence:
-                requests[node] = limited[node]
-        round.requests, round.remedy = requests, limited
 
     def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
         """

@@ -264,6 +264,30 @@ def cleanup(
     )
 
 
+def spare_later_holds(round: Round, granting: Iterable[Round], number: int) -> None:
+    """
+    Keep the releases of a *round* from ending a later hold with the same secret, which may have begun when one arrives.
+
+    A node that granted the hold in spite of a higher fence reported that fence, so the limit for it is that fence. A
+    node that has not answered gets this release after the request that it ends, so only a release that is redelivered
+    to the node is limited.
+
+    Args:
+        round: The round that ends a hold or an attempt whose secret the caller chose.
+        granting: The rounds that asked for it.
+        number: The highest fencing token that they proposed.
+    """
+    requests, limited = dict(round.requests), {}
+    known = [asked.known() for asked in granting]
+    for node, release in round.requests.items():
+        fence = max([replies[node].fence for replies in known if node in replies], default=0)
+        if isinstance(release, Release):
+            limited[node] = release._replace(fencing_token=max(number, fence))
+            if fence:
+                requests[node] = limited[node]
+    round.requests, round.remedy = requests, limited
+
+
 def unanswered(rounds: Iterable[Round]) -> set[int]:
     """Return the nodes that may still execute a request of one of *rounds*."""
     found: set[int] = set()

@@ -281,15 +281,17 @@ class NodeState:
         records, now = self.records, self._now
         everybody = request.shared and request.secret == SHARED
         one_of_several = request.shared and not everybody
-        mine = [slug for slug in request.slugs if records.has(slug, request.secret, one_of_several, now)]
+        held = mine = [slug for slug in request.slugs if records.has(slug, request.secret, one_of_several, now)]
         if not one_of_several:
             # A later token belongs to a later hold with the same secret, or to a holder that joined after the caller
             # looked.
-            mine = [slug for slug in mine if records.fence(slug, now) <= request.fencing_token]
+            mine = [slug for slug in held if records.fence(slug, now) <= request.fencing_token]
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
         free = [slug for slug in mine if self._let_go(request, slug)]
-        if request.tombstone > 0:  # also if nothing was held: the request to hold it may arrive after this one
+        later = mine != held and not request.shared  # whose extensions a tombstone would refuse
+        # Also if nothing was held: the request to hold it may arrive after this one.
+        if request.tombstone > 0 and not later:
             self._tombstone(request, {request.secret})
         self._queues.released(request, free)
         kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE

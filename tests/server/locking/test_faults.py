@@ -502,6 +502,27 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
         assert held_by(manager, "{a}")
 
 
+async def test_late_release_of_an_attempt_does_not_end_the_hold_of_the_next_one(nodes: Servers, flavour: Flavour):
+    """
+    An attempt lost two connections, and the next one, with the same secret, got the lock. The release of the first
+    attempt is redelivered only then: it frees nothing, and the hold can be extended.
+    """
+    with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
+        manager = real_manager([nodes[0].url, first.url, second.url], node_timeout=0.5)
+        await flavour.release(await flavour.acquire(manager.on_behalf("b", renew=False)))
+        visit, held_again = manager.driver.redelivery._visit, threading.Event()
+        with patch.object(manager.driver.redelivery, "_visit", lambda node: held_again.wait(30) and visit(node)):
+            for proxy in (first, second):
+                proxy.drop_next_reply(reset=True)
+            lease = await flavour.acquire(manager.on_behalf("a", secret="ab" * 16, renew=False, wait=5))
+            held_again.set()
+            await eventually(lambda: not manager.driver.redelivery)
+
+        assert sum(has_key(node, "t:{a}:h") for node in nodes[:3]) >= 2
+        assert await flavour.extend(lease)
+        await flavour.close(manager)
+
+
 def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Servers):
     """
     Without a quorum all nodes are contacted, but not by all threads at once, which would keep an overloaded server

@@ -28,7 +28,7 @@ if plain then
   end
   plain = call('EXISTS', unpack(KEYS, h + 1, s)) == found
 end
-local mine, firsts, keys, slugs, released, taken = {}, {}, {}, {}, false, false
+local mine, firsts, keys, slugs, released, taken, later = {}, {}, {}, {}, false, false, false
 for i = 1, names do
   local current
   if plain then
@@ -41,6 +41,7 @@ for i = 1, names do
   local ours = owner == (shared and SHARED or secret)
   if ours and not any and (all or not shared) then
     ours = (tonumber(call('GET', KEYS[#KEYS - names + i]) or 0) or 0) <= last
+    later = later or not (ours or shared)
   end
   if ours and shared and not all then
     ours = call('ZSCORE', KEYS[r + i], secret)
@@ -78,8 +79,8 @@ if #keys > 0 then
   call('ZREM', index, unpack(slugs)) -- first: if the index is of another type, nothing has been written
   call('DEL', unpack(keys))
 end
--- A request of ours may still be in flight, and must find this tombstone.
-if tombstone_ms > 0 then call('SET', tombstone, word, 'PX', tombstone_ms) end
+-- A request of ours may still be in flight, and must find this tombstone; a later hold must not, whose extensions it would refuse.
+if tombstone_ms > 0 and not later then call('SET', tombstone, word, 'PX', tombstone_ms) end
 -- Only the first waiter is notified; a notification that is lost only costs time.
 for i, first in pairs(firsts) do
   local left = false
