@@ -248,7 +248,7 @@ def test_plain_values_need_no_way_through_json(make):
 
     # Half of a surrogate pair is in the key as a digest, which also covers what is beside it.
     @given(
-        st.text(st.characters(exclude_categories=("Cs",)))
+        st.text(st.characters(exclude_categories=("Cs",)), max_size=10)  # a long one is cut
         | st.integers()
         | st.floats()
         | st.none()
