@@ -12,6 +12,7 @@ from django_redlock.core.rules import Rules
 from tests.deployment import CHECKOUT
 from tests.lab.pictures import gallery
 from tests.simulation import mutants as lock_mutants
+from tests.simulation.scenarios import SCENARIOS
 from tests.slots import mutants as slot_mutants
 from tests.slots.profiles import PROFILES
 
@@ -104,7 +105,10 @@ def test_tests_and_files_that_the_pages_name_exist():
     tests = "".join(path.read_text() for path in (CHECKOUT / "tests").rglob("test_*.py"))
     paths = set(re.findall(r"`(tests/[\w/]+(?:\.py)?)`", TRUST))
 
-    assert (len(names) > 8, len(paths) > 5) == (True, True)
+    scenarios = set(re.findall(r"scenario \*([\w ]+)\*", TRUST))
+
+    assert (len(names) > 6, len(scenarios) > 1, len(paths) > 5) == (True, True, True)
+    assert scenarios <= SCENARIOS.keys()
     assert names <= set(re.findall(r"def (test_\w+)", tests))
     assert [path for path in paths if not (CHECKOUT / path).exists()] == []
 
