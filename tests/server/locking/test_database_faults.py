@@ -169,14 +169,14 @@ def test_commit_with_an_unknown_outcome_is_no_reply(server: Database, monkeypatc
     """A server that dies while it writes may have written; one that dies while it reads has not."""
     with migrated(server) as alias, closing(LockTable(alias, "t:", 2.0)) as table:
         table.execute([acquire()])
-        put, decide = table._put, table._decide
+        write = table.write
 
         def killed(do: Any, asked: Any) -> Any:
             server.kill()
             return do(asked)
 
         with monkeypatch.context() as patched:
-            patched.setattr(table, "_put", lambda changes: killed(put, changes))
+            patched.setattr(table, "write", lambda decision: killed(write, decision))
             with pytest.raises(LinkError) as unclear:
                 table.execute([Release(("{x}",), SECRET)])
         assert not isinstance(unclear.value, UntouchedError)
