@@ -36,9 +36,9 @@ log = logging.getLogger("django_redlock")
 
 
 class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.mark = object()  # a new one for each thread: its ident is used again by later threads
-        self.block: Callable[[], OpenBlock | None] = lambda: None  # of the with statement that is about to begin
+    # Both are made in one step each. In an __init__, a signal handler that takes a lock could find one of them missing.
+    mark: object = None
+    block: Callable[[], "OpenBlock | None"] = staticmethod(lambda: None)  # of the with statement that is about to begin
 
 
 _thread = _Thread()
@@ -46,8 +46,10 @@ _thread = _Thread()
 
 def this_thread() -> object:
     """Return an object that stands for the calling thread, and never for another one."""
-    # Greenlets share the mark if gevent patched threads only after this module had been imported.
-    return threading.get_ident(), _thread.mark
+    # The thread's ident is used again by later threads. Greenlets share the mark if gevent patched threads only after
+    # this module had been imported.
+    mark = _thread.mark or _thread.__dict__.setdefault("mark", object())
+    return threading.get_ident(), mark
 
 
 def this_task() -> object:

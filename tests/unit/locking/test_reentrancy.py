@@ -1,6 +1,8 @@
 """Threads and tasks inside a lock: they enter it again, leave it elsewhere, or learn that it is lost."""
 
 import asyncio
+import itertools
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -285,3 +287,50 @@ async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
         wrapped()
     assert ran == []
     assert held_by(manager, "{a}")
+
+
+def in_a_step_of_a_node(frame: Any) -> bool:
+    """Return whether a node in memory carries out a request, which nothing in its thread may interrupt with another."""
+    while frame and "node_state" not in frame.f_globals.get("__name__", ""):
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_handler_takes_a_lock_at_any_moment_of_the_first_lock_of_a_thread(memory: Manager):
+    """
+    A signal handler may run between any two lines, also while the thread prepares what it needs for its first lock.
+    A trace function strikes there as well as a handler does.
+    """
+    manager, failed, struck = memory(), [], []
+
+    def first(strike_at: int) -> None:
+        events = itertools.count(1)
+
+        def trace(frame: Any, event: str, about: Any) -> Any:
+            if not frame.f_globals.get("__name__", "").startswith("django_redlock") or in_a_step_of_a_node(frame):
+                return None
+            if next(events) == strike_at:
+                struck.append(strike_at)
+                try:
+                    with manager.lock("handler", wait=0):
+                        pass
+                except Exception as error:
+                    failed.append((strike_at, repr(error)))
+            return trace
+
+        sys.settrace(trace)
+        try:
+            with manager.lock("a"):
+                pass
+        finally:
+            sys.settrace(None)
+
+    for moment in itertools.count(1):
+        thread = threading.Thread(target=first, args=(moment,))
+        thread.start()
+        thread.join()
+        if len(struck) < moment:  # the lock was over before
+            break
+
+    assert len(struck) > 100
+    assert failed == []
