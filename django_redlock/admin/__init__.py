@@ -28,6 +28,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..inventory import MAX_RELEASE, middle, printable
 from ..models import HeldLock
+from .base import ReadOnlyAdmin, column
 from .changelist import FILTERS, HeldLockChangeList
 from .pages import (
     DONE,
@@ -41,11 +42,9 @@ from .pages import (
 )
 from .rows import (
     LONGEST,
-    ReadOnlyAdmin,
     audit,
     breakable,
     clock,
-    column,
     copy_button,
     countdown,
     held_for,

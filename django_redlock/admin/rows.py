@@ -4,18 +4,14 @@ What the admin shows of one lock: the cells of its row, and the entries about it
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
-import django
-from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.template.response import TemplateResponse
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime, now
@@ -60,49 +56,6 @@ def known_aliases() -> list[str]:
         return []
 
 
-if TYPE_CHECKING:
-    AnyModelAdmin = admin.ModelAdmin[Any]
-else:
-    AnyModelAdmin = object
-
-
-class ReadOnlyAdmin(AnyModelAdmin):
-    """An admin of rows that code alone writes: not even a superuser adds, changes or deletes one."""
-
-    def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Return False."""
-        return False
-
-    has_change_permission = has_delete_permission = has_add_permission
-
-    def page(self, request: HttpRequest, template: str, **context: Any) -> TemplateResponse:
-        """Return a page in the frame of the admin."""
-        request.current_app = self.admin_site.name
-        shared = {
-            **self.admin_site.each_context(request),
-            "opts": self.opts,
-            "breadcrumb_list": django.VERSION >= (6, 1),  # in earlier versions they were a <div>
-        }
-        return TemplateResponse(request, template, {**shared, **context})
-
-
-def column(title: Any, cell: Callable[[Any], str], ordering: str | None = None) -> Callable[[Any, Any], str]:
-    """
-    Return a method of an admin that shows a cell of a row, with the title of its column.
-
-    Args:
-        title: The title.
-        cell: Returns the cell of a row, without the title.
-        ordering: The field by which the column sorts.
-    """
-
-    def shown(self: object, row: Any) -> str:
-        return labelled(title, cell(row))
-
-    return admin.display(description=title, ordering=ordering)(shown)
-
-
-# The cells
 # The cells
 
 

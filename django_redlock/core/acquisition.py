@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken, Verdict
 from .names import permit_slug, secret_of, slug
 from .protocol import ABSENT, Instant, Kind, Release, Reply, Survey
-from .round import Round, cleanup, count, spare_later_holds, unanswered
+from .round import Round, cleanup, count, limit_releases, unanswered
 from .rules import Rules, Wanted
 
 FIRST_PAUSE = 0.001  # seconds after which the contender that came first asks again; each later pause is twice as long
@@ -309,7 +309,9 @@ class Acquisition:
         if self.wanted.secret and not self.wanted.shared:
             # The next attempt has the same secret. A release of this one that is redelivered must not end its hold: the
             # caller would believe that it has the lock, and another caller could get it.
-            spare_later_holds(undo, attempt.rounds, attempt.number)
+            limit_releases(undo, attempt.rounds, attempt.number)
+            # The limit tells the two holds apart only if the next attempt proposes a higher token, even if the wall
+            # clock is set back meanwhile.
             self._highest.lift(attempt.slugs, attempt.number)
         return undo
 

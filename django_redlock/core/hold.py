@@ -14,7 +14,7 @@ from contextlib import suppress
 from .attempt import Granted, HighestToken
 from .names import counted
 from .protocol import ANSWERS, REFUSALS, EndReason, Extend, Kind, Outcome, Release, Reply, Term
-from .round import Round, cleanup, count, spare_later_holds, unanswered
+from .round import Round, cleanup, count, limit_releases, unanswered
 from .rules import Rules, Wanted
 
 BATCH = 100  # most leases in one round; a script over more would block its node for a millisecond
@@ -206,7 +206,7 @@ class Hold:
         release = Release(self._slugs, self.secret, 0.0, self._leaving, self.shared, self._queue)
         round = cleanup(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
         if self._granting:
-            spare_later_holds(round, self._granting, self.fencing_token)
+            limit_releases(round, self._granting, self.fencing_token)
         return round
 
     def release_came_too_late(self, outcome: Outcome) -> None:

@@ -92,6 +92,11 @@ class Round:
     _as_hoped: int = 0
 
     @property
+    def in_full(self) -> bool:
+        """Whether to send scripts with their text, because nobody reads a reply that a script is unknown."""
+        return not (self.timeout or self.unattended)
+
+    @property
     def wanted(self) -> bool:
         """Whether a request that a node could not understand should be sent again, in full."""
         # An attempt that nobody waits for must not be: it would take the lock for a caller that has gone.
@@ -264,7 +269,7 @@ def cleanup(
     )
 
 
-def spare_later_holds(round: Round, granting: Iterable[Round], number: int) -> None:
+def limit_releases(round: Round, granting: Iterable[Round], number: int) -> None:
     """
     Keep the releases of a *round* from ending a later hold with the same secret, which may have begun when one arrives.
 

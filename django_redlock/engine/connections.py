@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
-from ..nodes.base import INCOMPLETE, READABLE, Link, LinkError, Node, known_cause, poller
+from ..nodes.base import INCOMPLETE, Link, LinkError, Node, known_cause
 from ..nodes.clock import Clock
 from ..nodes.gevent import Here, here, uses_gevent
+from ..nodes.poll import READABLE, poller
 from ..nodes.threads import exiting, start
 
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
@@ -62,32 +63,35 @@ class Connection:
         """Send this node's request of a round."""
         request = round.requests[self.node]
         self.in_flight.append((request, round, now))
-        in_full = not (round.timeout or round.unattended)  # nobody would read that the node does not know the script
-        self.link.send(request, packed, in_full=in_full)
+        self.link.send(request, packed, in_full=round.in_full)
 
-    def read(self) -> None:
+    def read(self) -> LinkError | None:
         """
         Read every reply that has come, and give each to its round, even if that no longer waits for it.
 
-        Raises:
-            LinkError: The link broke, or it can be read with no reply in flight, which can only be its end.
+        Returns:
+            The error if the link broke, or if it can be read with no reply in flight, which can only be its end.
         """
         link, awaited = self.link, self.in_flight
-        if not awaited and link.readable():
-            raise LinkError(Failure.CLOSED)
-        while awaited:
-            request, round, sent = awaited[0]
-            reply = link.receive(request)
-            if reply is INCOMPLETE:
-                return
-            awaited.popleft()
-            if reply is not None:
-                round.receive(self.node, self._admission.judge(self.node, reply, sent))
-            elif round.wanted:  # the node does not know the script
-                awaited.append((request, round, sent))
-                link.send(request, {}, in_full=True)
-            else:
-                round.receive(self.node, failed(Failure.NOSCRIPT))
+        try:
+            if not awaited and link.readable():
+                return LinkError(Failure.CLOSED)
+            while awaited:
+                request, round, sent = awaited[0]
+                reply = link.receive(request)
+                if reply is INCOMPLETE:
+                    break
+                awaited.popleft()
+                if reply is not None:
+                    round.receive(self.node, self._admission.judge(self.node, reply, sent))
+                elif round.wanted:  # the node does not know the script
+                    awaited.append((request, round, sent))
+                    link.send(request, {}, in_full=True)
+                else:
+                    round.receive(self.node, failed(Failure.NOSCRIPT))
+        except LinkError as error:
+            return error
+        return None
 
     def fail(self, error: LinkError) -> None:
         """Close the link, and note in every round in flight that its reply will not come."""
@@ -143,12 +147,7 @@ class ConnectionSet:
         found: list[tuple[Connection, LinkError | None]] = []
         for fd, _ in self._poll.poll(max(1, round(seconds * 1000))):
             if (connection := self._by_fd.get(fd)) is not None:
-                try:
-                    connection.read()
-                except LinkError as error:
-                    found.append((connection, error))
-                else:
-                    found.append((connection, None))
+                found.append((connection, connection.read()))
             elif self._wakeup:  # it announced links, which are in ``arrived``
                 self._wakeup.hush()
         return found
@@ -181,8 +180,7 @@ class ConnectionSet:
     def retire(self) -> None:
         """Drop all links after long disuse, when replies in flight have come or never will."""
         for connection in self.by_node.values():
-            with suppress(LinkError):
-                connection.read()
+            connection.read()
         self.close()
 
     def close(self) -> None:

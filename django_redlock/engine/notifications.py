@@ -21,8 +21,9 @@ from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
 from ..core.protocol import Failure
-from ..nodes.base import READABLE, LinkError, Node, NotificationLink, poller
+from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock
+from ..nodes.poll import READABLE, poller
 from ..nodes.threads import new_event, start
 from .connections import CONNECT_TIMEOUT, WakeUp
 from .process import HOST

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..core.protocol import Failure, Kind, Reply, Request, failed
-from ..nodes.base import INCOMPLETE, READABLE, Link, LinkError, Node, poller
+from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock
+from ..nodes.poll import READABLE, poller
 from ..nodes.threads import Background, Bell
 from .connections import CONNECT_TIMEOUT, SILENCE
 

@@ -195,12 +195,9 @@ class Gather:
 
     def _catch_up(self, connections: ConnectionSet, connection: Connection) -> bool:
         """Read the replies that have come; return whether the link still works."""
-        try:
-            connection.read()
-        except LinkError as error:
+        if error := connection.read():
             self._drop(connections, connection, error)
-            return False
-        return True
+        return error is None
 
     def _read(self, connections: ConnectionSet, connection: Connection) -> None:
         """Read the replies that have come; if the link broke, the next one shows whether the node works."""

@@ -263,8 +263,7 @@ class AsyncGather:
         line.in_flight += 1
         poll.sent.add(node)
         try:
-            in_full = not (round.timeout or round.unattended)  # nobody would read that a node does not know a script
-            line.link.send(round.requests[node], poll.packed, on_reply, in_full=in_full)
+            line.link.send(round.requests[node], poll.packed, on_reply, in_full=round.in_full)
         except LinkError as error:
             line.in_flight -= 1
             poll.receive(node, error.reply())

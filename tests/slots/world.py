@@ -179,15 +179,7 @@ class TurnConnectionSet(ConnectionSet):
             if machine:
                 machine.bell.clear()
             self._world.block(now + max(SHORTEST, seconds), machine and machine.bell)
-        found: list[tuple[Connection, LinkError | None]] = []
-        for connection in self._readable():
-            try:
-                connection.read()
-            except LinkError as error:
-                found.append((connection, error))
-            else:
-                found.append((connection, None))
-        return found
+        return [(connection, connection.read()) for connection in self._readable()]
 
     def _readable(self) -> list[Connection]:
         return [connection for connection in self.by_node.values() if connection.link.readable()]

@@ -13,7 +13,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...admin.rows import DASH, ReadOnlyAdmin, column, labelled
+from ...admin.base import ReadOnlyAdmin, column
+from ...admin.rows import DASH, labelled
 from ...inventory import duration
 from ...models import HeldLock
 from .models import Hold, KindStatistics, kinds

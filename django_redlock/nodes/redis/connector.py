@@ -100,14 +100,14 @@ def check_url(url: str) -> None:
     if re.search(r"[^+](redis|rediss|unix|valkey|valkeys)(\+cluster)?://", url):
         raise ValueError("it names several nodes: make each a separate item, or separate them by commas")
     try:
-        scheme, address, path, query, _ = urlsplit(url)
+        scheme, place, path, query, _ = urlsplit(url)
     except ValueError:
         return  # redis-py cannot read the URL either, and its error is reported
-    socket_path = scheme == "unix" and not address  # a path may have an @ in its name
-    host = scheme == "unix" and not address.endswith("@") and address  # a path has no host
-    if "#" in url or address.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
+    socket_path = scheme == "unix" and not place  # a path may have an @ in its name
+    host = scheme == "unix" and not place.endswith("@") and place  # a path has no host
+    if "#" in url or place.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
         raise ValueError(LOGIN_UNREADABLE)
-    if scheme != "unix" and re.search(r":0+$", address):  # redis-py would take its default port
+    if scheme != "unix" and re.search(r":0+$", place):  # redis-py would take its default port
         raise ValueError(f"its port cannot be 0; write, for example, {EXAMPLE}")
     if scheme != "unix" and not re.fullmatch(r"(/[0-9]*)?", path):
         raise ValueError(f"its database number is not a number; write, for example, {EXAMPLE}")

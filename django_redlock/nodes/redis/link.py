@@ -18,7 +18,8 @@ from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
-from ..base import ENDED, INCOMPLETE, READABLE, LinkError, RateLimit, poller, until_cancelled
+from ..base import INCOMPLETE, LinkError, RateLimit, until_cancelled
+from ..poll import ENDED, READABLE, poller
 from .errors import BROKEN, DEMOTED, link_error
 from .wire import (
     COMMON,

@@ -7,7 +7,8 @@ import pytest
 
 from django_redlock.core.protocol import Acquire, Kind, Reply
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.base import INCOMPLETE, READABLE, Link, LinkError, poller
+from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
+from django_redlock.nodes.poll import READABLE, poller
 from django_redlock.nodes.redis.link import CROWD, AsyncRedisLink
 from django_redlock.testing import Servers
 from tests.managers import eventually
