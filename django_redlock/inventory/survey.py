@@ -26,6 +26,7 @@ from ..core.names import (
 )
 from ..core.protocol import ABSENT, ENDLESS, SHARED, Extend, Kind, Release, Repair, Reply, Row, is_absurd
 from ..core.round import Round, SurveyOptions
+from ..core.rules import EXPIRY_ROUNDING
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
@@ -176,7 +177,8 @@ class Poll:
         self.complete = True  # whether no lock is left out
         self.absurd: defaultdict[str, set[int]] = defaultdict(set)  # by slug, the nodes with an absurd fencing token
         self._waiters = waiters
-        self._rows: defaultdict[str, dict[int, tuple[Row, float]]] = defaultdict(dict)  # with the time of the request
+        # Each row with the times of the request and of the reply.
+        self._rows: defaultdict[str, dict[int, tuple[Row, float, float]]] = defaultdict(dict)
         self._refusing: dict[int, str] = {}  # the nodes that would not write, and why
         self._total = 0
         self._lasting: set[str] = set()  # the names that some node holds
@@ -219,11 +221,12 @@ class Poll:
         """
         now = self.manager.runtime.clock()
         found: dict[str, Vote] = {}
-        for node, (row, sent) in self._rows[slug].items() if slug in self._rows else ():
-            # Count from the request, because the node may have answered at once.
-            left = math.inf if row.left is None else row.left - (now - sent)
-            if left > 0 and node not in self.silent:
-                holder = by(row.value)
+        for node, (row, sent, heard) in self._rows[slug].items() if slug in self._rows else ():
+            # The node answered between the request and the reply. A key certainly lasts for its time, counted from the
+            # request; it has certainly ended when that time, which servers round down, has passed since the reply.
+            told = math.inf if row.left is None else row.left
+            if told + EXPIRY_ROUNDING >= now - heard and node not in self.silent:
+                left, holder = max(0.0, told - (now - sent)), by(row.value)
                 if holder in found:
                     found[holder].rows[node] = row
                     found[holder].lefts.append(left)
@@ -242,7 +245,7 @@ class Poll:
 
     def fence(self, slug: str) -> int:
         """Return the highest fencing token that any node knows for a name, apart from absurd ones."""
-        return max([row.fence for row, _ in self._rows[slug].values()], default=0)
+        return max([row.fence for row, *_ in self._rows[slug].values()], default=0)
 
     def snapshot(self) -> Snapshot:
         """Return the locks and the state of the nodes, as far as the answers show them."""
@@ -300,7 +303,7 @@ class Poll:
         if cursors:  # locks that never end come last in the indexes, and somebody must see to them
             yield from self._page(dict.fromkeys(cursors, ENDLESS))
             lasting = [
-                slug for slug in self._doubtful() if any(row.left is None for row, _ in self._rows[slug].values())
+                slug for slug in self._doubtful() if any(row.left is None for row, *_ in self._rows[slug].values())
             ]
             yield from self.named(lasting)
         while cursors and self._is_in_time(seconds) and len(self._lasting) < limit:
@@ -375,7 +378,7 @@ class Poll:
 
     def _file(self, node: int, reply: Reply, sent: float) -> None:
         """File the rows of a node; an absurd fencing token is noted separately and is no token of the lock."""
-        filed, lasting = self._rows, self._lasting
+        filed, lasting, now = self._rows, self._lasting, self.manager.runtime.clock()
         trusted = not is_absurd(max([row.fence for row in reply.rows], default=0), reply.time)
         for row in reply.rows:
             slug = row.slug
@@ -387,7 +390,7 @@ class Poll:
                 row = row._replace(fence=0)
             if row.left != ABSENT:
                 lasting.add(slug)
-            filed[slug][node] = (row, sent)
+            filed[slug][node] = (row, sent, now)
 
     def _life(self, process: str) -> Life:
         """Return what the answering nodes know about a process."""
@@ -419,7 +422,7 @@ class Poll:
             state = State.NO_EXPIRY
         else:
             state = State.HELD if leader.nodes == rules.nodes else State.DEGRADED
-        rows = [row for node, (row, _) in self._rows[slug].items() if node not in self.silent]
+        rows = [row for node, (row, *_) in self._rows[slug].items() if node not in self.silent]
         queues = [row.waiters for row in rows if row.waiting]
         waiters = in_turn(queues) if queues else ()
         return HeldLock(

@@ -466,6 +466,30 @@ def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
     assert min(held.remaining for held in listed) < 30 - 21
 
 
+def test_lock_is_free_only_when_the_nodes_say_so(five, monkeypatch):
+    """
+    A reply that took longer than the lock has left does not make the lock free: the node may have answered a moment
+    ago, and would refuse another caller.
+    """
+    put_each(five, value(), *[0.5] * 5)
+    take_time(monkeypatch, 0.6, 1)
+
+    found = find_lock("orders:7")
+
+    assert found is not None
+    assert found.remaining == 0.0
+
+
+def test_lock_ends_while_other_locks_are_asked_for(five, monkeypatch):
+    """A lock that has certainly ended since its nodes replied is not listed."""
+    put_each(five, value(), *[0.5] * 5, name="first")
+    for number in range(PAGE):
+        put_each(five, value(), 30, 30, 30, 30, 30, name=f"n{number}")
+    take_time(monkeypatch, 1.0)
+
+    assert "first" not in [held.name for held in held_locks(seconds=60).locks]
+
+
 def test_what_could_not_be_asked_for_in_time_is_not_judged(five, monkeypatch):
     """
     A name that only some nodes reported is requested by name; without the time for it, it is not reported as
