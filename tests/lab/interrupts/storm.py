@@ -1,17 +1,45 @@
 """Raise exceptions from a signal handler at random moments, while locks are taken and left."""
 
+import _thread
 import random
 import signal
 import sys
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 from django_redlock import LockTakenError, lock
 
 from .sweep import LATE, PATIENCE, Interrupted
 
 NAMES = 5
+
+
+def interpreter_enters_blocks_whole() -> bool:
+    """
+    Return whether ``with`` leaves what it entered, if a signal handler raises at that moment.
+
+    Python 3.14 does not (https://github.com/python/cpython/issues/148874), so any lock of the process may stay taken.
+    """
+    mutex = threading.Lock()
+    mutex.acquire()
+    # Both methods are written in C, so that the handler runs at the end of the first, or else after the second.
+    methods = {"__enter__": staticmethod(_thread.interrupt_main), "__exit__": staticmethod(mutex.__exit__)}
+    block: Any = type("Block", (), methods)
+
+    def strike(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGINT, strike)
+    try:
+        with block():
+            pass
+    except Interrupted:
+        pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return not mutex.locked()
 
 
 def storm(hits: int, longest: float = 0.002) -> Counter[str]:

@@ -21,7 +21,7 @@ from django.test import override_settings
 from django_redlock import Lease, LockTakenError, lock, locks
 from django_redlock.nodes.memory import forget_nodes
 from tests.lab.interrupts import sweep
-from tests.lab.interrupts.storm import storm
+from tests.lab.interrupts.storm import interpreter_enters_blocks_whole, storm
 from tests.lab.interrupts.sweep import (
     ASYNC,
     BLOCKING,
@@ -85,6 +85,9 @@ def test_lock_with_a_node_down_works_after_an_interruption():
     locks.reset()
 
 
+@pytest.mark.xfail(
+    not interpreter_enters_blocks_whole(), reason="a defect of Python 3.14, cpython#148874: it would hang", run=False
+)
 @pytest.mark.parametrize("hits", [400, pytest.param(10_000, marks=pytest.mark.endurance)])
 def test_signals_at_random_moments_make_no_later_block_fail(three: None, hits: int):
     """The next block waits like any other caller: it is not told that its thread holds the lock already."""
