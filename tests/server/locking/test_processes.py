@@ -69,6 +69,7 @@ def test_tokens_increase_across_processes_while_a_node_is_away(nodes: Servers, t
     assert taken() == sorted(set(taken()))
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # on purpose; Python 3.15 raises it
 @pytest.mark.parametrize("page", [True, False], ids=["page", "process id"])
 @pytest.mark.parametrize("fork_again", [os.fork, ctypes.PyDLL(None).fork], ids=["Python", "C"])
 def test_child_does_not_hold_the_locks_of_its_parent(
