@@ -20,13 +20,13 @@ from types import SimpleNamespace
 import pytest
 
 WITHOUT = {
-    os: ["fork", "forkpty", "pidfd_open", "register_at_fork", "sched_getaffinity"],
+    os: ["fork", "forkpty", "register_at_fork", "sched_getaffinity"],
     select: ["poll", "epoll"],
     signal: ["set_wakeup_fd"],
     socket: ["AF_UNIX"],
 }
 
-subprocess._CAN_USE_PIDFD_OPEN = False  # type: ignore[attr-defined]  # Python 3.15 has looked for it already
+subprocess._CAN_USE_PIDFD_OPEN = False  # type: ignore[attr-defined]  # of Linux; Python 3.15 would poll it
 socket.socketpair = partial(socket.socketpair, socket.AF_UNIX)  # Python has one everywhere, over TCP if it must
 for module, names in WITHOUT.items():
     for name in names:

@@ -16,6 +16,7 @@ valkey-server.
 """
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -42,6 +43,7 @@ START_TIMEOUT = 60.0  # seconds; usually 0.05
 STOP_TIMEOUT = 20.0  # seconds; usually 0.1
 PATIENCE = 10.0  # seconds until a client gives up; usually 0.001 are enough, but a busy machine may pause
 READY = b"Ready to accept connections"
+SERVER_PORTS = 20_000, 32_768  # below those that Linux, macOS and Windows give to clients
 
 
 # This Python code turns into the program. It asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1,
@@ -355,22 +357,23 @@ def start_servers(count: int = 5, **options: Any) -> Servers:
 
 def reserve_port(owner: object) -> int:
     """
-    Let the system choose a free port on 127.0.0.1, and hold it for as long as *owner* lives.
+    Choose a free port on 127.0.0.1, and hold it for as long as *owner* lives.
 
     A port that is bound but does not listen refuses connections, like the port of a dead server. The system gives it
     neither to another server nor, which is more likely in a busy test, to a client as its own end of a connection. A
-    server that was killed therefore gets its port back. Only Linux allows a second socket to listen on such a port; on
-    other systems the port is merely likely to stay free.
+    server that was killed therefore gets its port back. Only Linux allows a second socket to listen on such a port. On
+    other systems the port is merely likely to stay free: it is one that no system gives to a client.
     """
+    if sys.platform != "linux":
+        while True:
+            with suppress(OSError), socket.socket() as free:
+                free.bind(("127.0.0.1", port := random.randrange(*SERVER_PORTS)))
+                return port
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reservation.bind(("127.0.0.1", 0))
-    port: int = reservation.getsockname()[1]
-    if sys.platform == "linux":
-        weakref.finalize(owner, reservation.close)
-    else:
-        reservation.close()
-    return port
+    weakref.finalize(owner, reservation.close)
+    return int(reservation.getsockname()[1])
 
 
 def _encode(request: Sequence[str]) -> bytes:
