@@ -16,7 +16,7 @@ valkey-server.
 """
 
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -43,7 +43,7 @@ START_TIMEOUT = 60.0  # seconds; usually 0.05
 STOP_TIMEOUT = 20.0  # seconds; usually 0.1
 PATIENCE = 10.0  # seconds until a client gives up; usually 0.001 are enough, but a busy machine may pause
 READY = b"Ready to accept connections"
-SERVER_PORTS = 20_000, 32_768  # below those that Linux, macOS and Windows give to clients
+SERVER_PORTS = range(20_000, 32_768)  # below those that Linux, macOS and Windows give to clients
 
 
 # This Python code turns into the program. It asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1,
@@ -367,7 +367,7 @@ def reserve_port(owner: object) -> int:
     if sys.platform != "linux":
         while True:
             with suppress(OSError), socket.socket() as free:
-                free.bind(("127.0.0.1", port := random.randrange(*SERVER_PORTS)))
+                free.bind(("127.0.0.1", port := secrets.choice(SERVER_PORTS)))
                 return port
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
