@@ -140,11 +140,14 @@ class Service:
     def kill(self) -> None:
         """End it and its children with SIGKILL, as a crash would; ``start()`` brings it back with its data."""
         assert self.ours, f"{self.variable} names a server that is not ours to kill"
-        for pid in self.family():
+        family = self.family()
+        for pid in family:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+        for pid in family:  # PostgreSQL does not start while a process of an earlier one has its shared memory
+            until(partial(ended, pid))
 
     def freeze(self) -> None:
         """Stop it and its children (SIGSTOP): it accepts connections and bytes, and sends no reply, from now on."""
@@ -242,6 +245,14 @@ def stopped(pid: int) -> bool:
     return all(
         stat.read_text().rpartition(")")[2].split()[0] in "TtZX" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
     )
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def until(condition: Callable[[], object]) -> None:

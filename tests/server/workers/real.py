@@ -1,13 +1,14 @@
 """The common parts of the tests of real workers."""
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
 from django_redlock.inventory import held_locks
 from tests.managers import wait_until
+from tests.services import ended
 
 from . import project
 from .project import LEASE as LEASE
@@ -35,14 +36,7 @@ def answer(result: Any, pause: float = 0.03) -> Any:
 
 def gone(pid: int) -> Callable[[], bool]:
     """Return what tells whether a process has ended, reaped or not."""
-
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
-    return gone
+    return partial(ended, pid)
 
 
 def free(name: str, *args: Any) -> Callable[[], bool]:
