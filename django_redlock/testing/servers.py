@@ -363,12 +363,16 @@ def reserve_port(owner: object) -> int:
     neither to another server nor, which is more likely in a busy test, to a client as its own end of a connection. A
     server that was killed therefore gets its port back. Only Linux allows a second socket to listen on such a port. On
     other systems the port is merely likely to stay free: it is one that no system gives to a client.
+
+    Raises:
+        ServerStartError: No such port is free.
     """
     if sys.platform != "linux":
-        while True:
+        for _ in range(100):
             with suppress(OSError), socket.socket() as free:
                 free.bind(("127.0.0.1", port := secrets.choice(SERVER_PORTS)))
                 return port
+        raise ServerStartError(f"127.0.0.1 has no free port from {SERVER_PORTS[0]} to {SERVER_PORTS[-1]}.")
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reservation.bind(("127.0.0.1", 0))

@@ -78,6 +78,13 @@ def test_port_of_a_dead_server_is_given_to_nobody(server):
     assert server.start().running
 
 
+def test_server_of_another_system_has_a_port_that_no_client_gets(monkeypatch):
+    """Where a port cannot be held, connections elsewhere do not cost a server its port before it starts."""
+    monkeypatch.setattr("sys.platform", "darwin")
+
+    assert all(Server().port < 32_768 for _ in range(20))
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_server_ends_in_every_state(end):
     """Stopping and killing work on a frozen server, too, and twice is no error."""

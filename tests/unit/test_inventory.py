@@ -466,13 +466,14 @@ def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
     assert min(held.remaining for held in listed) < 30 - 21
 
 
-def test_lock_is_free_only_when_the_nodes_say_so(five, monkeypatch):
+@pytest.mark.parametrize(("left", "rounds"), [(0.5, 1), (0.5995, 2)], ids=["slow reply", "time rounded down"])
+def test_lock_is_free_only_when_the_nodes_say_so(five, monkeypatch, left, rounds):
     """
     A reply that took longer than the lock has left does not make the lock free: the node may have answered a moment
-    ago, and would refuse another caller.
+    ago, and would refuse another caller. So may one that reports whole milliseconds until the next has begun.
     """
-    put_each(five, value(), *[0.5] * 5)
-    take_time(monkeypatch, 0.6, 1)
+    put_each(five, value(), *[left] * 5)
+    take_time(monkeypatch, 0.6, rounds)
 
     found = find_lock("orders:7")
 

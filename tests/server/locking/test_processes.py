@@ -383,8 +383,8 @@ print(len(threading.enumerate()), sockets() - before)
 
 def test_nothing_is_left_when_the_last_lease_is_released_and_the_manager_closed(nodes: Servers):
     """No thread, no socket and no task is left; in development mode nothing warns."""
-    warnings = ["-W", "error", "-W", "ignore:'asyncio.iscoroutinefunction' is:DeprecationWarning"]  # of redis-py 8.1
-    command = [sys.executable, "-X", "dev", *warnings, "-c", MANAGER + LEFTOVERS, *nodes.urls]
+    strict = ["-W", "error", "-W", "ignore:'asyncio.iscoroutinefunction' is:DeprecationWarning"]  # of redis-py 8.1
+    command = [sys.executable, "-X", "dev", *strict, "-c", MANAGER + LEFTOVERS, *nodes.urls]
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
