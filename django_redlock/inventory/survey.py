@@ -177,7 +177,7 @@ class Poll:
         self.complete = True  # whether no lock is left out
         self.absurd: defaultdict[str, set[int]] = defaultdict(set)  # by slug, the nodes with an absurd fencing token
         self._waiters = waiters
-        # Each row with the earliest and the latest time at which its key ends.
+        # Each row with the times of the request and of the reply.
         self._rows: defaultdict[str, dict[int, tuple[Row, float, float]]] = defaultdict(dict)
         self._refusing: dict[int, str] = {}  # the nodes that would not write, and why
         self._total = 0
@@ -221,9 +221,12 @@ class Poll:
         """
         now = self.manager.runtime.clock()
         found: dict[str, Vote] = {}
-        for node, (row, earliest, latest) in self._rows[slug].items() if slug in self._rows else ():
-            if latest >= now and node not in self.silent:
-                left, holder = max(0.0, earliest - now), by(row.value)
+        for node, (row, sent, heard) in self._rows[slug].items() if slug in self._rows else ():
+            # The node answered between the request and the reply. A key certainly lasts for its time, counted from the
+            # request; it has certainly ended when that time, which servers round down, has passed since the reply.
+            told = math.inf if row.left is None else row.left
+            if told + EXPIRY_ROUNDING >= now - heard and node not in self.silent:
+                left, holder = max(0.0, told - (now - sent)), by(row.value)
                 if holder in found:
                     found[holder].rows[node] = row
                     found[holder].lefts.append(left)
@@ -375,7 +378,7 @@ class Poll:
 
     def _file(self, node: int, reply: Reply, sent: float) -> None:
         """File the rows of a node; an absurd fencing token is noted separately and is no token of the lock."""
-        filed, lasting, heard = self._rows, self._lasting, self.manager.runtime.clock()
+        filed, lasting, now = self._rows, self._lasting, self.manager.runtime.clock()
         trusted = not is_absurd(max([row.fence for row in reply.rows], default=0), reply.time)
         for row in reply.rows:
             slug = row.slug
@@ -387,9 +390,7 @@ class Poll:
                 row = row._replace(fence=0)
             if row.left != ABSENT:
                 lasting.add(slug)
-            # The node answered between the request and the reply, and servers round the time down.
-            left = math.inf if row.left is None else row.left
-            filed[slug][node] = (row, sent + left, heard + left + EXPIRY_ROUNDING)
+            filed[slug][node] = (row, sent, now)
 
     def _life(self, process: str) -> Life:
         """Return what the answering nodes know about a process."""
