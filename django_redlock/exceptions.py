@@ -83,17 +83,7 @@ class LockTakenError(_AttemptError):
     def _text(self) -> str:
         if self.queued:
             return f"Lock {self.name!r} is free, but others wait for it and are served first ({self._effort()})."
-        return f"Lock {self.name!r} is held by {self._who()} ({self._effort()})."
-
-    def _who(self) -> str:
-        host = self.holder.get("host", "")
-        if host is None:
-            return "others, who share it"
-        about = {part: str(value) for part, value in self.holder.items() if value}
-        state = f"({about['state']})" if "state" in about else None
-        parts = (about.get("kind"), about.get("label"), state, about.get("ref"))
-        who = " ".join(filter(None, parts)) or "another owner"
-        return f"{who} on {host}:{self.holder['pid']}" if host else who
+        return f"Lock {self.name!r} is held by {who(self.holder)} ({self._effort()})."
 
 
 class QuorumUnavailableError(_AttemptError):
@@ -175,6 +165,18 @@ class StaleTokenError(_OneLineError):
 
     def _text(self) -> str:
         return f"Lock {self.name!r}: fencing token {self.fencing_token} has been overtaken by a later holder."
+
+
+def who(holder: Mapping[str, Any]) -> str:
+    """Return whom :attr:`LockTakenError.holder` describes, for people."""
+    host = holder.get("host", "")
+    if host is None:
+        return "others, who share it"
+    about = {part: str(value) for part, value in holder.items() if value}
+    state = f"({about['state']})" if "state" in about else None
+    parts = (about.get("kind"), about.get("label"), state, about.get("ref"))
+    text = " ".join(filter(None, parts)) or "another owner"
+    return f"{text} on {host}:{holder['pid']}" if host else text
 
 
 def printable(text: str) -> str:

@@ -32,7 +32,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
 from .core.names import check_name
-from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end
+from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end, successor
 from .engine.lock import Lock, decorators
 from .engine.options import explained
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, printable
@@ -523,10 +523,11 @@ class Guard:
 
     def _log_loss(self, lease: Lease) -> None:
         log.error(
-            "the lock of view %s ended before the view did: %s (%s); another request may have run beside it",
+            "the lock of view %s ended before the view did: %s (%s); another request may have run beside it%s",
             self.name,
             printable(lease.name),
             lease.reason,
+            successor(lease),
             extra={"event": "view_lock_lost", "lock": lease.name, "view": self.name},
         )
 

@@ -19,16 +19,16 @@ from ..engine.lease import (
     release_at_end,
     resume_renewal,
     stop_renewal,
+    successor,
 )
 from ..engine.manager import LockManager
-from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError
+from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..nodes.clock import steady
-from ..nodes.gevent import uses_gevent
 from ..nodes.threads import STARTS
 from .options import SingletonOptions
 from .signals import LOST, STOLEN, report
-from .slots import CLAIM, Claim, Holder, SlotState, Ticket, peek
+from .slots import CLAIM, Claim, Holder, SlotState, Ticket
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 PATIENCE = 1.0  # seconds that an interruption waits, on Python 3.11, for a thread that is starting another one
@@ -173,18 +173,8 @@ class Execution:
         reason = lease.reason or EndReason.EXPIRED
         event = STOLEN if reason in (EndReason.SUPERSEDED, EndReason.REVOKED) else LOST
         about = {"task_id": self.ticket.task_id, "name": lease.name, "lease": lease, "reason": reason}
-        values = (lease.name, self.ticket.task_id, reason, self._successor(reason))
+        values = (lease.name, self.ticket.task_id, reason, successor(lease))
         report(self.task, event, "%s was lost by task %s (%s)%s", *values, **about)
-
-    def _successor(self, reason: EndReason) -> str:
-        """Return who has the slot now, as the end of a sentence; empty if nobody is known to have it."""
-        # A thread of the operating system beside greenlets must not ask the nodes, nor must the one that reads replies.
-        if reason is not EndReason.SUPERSEDED or uses_gevent() or (self.handed_over and not self._kept):
-            return ""
-        with suppress(RedlockError):
-            seen = peek(self.ticket.using, self.ticket.running)
-            return f"; now it is {seen.holder}" if seen.value else ""
-        return ""
 
     def _interrupt_body(self, lease: Lease) -> None:
         if self.interrupt:

@@ -251,7 +251,7 @@ class TrailingCall(Call):
         manager, name = locks[self.ticket.using], self.ticket.following
         term = Term((slug(name),), seen.secret, seen.value, max(MIN_TTL, seen.left), seen.fence)
         replies = tell_nodes(manager, Extend((term,), manager.rules.fence_keep)).replies
-        kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]
+        kinds = [reply.terms[0].kind for reply in replies.values() if reply.terms]
         if kinds.count(Kind.HELD) >= manager.rules.needed:
             return True
         if len(kinds) < manager.rules.needed:

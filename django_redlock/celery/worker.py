@@ -202,7 +202,7 @@ class Arrival:
         try:
             return self._take_running(ticket)
         except LockTakenError as taken:
-            holder, self._refused = Holder.of(taken), True
+            holder, self._refused = self._holder(taken), True
         if self._ticket_lost:  # the slot that waits may be its own
             seen = peek(ticket.using, ticket.waiting)
             if seen.holder.waits_as(self.request.id):
@@ -215,6 +215,20 @@ class Arrival:
             except LockTakenError:
                 note_length(self.task, ticket.using, SOON)
         self._give_way(holder)
+
+    def _holder(self, taken: LockTakenError) -> Holder:
+        """
+        Return the holder in the way.
+
+        While a slot changes hands, the nodes name several. A message that waits in any case need not know for whom.
+
+        Raises:
+            QuorumUnavailableError: It depends on the holder what happens, and the nodes do not agree on one.
+        """
+        waits = self.ticket.trailing or self.unfinished or self.rules.overlap_of(self.ticket.scope) == "wait"
+        if waits and not taken.agreed and not self.request.is_eager:
+            return Holder(None, SlotState.CLAIMED, taken.retry_after)
+        return Holder.of(taken)
 
     @property
     def _is_serial(self) -> bool:
@@ -313,7 +327,7 @@ class Arrival:
         try:
             return self._take_running(ticket), None
         except LockTakenError as taken:
-            return None, Holder.of(taken)
+            return None, self._holder(taken)
 
     def _leave_queue(self) -> None:
         """Free the lock that the message held while it waited, unless it is the lock of the run or is to be held."""

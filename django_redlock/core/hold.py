@@ -8,12 +8,12 @@ Extending the lock").
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from .attempt import Granted, HighestToken
+from .attempt import Granted, HighestToken, Verdict
 from .names import counted
-from .protocol import ANSWERS, REFUSALS, EndReason, Extend, Kind, Outcome, Release, Reply, Term
+from .protocol import ANSWERS, REFUSALS, EndReason, Extend, Extended, Kind, Outcome, Release, Reply, Term
 from .round import Round, cleanup, count, limit_releases, unanswered
 from .rules import Rules, Wanted
 
@@ -44,6 +44,7 @@ class Hold:
         self.timeout = granted.timeout
         self.extensions = 0
         self.ended: EndReason | None = None
+        self.successor = ""  # who got the lock afterwards, described as JSON; empty if nobody is known
         self._ended_at = 0.0
         self._rules = rules
         self._highest = highest
@@ -170,15 +171,15 @@ class Hold:
         ttl = terms[number].ttl
         # A request to shorten the lease may still be on its way; a node may execute it after this extension.
         unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
-        reported = [
-            reply.terms[number]
+        reported = {
+            node: reply.terms[number]
             for node, reply in round.replies.items()
             if len(reply.terms) == len(terms) and node not in unsure
-        ]
-        self._highest.lift(self._slugs, max((fence for _, fence in reported), default=0))
+        }
+        self._highest.lift(self._slugs, max((term.fence for term in reported.values()), default=0))
         if not self.check(now):
             return False
-        if sum(kind is Kind.HELD for kind, _ in reported) >= self._rules.needed:
+        if sum(term.kind is Kind.HELD for term in reported.values()) >= self._rules.needed:
             if ttl != self.ttl:  # another extension has set another length since, and that one counts
                 return False
             self.extensions += 1
@@ -188,9 +189,9 @@ class Hold:
             self._renew_at = start + ttl / 3
             return True
         # A few nodes that refuse have lost their data or the key; the others still keep everybody else out.
-        refused = [(kind, fence) for kind, fence in reported if kind in REFUSALS]
-        if len(refused) > self._rules.spare:
-            self.end(self._reason_of_refusal(refused), now)
+        refused = {node: term for node, term in reported.items() if term.kind in REFUSALS}
+        if len(refused) > self._rules.spare and self.end(self._reason_of_refusal(refused.values()), now):
+            self.note_successor({node: Reply(Kind.BUSY, detail=term.holder) for node, term in refused.items()})
         return False
 
     def release(self, timeout: float) -> Round:
@@ -214,6 +215,12 @@ class Hold:
         if self.ended is EndReason.RELEASED:
             self.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
 
+    def note_successor(self, replies: Mapping[int, Reply]) -> None:
+        """Note who has the lock now, if a quorum of the *replies* that refused a request names the same holder."""
+        verdict = Verdict(replies, self._rules)
+        if verdict.agreed:
+            self.successor = verdict.holder
+
     def _may_extend(self, when: float) -> bool:
         return self.extensions < self._max_extensions and when - self.since < self._max_hold
 
@@ -227,16 +234,16 @@ class Hold:
             return EndReason.HEARTBEAT
         return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
 
-    def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
+    def _reason_of_refusal(self, refused: Iterable[Extended]) -> EndReason:
         """
         Return the reason that the refusals prove.
 
         If more nodes than a quorum can spare have a later token, another caller has come since, and may or may not have
         got the lock. Without such tokens the nodes have lost their data, or somebody removed the keys.
         """
-        if any(kind is Kind.REVOKED for kind, _ in refused):
+        if any(term.kind is Kind.REVOKED for term in refused):
             return EndReason.REVOKED
-        later = sum(fence > self.fencing_token for _, fence in refused)
+        later = sum(term.fence > self.fencing_token for term in refused)
         return EndReason.SUPERSEDED if later > self._rules.spare else EndReason.FORGOTTEN
 
 
@@ -255,7 +262,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
         if count(replies, Kind.HELD) >= rules.needed or len(replies) - count(replies, *ANSWERS) > rules.spare:
             return True
         return all(
-            settled([reply.terms[lease][0] for reply in replies.values() if len(reply.terms) == len(terms)])
+            settled([reply.terms[lease].kind for reply in replies.values() if len(reply.terms) == len(terms)])
             for lease in leases
         )
 

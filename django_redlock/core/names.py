@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 MAX_PLAIN = 200  # bytes; a longer name is shown by its beginning and a digest
 MAX_NAME = 8192  # bytes; a longer text is a document rather than a name
@@ -246,6 +246,15 @@ def decode(text: str) -> Owner | None:
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None
+
+
+def about_holder(text: str) -> dict[str, Any]:
+    """Return what errors and logs tell of the holder that a value describes; empty if nothing is known of it."""
+    holder = decode(text)
+    if holder is None:
+        return {}
+    several = dict.fromkeys(("host", "pid", "since")) if holder.kind == SHARED_KIND else {}
+    return holder._asdict() | several
 
 
 @lru_cache(maxsize=4096)

@@ -39,6 +39,9 @@ SHOWN_WAITERS = 100
 LONGEST_VALUE = 16_384
 """The most bytes that a survey reports of a value; every value that this package writes is shorter."""
 
+LONGEST_HOLDER = 2_000
+"""The most bytes of a value that a node reports when it refuses an extension or a release."""
+
 LONGEST_SLUG = 10_000
 """The most bytes of a slug that a page of the index reports; every valid slug is shorter."""
 
@@ -378,6 +381,21 @@ class Row(NamedTuple):
     sharers: int = 0
 
 
+class Extended(NamedTuple):
+    """
+    What one node replied about one lease of an extension.
+
+    Args:
+        kind: ``HELD``, ``REFUSED`` or ``REVOKED``.
+        fence: Highest token that the node accepted for the names of the lease.
+        holder: The other holder that a refusal reports: the value of its key, without the secret.
+    """
+
+    kind: Kind
+    fence: int
+    holder: str = ""
+
+
 class Reply(NamedTuple):
     """
     One node's answer.
@@ -390,7 +408,7 @@ class Reply(NamedTuple):
         detail: A text for people: why there is no vote, who holds the lock, or why a node that lists its locks would
             not grant one.
         position: The waiter's position in the queue, 0 for the first; -1 for none.
-        terms: For each lease of an extension, the result and the fence.
+        terms: The results of an extension, one for each lease.
         rows: The locks of a survey.
         total: How many names the node's index has.
         cursor: Where the next page of the index begins, for ``Survey.after``; empty after the last page.
@@ -404,7 +422,7 @@ class Reply(NamedTuple):
     left: float | None = 0.0
     detail: str = ""
     position: int = -1
-    terms: tuple[tuple[Kind, int], ...] = ()
+    terms: tuple[Extended, ...] = ()
     rows: tuple[Row, ...] = ()
     total: int = 0
     cursor: str = ""
@@ -443,10 +461,12 @@ def believable(reply: Reply) -> Reply:
     if reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
         return no_vote(reply._replace(fence=0), Failure.ABSURD_TOKEN.value, Kind.EXCLUDED)
     terms = tuple(
-        (Kind.NO_VOTE if kind is Kind.REFUSED else kind, 0) if is_absurd(fence, reply.time) else (kind, fence)
-        for kind, fence in reply.terms
+        Extended(Kind.NO_VOTE if term.kind is Kind.REFUSED else term.kind, 0)
+        if is_absurd(term.fence, reply.time)
+        else term
+        for term in reply.terms
     )
-    return reply._replace(fence=max([fence for _, fence in terms], default=0), terms=terms)
+    return reply._replace(fence=max([term.fence for term in terms], default=0), terms=terms)
 
 
 def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE, votes_in: float = 0.0) -> Reply:
@@ -550,5 +570,5 @@ def merge(replies: Sequence[Reply]) -> Reply:
         fence=fence,
         left=None if None in lefts else max(left for left in lefts if left is not None),
         position=max(reply.position for reply in replies),
-        terms=((worst.terms[0][0], fence),) if worst.terms else (),
+        terms=tuple(term._replace(fence=fence) for term in worst.terms),
     )

@@ -16,11 +16,11 @@ from weakref import ref
 
 from ..core.attempt import Granted, HighestToken
 from ..core.hold import Hold, release_outcome
-from ..core.names import named
+from ..core.names import about_holder, named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..core.rules import Wanted, number
-from ..exceptions import LockLostError, printable
+from ..exceptions import LockLostError, printable, who
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting, new_event
 from .options import LEASE_ATTRIBUTES, Explained, explained
@@ -37,7 +37,13 @@ log = logging.getLogger("django_redlock")
 def log_loss(lease: "Lease") -> None:
     """Log the loss, before the callbacks of users are called."""
     about = {"event": "lock_lost", "lock": lease.name}
-    log.error("lock lost: %s (%s)", printable(lease.name), lease.reason, extra=about)
+    log.error("lock lost: %s (%s)%s", printable(lease.name), lease.reason, successor(lease), extra=about)
+
+
+def successor(lease: "Lease") -> str:
+    """Return who has a lost lock now, as the end of a sentence; empty if a quorum of nodes did not name anybody."""
+    known = lease.hold.successor
+    return printable(f"; now it is held by {who(about_holder(known))}") if known else ""
 
 
 class Lease(Explained, advice=LEASE_ATTRIBUTES):
@@ -327,6 +333,8 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     def _ended(self, round: Round) -> Outcome:
         hold = self.hold
         outcome = Outcome.RELEASED if round.won else release_outcome(round, hold.keeper.rules)
+        if outcome is Outcome.TAKEN:
+            hold.note_successor(round.replies)
         if hold.ended is EndReason.RELEASED:
             hold.keeper.notify("lock_released", lease=self, outcome=outcome)
         return outcome if hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN else Outcome.EXPIRED

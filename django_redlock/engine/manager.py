@@ -21,7 +21,7 @@ from ..core.acquisition import Acquisition, GaveUp, Pause
 from ..core.admission import Admission
 from ..core.attempt import Granted, HighestToken
 from ..core.hold import BATCH, batches, release_outcome, renewal
-from ..core.names import SHARED_KIND, HolderKind, Owner, check_names, decode, named, slug
+from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
 from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, votes_in
 from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
@@ -610,14 +610,8 @@ def error_of(
         after = votes_in(outcome.replies.values(), rules.needed) or None
         votes = (rules.needed, outcome.misconfigured, after)
         return QuorumUnavailableError(name, outcome.waited, outcome.attempts, reported, *votes)
-    about = _about(decode(outcome.holder))
-    why = (outcome.retry_after, about, outcome.queued, outcome.agreed)
+    why = (outcome.retry_after, about_holder(outcome.holder), outcome.queued, outcome.agreed)
     return LockTakenError(name, outcome.waited, outcome.attempts, reported, *why)
-
-
-def _about(holder: Owner | None) -> dict[str, Any]:
-    several = dict.fromkeys(("host", "pid", "since")) if holder and holder.kind == SHARED_KIND else {}
-    return holder._asdict() | several if holder else {}
 
 
 def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Pause) -> None:

@@ -127,10 +127,10 @@ class Oracles:
                 if reply.kind in (Kind.ACCEPTED, Kind.GRANTED) and isinstance(request, Acquire) and not repeated:
                     self._comes_back(machine, request.secret)
             case Extend():
-                for term, (kind, _) in zip(request.terms, reply.terms, strict=True):
-                    if kind is Kind.HELD:
+                for term, result in zip(request.terms, reply.terms, strict=True):
+                    if result.kind is Kind.HELD:
                         self._heals(machine, term, missing)
-                    if kind is Kind.HELD and not repeated:
+                    if result.kind is Kind.HELD and not repeated:
                         self._comes_back(machine, term.secret)
             case Release():
                 self._released[machine.number][request.secret] = self._world.now

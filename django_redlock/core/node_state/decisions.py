@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from ..names import SECRET_SIZE, queue_of
 from ..protocol import (
     HIGHEST,
+    LONGEST_HOLDER,
     LONGEST_SLUG,
     LONGEST_VALUE,
     SHARED,
     SUPERSEDED,
     Acquire,
     Extend,
+    Extended,
     Kind,
     Raise,
     Release,
@@ -231,18 +233,19 @@ class NodeState:
     def _extend(self, request: Extend) -> Reply:
         """Extend leases, each independently of the others."""
         terms = tuple(self._extend_one(term, request.keep) for term in request.terms)
-        held = sum(kind is Kind.HELD for kind, _ in terms)
+        held = sum(term.kind is Kind.HELD for term in terms)
         kind = Kind.HELD if held == len(terms) else Kind.MIXED if held else Kind.REFUSED
-        return Reply(kind, max(fence for _, fence in terms), self._time, terms=terms)
+        return Reply(kind, max(term.fence for term in terms), self._time, terms=terms)
 
-    def _extend_one(self, term: Term, keep: float | None) -> tuple[Kind, int]:
+    def _extend_one(self, term: Term, keep: float | None) -> Extended:
         records, now = self.records, self._now
         high = records.highest_fence(term.slugs, now)
         lost = [slug for slug in term.slugs if not records.has(slug, term.secret, term.shared, now)]
-        if records.cancelled(term.secret, now):
-            return Kind.REVOKED if records.tombstones[term.secret].revoked else Kind.REFUSED, high
-        if not all(self._may_come_back(term, slug) for slug in lost):
-            return Kind.REFUSED, high
+        revoked = records.cancelled(term.secret, now) and records.tombstones[term.secret].revoked
+        if records.cancelled(term.secret, now) or not all(self._may_come_back(term, slug) for slug in lost):
+            others = (holder for slug in lost if (holder := self._other_holder(term, slug)) is not None)
+            detail = next(others, "")[SECRET_SIZE:LONGEST_HOLDER]
+            return Extended(Kind.REVOKED if revoked else Kind.REFUSED, high, detail)
         for slug in term.slugs:
             self._renew(term, slug)
             if slug in lost:
@@ -250,7 +253,7 @@ class NodeState:
                 records.write_fence((slug,), term.fencing_token, keep, now)
             elif keep is not None and slug in records.fences:
                 records.write_fence((slug,), records.fence(slug, now), keep, now)
-        return Kind.HELD, high
+        return Extended(Kind.HELD, high)
 
     def _may_come_back(self, term: Term, slug: str) -> bool:
         """
@@ -259,10 +262,14 @@ class NodeState:
         The name must be free, or shared if the lease is shared. The node must not have accepted a later token, which
         would show that another caller has held the lock since, or was about to.
         """
-        records, now = self.records, self._now
-        holder = records.holder(slug, now)
-        free = holder is None or (term.shared and holder[:SECRET_SIZE] == SHARED)
-        return free and records.fence(slug, now) <= term.fencing_token
+        free = self._other_holder(term, slug) is None
+        return free and self.records.fence(slug, self._now) <= term.fencing_token
+
+    def _other_holder(self, term: Term, slug: str) -> str | None:
+        """Return what a holder that keeps this one out has stored; None if the name is free, or shared by both."""
+        holder = self.records.holder(slug, self._now)
+        shared = term.shared and holder is not None and holder[:SECRET_SIZE] == SHARED
+        return None if shared else holder
 
     def _renew(self, term: Term, slug: str) -> None:
         """Let a lease hold a name for its ttl from now on; a later end stays, unless the lease is shortened."""
@@ -287,15 +294,17 @@ class NodeState:
             # looked.
             mine = [slug for slug in held if records.fence(slug, now) <= request.fencing_token]
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
-        taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
+        taken = [slug for slug in others if not (one_of_several and records.owner(slug, now) == SHARED)]
         free = [slug for slug in mine if self._let_go(request, slug)]
         later = mine != held and not request.shared  # whose extensions a tombstone would refuse
         # Also if nothing was held: the request to hold it may arrive after this one.
         if request.tombstone > 0 and not later:
             self._tombstone(request, {request.secret})
         self._queues.released(request, free)
-        kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
-        return Reply(kind, 0, self._time)
+        if mine or not taken:
+            return Reply(Kind.RELEASED if mine else Kind.GONE, 0, self._time)
+        holder = records.holder(taken[0], now) or ""
+        return Reply(Kind.BUSY, 0, self._time, detail=holder[SECRET_SIZE:LONGEST_HOLDER])
 
     def _let_go(self, request: Release, slug: str) -> bool:
         """End one holder's hold on a name; return whether the name is free now."""

@@ -253,7 +253,7 @@ def joined(replies: Sequence[Reply]) -> Reply:
     if unclear := [reply for reply in replies if not reply.terms]:
         return unclear[0]._replace(kind=Kind.UNKNOWN)  # other leases may have been extended
     terms = tuple(term for reply in replies for term in reply.terms)
-    held = sum(kind is Kind.HELD for kind, _ in terms)
+    held = sum(term.kind is Kind.HELD for term in terms)
     kind = Kind.HELD if held == len(terms) else Kind.MIXED if held else Kind.REFUSED
     return replies[0]._replace(kind=kind, fence=max(reply.fence for reply in replies), terms=terms)
 

@@ -26,6 +26,7 @@ from ...core.protocol import (
     PART,
     Acquire,
     Extend,
+    Extended,
     Failure,
     Kind,
     Raise,
@@ -462,9 +463,12 @@ def parse_reply(raw: Any) -> Reply:
         if now > HIGHEST:
             raise ValueError("no number")
         if kind in EXTENSIONS:
-            results = detail.split()
-            tokens = fencing_tokens([result[1:] for result in results])
-            terms = tuple(zip([TERMS[result[0]] for result in results], tokens, strict=True))
+            # Each: a letter, the token, and after a refusal the holder, whose spaces are written as this separator.
+            results = [result.split(HOLDER, 1) for result in detail.split(" ") if result]
+            tokens = fencing_tokens([result[0][1:] for result in results])
+            kinds = [TERMS[result[0][0]] for result in results]
+            holders = ["".join(result[1:]).replace(HOLDER, " ") for result in results]
+            terms = tuple(map(Extended, kinds, tokens, holders))
             return Reply(kind, number, now, terms=terms)
         return Reply(kind, number, now, seconds_left(left), detail, -1 if position == "-1" else whole(position))
     except MALFORMED:
@@ -480,6 +484,8 @@ def checked(request: Request, reply: Reply) -> Reply:
         sound = kind in EXPECTED[type(request)] or kind in (Kind.FAILED, Kind.UNKNOWN)
     return reply if sound else failed(Failure.MALFORMED, Kind.UNKNOWN)
 
+
+HOLDER = "\x1f"
 
 TERMS = {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}
 

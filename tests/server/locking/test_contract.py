@@ -170,6 +170,24 @@ async def test_superseded_holder_learns_of_it_at_its_next_extension(make: Manage
     await flavour.release(newer)
 
 
+@pytest.mark.parametrize(("shared", "holder"), [(False, "manual run of tonight on "), (True, "others, who share it")])
+async def test_log_of_a_lost_lock_names_who_has_it_now(
+    make: Manager, flavour: Flavour, shared: bool, holder: str, caplog: pytest.LogCaptureFixture
+):
+    """One error tells that a lock was lost, and who has it now."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    manager.release("a", lease.secret)
+    newer = await flavour.acquire(manager.lock("a", label="run of tonight", shared=shared))
+
+    assert not await flavour.extend(lease)
+
+    [record] = [each for each in caplog.records if getattr(each, "event", "") == "lock_lost"]
+    assert record.getMessage().startswith(f"lock lost: a (superseded); now it is held by {holder}")
+    assert newer.secret not in caplog.text
+    await flavour.release(newer)
+
+
 async def test_renewal_keeps_a_lock_longer_than_its_lease(virtual: Virtual, flavour: Flavour):
     """A lease is extended every third of its ttl while it is held."""
     manager = virtual(ttl=30.0)

@@ -10,7 +10,7 @@ from django_redlock.core.protocol import Acquire
 from django_redlock.inventory import find_lock
 from tests.managers import wait_until
 
-from .slots import NAME, names, tickets
+from .slots import NAME, names, put_back, tickets
 
 SECRET = "a" * 32
 SHORT = {"ttl": 30.0, "max_hold": None}
@@ -123,3 +123,22 @@ def test_slot_for_which_others_wait_is_not_free(make, worker, ran, memory_nodes,
     state = worker.run()
 
     assert (state, ran, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
+
+
+@pytest.mark.parametrize(("overlap", "redelivered"), [("wait", False), ("drop", True)])
+def test_message_that_waits_need_not_know_for_whom(make, worker, ran, memory_nodes, overlap, redelivered):
+    """
+    While a slot changes hands, the nodes name several holders. A message that waits anyway comes back soon; that is no
+    failure of the nodes, after which it would come back ever later.
+    """
+    task = make(lambda self, shop_id: ran.append(self.request.id), scope="while_executing", on_overlap=overlap)
+    call = task.delay(7)
+    put_back(worker.headers[0], tries=2)
+    for number, node in enumerate(memory_nodes):
+        secret = f"{number:032}"
+        node.execute(Acquire((slug(NAME),), secret, f'{secret}{{"host":"{number}"}}', 30.0, 1, 3600.0, 60.0))
+
+    state = worker.run(redelivered=redelivered)
+
+    assert (state, ran, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
+    assert tickets(worker)[0].waited <= 4.0

@@ -2,7 +2,9 @@
 
 import copy
 import logging
+import os
 import pickle
+import socket
 import time
 from contextlib import suppress
 from typing import Any
@@ -447,15 +449,14 @@ def test_run_that_ends_after_its_slot_was_freed_by_force(make, worker, told, cap
         ticket = task.singleton_ticket("second", (shop_id,), {})
         others.append(ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", ""))
 
-    task = make(body, **options)
+    task, process = make(body, **options), f"{socket.gethostname()}:{os.getpid()}"
     first = task.delay(7)
     worker.run()
     assert names() == {NAME}  # the other run's slot
     others[0].release()  # otherwise it would be lost, and reported, during a later test
     assert leases[0].hold.due() == float("inf")  # the watchdog does not report it once more
 
-    lost = f"{NAME} was lost by task {first.id} (superseded)"
-    lost += "" if "ignore_result" in options else "; now it is running as task second"
+    lost = f"{NAME} was lost by task {first.id} (superseded); now it is held by task shop.sync second on {process}"
     assert errors_in(caplog) == [("singleton_stolen", lost)]
     assert [(name, about["task_id"], about["reason"]) for name, about in told] == [
         ("singleton_stolen", first.id, "superseded")
@@ -501,7 +502,7 @@ def test_stolen_slot_is_told(make, worker, told, caplog):
     assert names() == {NAME}
     [(event, text)] = errors_in(caplog)
     assert event == "singleton_stolen"
-    assert text.endswith("(superseded); now it is held by something that is not a task")
+    assert text.startswith(f"{NAME} was lost by task {result.id} (superseded); now it is held by manual on ")
 
 
 # Losing the slot

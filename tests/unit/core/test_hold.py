@@ -13,7 +13,18 @@ from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.names import Owner
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.protocol import Acquire, EndReason, Extend, Kind, Outcome, Raise, Release, Reply, Term
+from django_redlock.core.protocol import (
+    Acquire,
+    EndReason,
+    Extend,
+    Extended,
+    Kind,
+    Outcome,
+    Raise,
+    Release,
+    Reply,
+    Term,
+)
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.exceptions import LockLostError
@@ -45,7 +56,7 @@ def extension(hold: Hold, now: float, ttl: float | None = None) -> Round:
 def answer(round: Round, *kinds: Kind, fence: int = 0) -> Round:
     for node, kind in enumerate(kinds):
         if not round.closed:
-            round.receive(node, Reply(kind, fence, terms=((kind, fence),) if kind in (H, R) else ()))
+            round.receive(node, Reply(kind, fence, terms=(Extended(kind, fence),) if kind in (H, R) else ()))
     round.close()
     return round
 

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Kind, Release, Reply, Request, Survey, Term
+from django_redlock.core.protocol import (
+    POSITIVE,
+    Acquire,
+    Extend,
+    Extended,
+    Kind,
+    Release,
+    Reply,
+    Request,
+    Survey,
+    Term,
+)
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records import record as records
 from django_redlock.nodes.records import table
@@ -257,9 +268,9 @@ def test_extension_of_many_leases_is_written_in_groups():
     extension = Extend((*terms, Term(many, "a" * 32, "a" * 32, TTL, NOW), lost, *terms), None)
     (reply,) = client.execute([extension])
 
-    held = (Kind.HELD, NOW)
+    held = Extended(Kind.HELD, NOW)
     assert reply.kind is Kind.MIXED
-    assert reply.terms == (*[held] * 8, (Kind.REFUSED, 0), *[held] * 7)
+    assert reply.terms == (*[held] * 8, Extended(Kind.REFUSED, 0), *[held] * 7)
 
 
 def test_groups_of_requests():

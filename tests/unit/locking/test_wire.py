@@ -17,6 +17,7 @@ from django_redlock.core.protocol import (
     PART,
     Acquire,
     Extend,
+    Extended,
     Failure,
     Kind,
     Raise,
@@ -345,7 +346,7 @@ def test_value_that_is_no_number_makes_a_reply_malformed(line: str, number: str)
 def test_fence_that_is_no_number_is_absurd(number: str):
     """The reply is understood whatever the fence is, and the number just above all others stands for it."""
     assert parse_reply(f"GRANTED {number} 5 0 -1 ".encode()).fence == HIGHEST + 1
-    assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == ((Kind.HELD, HIGHEST + 1),)
+    assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == (Extended(Kind.HELD, HIGHEST + 1),)
 
 
 def survey(cells: Any = (), lines: Any = (), total: str = "1", time: str = "5") -> list[bytes]:

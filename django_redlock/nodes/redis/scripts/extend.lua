@@ -11,7 +11,7 @@ redis.call('ZCARD', index)
 
 local function extend(at, names, shared, shorten, secret, ttl, fencing_token, value)
   local tombstone = redis.call('GET', KEYS[at])
-  local high, refused, lost = '0', tombstone, {}
+  local high, refused, lost, holder = '0', tombstone, {}, nil
   for i = at + 1, at + names do
     local current = redis.call('GET', KEYS[i])
     local fence = redis.call('GET', KEYS[names + i]) or '0'
@@ -19,13 +19,17 @@ local function extend(at, names, shared, shorten, secret, ttl, fencing_token, va
     local owner = current and string.sub(current, 1, #secret > 32 and 16384 or 32) -- see release.lua
     local joined = shared and redis.call('ZSCORE', KEYS[2 * names + i], secret)
     if owner and owner ~= (shared and SHARED or secret) then
-      refused = true
+      refused, holder = true, holder or current
     elseif not owner or (shared and not joined) then
       lost[i] = current and 'us' or 'all'
       if tonumber(fence) > tonumber(fencing_token) then refused = true end
     end
   end
-  if refused then return (tombstone == 'stop' and 'S' or 'R') .. high end
+  if refused then
+    -- Who has it now, for people: without the secret, and without spaces, which separate the results.
+    local who = holder and '\31' .. string.gsub(string.sub(holder, 33, 2000), ' ', '\31') or ''
+    return tombstone == 'stop' and 'S' or 'R', high, who
+  end
   for i = at + 1, at + names do
     local ends = now_ms + ttl
     if shared then
@@ -51,16 +55,16 @@ local function extend(at, names, shared, shorten, secret, ttl, fencing_token, va
     redis.call('ZADD', index, ends, string.sub(KEYS[i], #prefix + 1, -3))
     if redis.call('PTTL', index) < ends - now_ms then redis.call('PEXPIRE', index, ends - now_ms) end
   end
-  return 'H' .. high
+  return 'H', high, ''
 end
 
 local outcomes, held, key, top = {}, 0, 2, '0'
 for i = 3, #ARGV, 7 do
   local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
-  local outcome = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
-  if string.sub(outcome, 1, 1) == 'H' then held = held + 1 end
-  if tonumber(string.sub(outcome, 2)) > tonumber(top) then top = string.sub(outcome, 2) end
-  outcomes[#outcomes + 1] = outcome
+  local outcome, high, who = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
+  if outcome == 'H' then held = held + 1 end
+  if tonumber(high) > tonumber(top) then top = high end
+  outcomes[#outcomes + 1] = outcome .. high .. who
   key = key + 1 + names * (shared and 3 or 2)
 end
 local kind = held == #outcomes and 'HELD ' or (held == 0 and 'REFUSED ' or 'MIXED ')

@@ -49,7 +49,7 @@ for i = 1, names do
   if ours then
     mine[i] = true
   elseif current and (all or not (shared and owner == SHARED)) then
-    taken = true
+    taken = taken or sub(current, 33, 2000)
   end
 end
 for i in pairs(mine) do
@@ -93,4 +93,4 @@ for i, first in pairs(firsts) do
     call('PUBLISH', prefix .. 'w:' .. string.match(first, '^[^|]*'), first)
   end
 end
-return (released and 'RELEASED' or (taken and 'BUSY' or 'GONE')) .. ' 0 ' .. stamp .. ' 0 -1 '
+return (released and 'RELEASED' or (taken and 'BUSY' or 'GONE')) .. ' 0 ' .. stamp .. ' 0 -1 ' .. (not released and taken or '')
