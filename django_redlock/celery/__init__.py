@@ -4,10 +4,12 @@ Celery tasks of which one runs at a time: :func:`singleton_task`.
 Needs the extra ``celery``. Nothing else in the package imports this one.
 """
 
+from ..singleton.handle import SlotHolder
+from ..singleton.options import Return, SingletonOptions
+from ..singleton.slots import DuplicateTask
 from . import checks as checks  # a worker runs them when it starts
-from .dispatch import DuplicateTask, SingletonResult
-from .handle import Singleton, SlotHolder
-from .options import Return, SingletonOptions
+from .dispatch import SingletonResult
+from .handle import Singleton
 from .signals import singleton_duplicate, singleton_lost, singleton_overlap, singleton_stolen
 from .task import SingletonTask, override_singleton, singleton_task
 

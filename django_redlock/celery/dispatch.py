@@ -4,7 +4,7 @@ Send a call: take the slot and publish the message, or answer the caller accordi
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -17,15 +17,23 @@ from celery._state import get_current_task
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
-from ..handler import locks
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
+from ..singleton.options import SingletonOptions
+from ..singleton.slots import (
+    HEADER,
+    RECEIVED_HEADER,
+    RUN_HEADER,
+    RUNNING,
+    Claim,
+    Holder,
+    SlotState,
+    Ticket,
+    once_confirmed,
+    peek,
+)
 from .execution import Execution
-from .options import SingletonOptions
 from .signals import DUPLICATE, report
-from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Claim, Holder, SlotState, Ticket, peek
 
-UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sent its message
-FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 T = TypeVar("T")
 R = TypeVar("R", covariant=True)
@@ -273,32 +281,12 @@ class Call:
             found = self.ticket.claim(self.ttl, self.task.name, call=self.call)
             return found, found if isinstance(found, Holder) else None
 
-        found = self.once_confirmed(look)
+        found = once_confirmed(self.ticket, look)
         if isinstance(found, Holder):
             return found
         self.claimed = found
         _unanswered.discard(self.ticket.using)
         return None
-
-    def once_confirmed(self, look: Callable[[], tuple[T, Holder | None]]) -> T:
-        """
-        Return what *look* finds, once the holder that it reports as well has sent its message, or is gone.
-
-        Raises:
-            QuorumUnavailableError: That does not become known in a second.
-        """
-        found, holder = look()
-        if holder is None or holder.state is not SlotState.CLAIMED:
-            return found
-        runtime, pause = locks[self.ticket.using].runtime, FIRST_LOOK
-        until = runtime.clock() + UNCONFIRMED
-        while runtime.clock() + pause <= until:
-            runtime.sleep(pause * (0.5 + runtime.random()))
-            pause = min(2 * pause, LONGEST_LOOK)
-            found, holder = look()
-            if holder is None or holder.state is not SlotState.CLAIMED:
-                return found
-        raise QuorumUnavailableError(self.ticket.waiting, nodes={str(holder): "may not have been sent"})
 
     @property
     def linked(self) -> bool:
@@ -410,40 +398,3 @@ def store_revoked(task: Any, task_id: str, reason: str, wanted: bool) -> None:
         task.backend.mark_as_revoked(task_id, reason, store_result=wanted)
     except Exception:
         log.exception("the result backend did not store that task %s was revoked (%s)", printable(task_id), reason)
-
-
-class DuplicateTask(RedlockError):
-    """
-    Another call has the slot, and the options ask for an error in that case.
-
-    Args:
-        holder_id: Id of the task that has the slot; None when it is not a task.
-        state: What that task does: ``queued``, ``running``, or ``held`` when the holder is not a task.
-        retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
-        name: The lock's name.
-    """
-
-    def __init__(
-        self,
-        holder_id: str | None = None,
-        state: str = "held",
-        retry_after: float | None = None,
-        name: str = "",
-    ) -> None:
-        super().__init__(holder_id, state, retry_after, name)
-        self.holder_id = holder_id
-        self.state = state
-        self.retry_after = retry_after
-        self.name = name
-
-    @classmethod
-    def found(cls, holder_id: str | None, state: str, retry_after: float | None, name: str) -> Self:
-        """Return the error about a holder; a subclass with another constructor overrides this."""
-        return cls(holder_id, state, retry_after, name)
-
-    def __str__(self) -> str:
-        if self.holder_id is None and self.state == "claimed":
-            return f"{self.name!r} is about to be taken by another one that waits for it."
-        if self.holder_id is None:
-            return f"{self.name!r} is held, and not by a task."
-        return f"{self.name!r} is {self.state} as task {printable(self.holder_id)}."

@@ -26,9 +26,9 @@ from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..nodes.clock import steady
 from ..nodes.threads import STARTS
-from .options import SingletonOptions
+from ..singleton.options import SingletonOptions
+from ..singleton.slots import CLAIM, Claim, Holder, Ticket
 from .signals import LOST, STOLEN, report
-from .slots import CLAIM, Claim, Holder, SlotState, Ticket
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 PATIENCE = 1.0  # seconds that an interruption waits, on Python 3.11, for a thread that is starting another one
@@ -154,16 +154,9 @@ class Execution:
     def _keep_held(self) -> bool:
         """Replace the slot by one that is not renewed; return whether that worked."""
         assert self.lease
-        stop_renewal(self.lease)
         request = self.task.request
         inline = request.is_eager or request.called_directly  # no caller can read the result by its id
-        options = {"adopt": self.lease.secret, "ref": "" if inline else self.ticket.task_id}
-        try:
-            self.ticket.take(self.ticket.running, self.hold, self.task.name, SlotState.HELD, **options)
-        except (LockTakenError, QuorumUnavailableError):
-            return False
-        passed_on(self.lease)
-        return True
+        return self.ticket.keep_held(self.lease, self.hold, self.task.name, "" if inline else self.ticket.task_id)
 
     def _disarm(self) -> None:
         if self.interrupt:

@@ -1,68 +1,51 @@
 """``task.singleton``: inspect and free the slot of a call; in the body, the slot of the run (internal)."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, overload
+from typing import TYPE_CHECKING, Any
 
 from celery import current_app
 from celery._state import get_current_app
 
-from ..core.names import Owner, decode, slug
 from ..core.protocol import EndReason, Outcome
 from ..core.rules import nearest
 from ..engine.lease import Lease
-from ..exceptions import QuorumUnavailableError
-from ..handler import locks
-from ..inventory.survey import Poll, ask_nodes
+from ..singleton.handle import Explanation, P, Slots
+from ..singleton.options import Return, SingletonOptions
+from ..singleton.slots import RUNNING, Holder, SlotState
 from .dispatch import store_revoked
-from .options import Return, SingletonOptions
 from .pending import discard_seen
-from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look
 
 if TYPE_CHECKING:
     from .task import SingletonTask
 
+ANSWERS = {
+    "join": "send nothing, and return the result of task {id}",
+    "skip": "send nothing, and return a result that is already revoked",
+    "raise": "raise DuplicateTask",
+    "rerun": "be remembered, and run once after task {id}",
+    "replace": "give its arguments to the call that waits, or run once after task {id}",
+}
+OVERLAPS = {
+    "drop": "end it as revoked",
+    "wait": "put it back until the slot is free",
+    "follow": "put it back, and end it with the result of task {id}",
+    "fail": "fail it with DuplicateTask",
+}
 
-P = ParamSpec("P")
 
-
-@dataclass(frozen=True, slots=True)
-class SlotHolder:
+class Singleton(Slots[P]):
     """
-    The present holder of a slot.
-
-    Args:
-        id: Id of the task; None if the holder is not a task.
-        state: ``claimed`` while its message is being sent, ``queued``, ``running``, or ``held`` when the task is over
-            or the holder is not a task.
-        since: When it entered that state, in seconds since the epoch on the clock of *hostname*.
-        ttl: Seconds until the slot frees itself unless it is renewed.
-        hostname: The machine.
-        nodes: How many lock nodes agree.
-    """
-
-    id: str | None
-    state: SlotState
-    since: float
-    ttl: float
-    hostname: str
-    nodes: int
-
-
-class Singleton(Generic[P]):
-    """
-    The slots of one task; every method takes the arguments of the call whose slot it concerns.
+    The slots of one task; most methods take the arguments of the call whose slot they concern.
 
     Args:
         task: The task.
     """
 
-    def __init__(self, task: "SingletonTask[P, Any]") -> None:
-        self._task = task
+    answers = ANSWERS
 
-    def __repr__(self) -> str:
-        return f"<Singleton {self._task.name!r}>"
+    def __init__(self, task: "SingletonTask[P, Any]") -> None:
+        super().__init__(task)
+        self._celery_task = task
 
     # In the body
 
@@ -73,7 +56,7 @@ class Singleton(Generic[P]):
 
         Its ``fencing_token`` is a number greater than that of every earlier run.
         """
-        execution = self._task.singleton_run
+        execution = self._celery_task.singleton_run
         return execution.lease if execution and not execution.handed_over else None
 
     @property
@@ -98,92 +81,14 @@ class Singleton(Generic[P]):
         if self.lease:
             self.lease.ensure()
 
+    def _given_up(self) -> str:
+        execution = self._celery_task.singleton_run
+        if not execution or not execution.lease:
+            return ""
+        execution.end(hold=False)
+        return Outcome.RELEASED if execution.lease.reason is EndReason.RELEASED else execution.lease.release()
+
     # From anywhere
-
-    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """
-        Return the name of the lock of a call, as the admin and the commands show it.
-
-        Raises:
-            TypeError: The arguments do not fit the task, or one cannot be part of a key.
-        """
-        return self._task.singleton_key.lock_name(args, kwargs)
-
-    def holder(self, *args: P.args, **kwargs: P.kwargs) -> SlotHolder | None:
-        """
-        Return the holder of the slot of a call; None if the slot is free. The answer may be outdated when you read it.
-
-        If one call runs and another one waits for it, the holder is the run.
-
-        Raises:
-            QuorumUnavailableError: Too few nodes answered and agreed to know.
-        """
-        for name, seen in self._slots(args, kwargs):
-            if seen.value:
-                owner, holder = seen.owner or Owner(), seen.holder
-                return SlotHolder(holder.task_id, holder.state, owner.since, seen.left, owner.host, seen.nodes)
-            if seen.split:
-                raise self._undecided(name, seen)
-        return None
-
-    def is_locked(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """
-        Return whether a call would be a duplicate now. The answer may be outdated when you read it.
-
-        Raises:
-            QuorumUnavailableError: Too few nodes answered and agreed to know.
-        """
-        slots = self._slots(args, kwargs)
-        if any(seen.value for _, seen in slots):
-            return True
-        for name, seen in slots:
-            if seen.split:
-                raise self._undecided(name, seen)
-        return False
-
-    @overload
-    def release(self) -> str: ...
-
-    @overload
-    def release(self, *args: P.args, **kwargs: P.kwargs) -> str: ...
-
-    @overload
-    def release(self, *args: Any, force: bool, **kwargs: Any) -> str: ...
-
-    def release(self, *args: Any, **kwargs: Any) -> str:
-        """
-        Free the slot of a call whose message was lost, for example when a queue was purged.
-
-        This also removes remains of a slot on single nodes.
-
-        In a body and without arguments, give up the slot of the run before its end.
-
-        Args:
-            force: Whether to free the slot even while the task is running. The run continues, so a duplicate may run
-                beside it. If the task has a parameter of this name, this is that argument.
-
-        Returns:
-            ``released``, ``expired`` (the slot was free), ``taken`` (the task is running and *force* was not given, or
-            the slot changed hands meanwhile), or ``unknown`` (too few nodes confirmed the release).
-
-        Raises:
-            QuorumUnavailableError: Too few nodes answered to know the holder.
-        """
-        execution = self._task.singleton_run
-        force = "force" not in self._task.singleton_key.signature.parameters and kwargs.pop("force", False)
-        if execution and execution.lease and not args and not kwargs:
-            execution.end(hold=False)
-            released = execution.lease.reason is EndReason.RELEASED
-            return Outcome.RELEASED if released else execution.lease.release()
-        outcomes = {
-            free(self._task.singleton_options.using, name, found.secret)
-            if force or (found.holder.state is not SlotState.RUNNING and found.holder.task_id)
-            else Outcome.TAKEN
-            for name, seen in self._slots(args, kwargs)
-            for found in seen.sightings
-        }
-        worst_first = (Outcome.TAKEN, Outcome.UNKNOWN, Outcome.RELEASED)
-        return next((outcome for outcome in worst_first if outcome in outcomes), Outcome.EXPIRED)
 
     def cancel(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """
@@ -203,90 +108,35 @@ class Singleton(Generic[P]):
             holder: Holder = seen.holder
             if seen.value and holder.task_id and holder.waits:
                 ticket = self._task.singleton_ticket("", args, kwargs)
-                discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
-                self._task.app.control.revoke(holder.task_id)
-                store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
+                discard_seen(ticket, name, seen, self._celery_task)  # first, because the revocation may fail
+                self._celery_task.app.control.revoke(holder.task_id)
+                store_revoked(self._celery_task, holder.task_id, "Cancelled.", not self._celery_task.ignore_result)
                 return holder.task_id
         for name, seen in slots:
             if seen.split:
                 raise self._undecided(name, seen)
         return None
 
-    def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """
-        Describe the slot of a call in words: its key, its holder, and what a call would do now.
+    def _strategies(self, options: SingletonOptions) -> str:
+        return f"{super()._strategies(options)}, on_overlap={options.overlap!r}"
 
-        Raises:
-            TypeError: The arguments do not fit the task, or one cannot be part of a key.
-        """
-        return explain(self._task, args, kwargs).text
-
-    def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
-        """Return the locks of a call and their state on the nodes: first that of its run, last that of a later run."""
-        ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
-        names = ticket.places(self._task.singleton_options.trails)
-        return list(zip(names, look(ticket.using, *names), strict=True))
-
-    def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
-        needed = locks[self._task.singleton_options.using].rules.needed
-        return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
+    def _next_call(self, options: SingletonOptions, holder: Holder) -> list[str]:
+        lines = super()._next_call(options, holder)
+        taken = holder.state not in (SlotState.FREE, SlotState.UNKNOWN, SlotState.CLAIMED)
+        if taken and options.scope != RUNNING and options.on_duplicate != "raise":
+            lines.append("With link= or link_error= it would raise DuplicateTask: the holder would not follow them.")
+        return lines + _next_message(options, holder)
 
 
-UNKNOWN = Holder(None, SlotState.UNKNOWN, None)
-
-ANSWERS = {
-    "join": "send nothing, and return the result of task {id}",
-    "skip": "send nothing, and return a result that is already revoked",
-    "raise": "raise DuplicateTask",
-    "rerun": "be remembered, and run once after task {id}",
-    "replace": "give its arguments to the call that waits, or run once after task {id}",
-}
-OVERLAPS = {
-    "drop": "end it as revoked",
-    "wait": "put it back until the slot is free",
-    "follow": "put it back, and end it with the result of task {id}",
-    "fail": "fail it with DuplicateTask",
-}
-
-
-class Explanation(NamedTuple):
-    """A description of the slot of a call, line by line, and the state of the slot."""
-
-    text: str
-    state: SlotState
-
-
-def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
-    """
-    Describe the slot of a call of *task*.
-
-    Raises:
-        TypeError: The arguments do not fit the task, or one cannot be part of a key.
-    """
-    ticket: Ticket = task.singleton_ticket("", args, kwargs)
-    options: SingletonOptions = task.singleton_options
-    lines = [
-        f"task       {task.name}",
-        f"arguments  {_arguments(task, args, kwargs)}",
-        f"lock       {ticket.name}",
-        f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
-    ]
-    holder = Holder(None, SlotState.FREE, None)
-    names = ticket.places(options.trails)
-    poll = ask_nodes(locks[ticket.using], map(slug, names))
-    for name in names:
-        lines += ["", f"{name}:", *_nodes(poll, slug(name))]
-        try:
-            poll.require_quorum(name)
-        except QuorumUnavailableError as error:
-            lines.append(f"  {error}")
-            holder = UNKNOWN
-            continue
-        seen = Seen.of(poll, slug(name))
-        if holder.state is SlotState.FREE and not seen.free:
-            holder = seen.holder if seen.value else UNKNOWN
-    lines += ["", *_next_call(options, holder), *_next_message(options, holder)]
-    return Explanation("\n".join(lines), holder.state)
+def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
+    if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
+        return []
+    if holder.state is SlotState.CLAIMED:
+        return ["A worker that gets another message for this slot now would put it back for a moment."]
+    how = options.overlap
+    what = "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
+    what = what.format(id=holder.task_id or "that has it")
+    return [f"A worker that gets another message for this slot now would {what}."]
 
 
 def explain_call(name: str, args: str, kwargs: str) -> Explanation:
@@ -319,58 +169,8 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
         raise ValueError(f"{name} does not take these arguments: {error}") from None
     except Exception as error:  # the error comes from the project's own key function
         raise ValueError(f"{name} has no key for these arguments: {type(error).__name__}: {error}") from None
-    return explain(known[name], positional, named)
-
-
-def _arguments(task: Any, args: Any, kwargs: Any) -> str:
-    try:
-        return task.singleton_key.canonical(args, kwargs) or "none"
-    except (TypeError, ValueError) as error:
-        return f"not all have a form of their own: {error}"
-
-
-def _nodes(poll: Poll, slug: str) -> Iterator[str]:
-    """Yield one line for each node about its entry for a lock's key."""
-    rows = {index: row for vote in poll.tally(slug).votes for index, row in vote.rows.items()}
-    for index, node in enumerate(poll.manager.nodes):
-        if index in poll.silent:
-            yield f"  {node.name}  no answer ({poll.silent[index]})"
-        elif index not in rows:
-            yield f"  {node.name}  free"
-        else:
-            owner, left = decode(rows[index].value), rows[index].left
-            who = f"{Holder.described(owner, left).state}, {owner}" if owner else "held by another program"
-            yield f"  {node.name}  {who}, " + ("no expiry" if left is None else f"{left:.1f} s left")
-
-
-def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
-    if options.scope == RUNNING:
-        return ["A call now would be sent: with scope='while_executing' any number may wait."]
-    if holder.state is SlotState.UNKNOWN:
-        what = "be sent without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
-        return [f"Too few nodes answer and agree. A call made now would {what}."]
-    if holder.state is SlotState.FREE:
-        return ["A call now would take the slot and be sent."]
-    if holder.state is SlotState.CLAIMED:
-        return ["A call now would wait until the holder's message was sent, for a second at most, or send its own."]
-    what = ANSWERS[options.on_duplicate]
-    if options.on_duplicate == "join" and not holder.task_id:
-        what = ANSWERS["skip"] + ", because the holder is not a task"
-    lines = [f"A call now would {what.format(id=holder.task_id or 'that has it')}."]
-    if options.on_duplicate != "raise":
-        lines.append("With link= or link_error= it would raise DuplicateTask: the holder would not follow them.")
-    return lines
-
-
-def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
-    if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
-        return []
-    if holder.state is SlotState.CLAIMED:
-        return ["A worker that gets another message for this slot now would put it back for a moment."]
-    how = options.overlap
-    what = "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
-    what = what.format(id=holder.task_id or "that has it")
-    return [f"A worker that gets another message for this slot now would {what}."]
+    explained: Explanation = known[name].singleton.explain(*positional, **named)
+    return explained
 
 
 CONNECT_TIMEOUT = 2  # seconds

@@ -19,8 +19,9 @@ from celery.utils.imports import symbol_by_name
 
 from ..core.rules import nearest
 from ..keys import CallKey, TaskKey
-from .dispatch import DuplicateTask, SingletonResult
-from .options import SingletonOptions
+from ..singleton.options import SingletonOptions
+from ..singleton.slots import DuplicateTask
+from .dispatch import SingletonResult
 from .task import SingletonTask
 
 ONCE = ("keys", "graceful", "timeout", "unlock_before_run")

@@ -60,8 +60,8 @@ from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..handler import locks
 from ..inventory.survey import tell_nodes
+from ..singleton.slots import FREE, Holder, Record, Seen, SlotState, Ticket, free, look, once_confirmed, peek
 from .dispatch import Call, SingletonResult
-from .slots import FREE, Holder, Record, Seen, SlotState, Ticket, free, look, peek
 
 REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn delays the others
@@ -168,7 +168,7 @@ class TrailingCall(Call):
             run = next((seen for seen in slots[:-1] if seen.value), FREE)
             return (run, slots[-1]), run.holder
 
-        return self.once_confirmed(found)
+        return once_confirmed(self.ticket, found)
 
     def _unless_over(self, name: str, seen: Seen) -> Seen:
         """Return what was seen under a name; if that was revoked before its time, free it."""

@@ -21,8 +21,8 @@ from kombu.exceptions import DecodeError
 from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
+from ..singleton.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, SlotState, Ticket, free, peek
 from .pending import PendingMessage, discard
-from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, SlotState, Ticket, free, peek
 
 KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 

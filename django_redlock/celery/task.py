@@ -13,7 +13,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import cache, cached_property, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
@@ -32,10 +32,8 @@ from ..engine.manager import fresh_secret
 from ..exceptions import printable
 from ..handler import locks
 from ..keys import CallKey, TaskKey, signature_of
-from .dispatch import Call, DuplicateTask, R, SingletonResult, eager_result, mixed_result
-from .execution import EXECUTION, Execution, SlotLostError
-from .handle import P, Singleton
-from .options import (
+from ..singleton.handle import P
+from ..singleton.options import (
     OPTIONS,
     OnDuplicate,
     OnLost,
@@ -44,12 +42,20 @@ from .options import (
     Redelivery,
     Scope,
     SingletonOptions,
-    check_celery_options,
+    suggested,
 )
+from ..singleton.slots import DuplicateTask, Ticket
+from .dispatch import Call, R, SingletonResult, eager_result, mixed_result
+from .execution import EXECUTION, Execution, SlotLostError
+from .handle import Singleton
 from .pending import TrailingCall, discard
-from .slots import Ticket
 from .worker import Answered, Arrival, Skipped, result_ignored, under_direct_call
 
+# Options of Celery's decorator that are not attributes of its task class.
+CELERY_ONLY = {
+    *("autoretry_for", "base", "bind", "dont_autoretry_for", "filter", "retry_backoff", "retry_backoff_max"),
+    *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict", "retry_jitter", "retry_kwargs"),
+}
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
@@ -154,6 +160,21 @@ def check_function(function: object) -> None:
             f"the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may call "
             "async_to_sync()."
         )
+
+
+def check_celery_options(options: Iterable[str]) -> None:
+    """
+    Refuse a name that resembles one of our options.
+
+    Celery turns all options that it does not know into attributes of the task. That is useful, so only names that are
+    similar to one of ours are refused.
+
+    Raises:
+        TypeError: An option is a misspelling of one of ours.
+    """
+    for name in options:
+        if not hasattr(Task, name) and name not in CELERY_ONLY and (meant := suggested(name)):
+            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {meant}?")
 
 
 def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:

@@ -26,12 +26,8 @@ from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError, 
 from ..handler import locks
 from ..inventory import find_locks
 from ..nodes.clock import steady
-from .dispatch import Call
-from .execution import EXECUTION, Execution, SlotLostError, last_length, note_length
-from .options import Return, SingletonOptions
-from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
-from .signals import OVERLAP, report
-from .slots import (
+from ..singleton.options import Return, SingletonOptions
+from ..singleton.slots import (
     BOTH,
     RECEIVED_HEADER,
     RUN_HEADER,
@@ -45,6 +41,10 @@ from .slots import (
     look,
     peek,
 )
+from .dispatch import Call
+from .execution import EXECUTION, Execution, SlotLostError, last_length, note_length
+from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
+from .signals import OVERLAP, report
 
 # Seconds for which a message that waits for its slot is put back. Celery's delayed delivery over quorum queues counts
 # whole seconds, and fails with 0.

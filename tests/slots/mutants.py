@@ -7,13 +7,14 @@ from typing import Any
 
 from celery.exceptions import Ignore
 
-from django_redlock.celery import pending, request, slots, worker
+from django_redlock.celery import pending, request, worker
 from django_redlock.celery.execution import Execution
-from django_redlock.celery.slots import SlotState
 from django_redlock.core.acquisition import Acquisition, GaveUp
 from django_redlock.core.node_state import decisions
 from django_redlock.core.protocol import Kind
 from django_redlock.engine.manager import fresh_secret
+from django_redlock.singleton import slots
+from django_redlock.singleton.slots import SlotState
 from tests.simulation import mutation
 from tests.simulation.mutation import Kill, Mutant
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from django_redlock.celery import SingletonOptions
-from django_redlock.celery.options import ON_DUPLICATE
+from django_redlock.singleton.options import ON_DUPLICATE
 
 from .oracles import (
     answers_are_true,

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from celery import states
 
 from django_redlock.celery import SingletonOptions
-from django_redlock.celery.slots import free, peek
 from django_redlock.exceptions import RedlockError
+from django_redlock.singleton.slots import free, peek
 
 from . import oracles
 from .celery_parts import Answer, Broker, RecordingTask, Revoked, make, results, work

@@ -13,7 +13,7 @@ from django.test import Client
 pytest.importorskip("debug_toolbar", reason="needs django-debug-toolbar: pip install django-debug-toolbar")
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, lock_for_update, locks
-from django_redlock.celery.slots import Ticket
+from django_redlock.singleton.slots import Ticket
 from tests.shop.helpers import during
 from tests.shop.models import Order
 

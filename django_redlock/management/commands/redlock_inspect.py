@@ -70,7 +70,7 @@ class Command(OperatorCommand):
     def _explain(self, task: str, args: str, kwargs: str) -> None:
         """Write what is known about the slot of a singleton task's call."""
         from ...celery.handle import explain_call  # only here: it needs Celery
-        from ...celery.slots import SlotState
+        from ...singleton.slots import SlotState
 
         try:
             found = explain_call(task, args, kwargs)
@@ -78,7 +78,7 @@ class Command(OperatorCommand):
             raise CommandError("--args and --kwargs are nested too deep.", returncode=MISUSED) from None
         except ValueError as error:
             raise CommandError(str(error), returncode=MISUSED) from None
-        self.stdout.write(found.text)
+        self.stdout.write(found)
         if found.state is SlotState.UNKNOWN:
             raise CommandError("Too few nodes answer and agree to know whether the slot is free.", returncode=NO_QUORUM)
         if found.state is SlotState.FREE:

@@ -20,12 +20,12 @@ from kombu.transport.memory import Channel
 from django_redlock import locks
 from django_redlock.celery import dispatch, singleton_task
 from django_redlock.celery.request import mixed_request
-from django_redlock.celery.slots import RECEIVED_HEADER
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import QuorumUnavailableError
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 from django_redlock.signals import lock_acquired
+from django_redlock.singleton.slots import RECEIVED_HEADER
 
 
 @pytest.fixture(autouse=True)

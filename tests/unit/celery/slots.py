@@ -7,7 +7,7 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import WorkerLostError
 
 from django_redlock import LockTakenError, locks
-from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket
+from django_redlock.singleton.slots import HEADER, RUN_HEADER, Ticket
 
 NAME = "task:shop.sync:shop_id=7"
 

@@ -11,8 +11,8 @@ from kombu.exceptions import OperationalError
 
 from django_redlock import locks
 from django_redlock.celery import Return
-from django_redlock.celery.slots import HEADER
 from django_redlock.signals import lock_taken
+from django_redlock.singleton.slots import HEADER
 from django_redlock.testing import Simulation
 
 from .slots import NAME, names, put_back, set_down

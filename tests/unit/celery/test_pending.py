@@ -6,11 +6,11 @@ import pytest
 
 from django_redlock import QuorumUnavailableError, locks
 from django_redlock.celery.pending import PendingMessage, TrailingCall
-from django_redlock.celery.slots import Record, Seen, peek
 from django_redlock.core.names import Owner, encode, slug
 from django_redlock.core.protocol import Failure, Release
 from django_redlock.engine.manager import fresh_secret
 from django_redlock.nodes.base import LinkError
+from django_redlock.singleton.slots import Record, Seen, peek
 
 from .slots import NAME, die, names, ticket_in
 

@@ -1,11 +1,9 @@
 """The options of a singleton task, checked when the function is decorated (internal)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
-
-from celery import Task
 
 from ..conf import DEFAULT_ALIAS
 from ..core.rules import nearest, number, optional_seconds, seconds
@@ -68,17 +66,11 @@ OTHER_NAMES = {
 # Options that a single call may set. The others concern the worker, which uses the options of the task.
 PER_CALL = ("on_duplicate", "queue_ttl")
 
-# Options of Celery's decorator that are not attributes of its task class.
-CELERY_ONLY = {
-    *("autoretry_for", "base", "bind", "dont_autoretry_for", "filter", "retry_backoff", "retry_backoff_max"),
-    *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict", "retry_jitter", "retry_kwargs"),
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingletonOptions:
     """
-    The options of :func:`~django_redlock.celery.singleton_task` that are not Celery's.
+    The options of ``singleton_task``, for Celery or for Django's own tasks, that concern its slots.
 
     Args:
         key: What distinguishes calls: parameter names, a template such as ``"shop:{shop_id}"``, or a function of the
@@ -238,22 +230,10 @@ class SingletonOptions:
 OPTIONS = tuple(field.name for field in fields(SingletonOptions))
 
 
-def check_celery_options(options: Iterable[str]) -> None:
-    """
-    Refuse a name that resembles one of our options.
-
-    Celery turns all options that it does not know into attributes of the task. That is useful, so only names that are
-    similar to one of ours are refused.
-
-    Raises:
-        TypeError: An option is a misspelling of one of ours.
-    """
-    for name in options:
-        if hasattr(Task, name) or name in CELERY_ONLY:
-            continue
-        near = [OTHER_NAMES[name]] if name in OTHER_NAMES else map(repr, get_close_matches(name, OPTIONS, 1, 0.7))
-        for close in near:
-            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {close}?")
+def suggested(name: str) -> str:
+    """Return which of our options *name* may stand for, as one writes it; empty if it resembles none."""
+    close = get_close_matches(name, OPTIONS, 1, 0.7)
+    return OTHER_NAMES.get(name) or (repr(close[0]) if close else "")
 
 
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:

@@ -21,22 +21,22 @@ another (``watch:``), which message is done (``done:``), and which has begun (``
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.names import Owner, decode, secret_of, slug
 from ..core.protocol import SUPERSEDED, Outcome
 from ..core.rules import MIN_TTL, Wanted
-from ..engine.lease import Lease
+from ..engine.lease import Lease, passed_on, stop_renewal
 from ..engine.manager import LockManager, fresh_secret
 from ..engine.options import LockOptions
-from ..exceptions import LockTakenError, QuorumUnavailableError, printable
+from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
 from ..signals import lock_acquired, lock_taken
@@ -48,7 +48,10 @@ FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 CLAIM = 10.0  # seconds after which a claim lapses unless its message was sent
+UNCONFIRMED = 1.0  # seconds for which a call waits until another caller has sent its message
+FIRST_LOOK, LONGEST_LOOK = 0.01, 0.1  # seconds of the pauses meanwhile
 
+T = TypeVar("T")
 log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
 
@@ -256,9 +259,64 @@ class Ticket:
         about |= {"secret": secret, "adopt": adopt, "wait": wait, "renew": True}
         return locks[self.using].on_behalf(self.running, **times, **about).acquire()
 
+    def keep_held(self, lease: Lease, seconds: float, label: str, ref: str) -> bool:
+        """
+        Replace the slot of a run that is over by one that is not renewed; return whether that worked.
+
+        Args:
+            lease: The slot of the run.
+            seconds: For how long the slot stays taken.
+            label: The task's name.
+            ref: Id of the task; empty if nobody can read its result by its id.
+        """
+        stop_renewal(lease)
+        try:
+            self.take(self.running, seconds, label, SlotState.HELD, adopt=lease.secret, ref=ref)
+        except (LockTakenError, QuorumUnavailableError):
+            return False
+        passed_on(lease)
+        return True
+
     def free(self) -> Outcome:
         """Free the lock that the message holds while it waits."""
         return free(self.using, self.waiting, self.secret)
+
+
+class DuplicateTask(RedlockError):
+    """
+    Another call has the slot, and the options ask for an error in that case.
+
+    Args:
+        holder_id: Id of the task that has the slot; None when it is not a task.
+        state: What that task does: ``queued``, ``running``, or ``held`` when the holder is not a task.
+        retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
+        name: The lock's name.
+    """
+
+    def __init__(
+        self,
+        holder_id: str | None = None,
+        state: str = "held",
+        retry_after: float | None = None,
+        name: str = "",
+    ) -> None:
+        super().__init__(holder_id, state, retry_after, name)
+        self.holder_id = holder_id
+        self.state = state
+        self.retry_after = retry_after
+        self.name = name
+
+    @classmethod
+    def found(cls, holder_id: str | None, state: str, retry_after: float | None, name: str) -> Self:
+        """Return the error about a holder; a subclass with another constructor overrides this."""
+        return cls(holder_id, state, retry_after, name)
+
+    def __str__(self) -> str:
+        if self.holder_id is None and self.state == "claimed":
+            return f"{self.name!r} is about to be taken by another one that waits for it."
+        if self.holder_id is None:
+            return f"{self.name!r} is held, and not by a task."
+        return f"{self.name!r} is {self.state} as task {printable(self.holder_id)}."
 
 
 class Claim(NamedTuple):
@@ -347,6 +405,30 @@ class Holder:
         if self.state is SlotState.CLAIMED:
             return "about to be taken by another one that waits for it"
         return "held by something that is not a task"
+
+
+def once_confirmed(ticket: Ticket, look: Callable[[], tuple[T, Holder | None]]) -> T:
+    """
+    Return what *look* finds, once the holder that it reports as well has sent its message, or is gone.
+
+    A holder whose message may not have been sent is no holder yet: its caller may have died. So this waits for a second
+    at most.
+
+    Raises:
+        QuorumUnavailableError: That does not become known in time.
+    """
+    found, holder = look()
+    if holder is None or holder.state is not SlotState.CLAIMED:
+        return found
+    runtime, pause = locks[ticket.using].runtime, FIRST_LOOK
+    until = runtime.clock() + UNCONFIRMED
+    while runtime.clock() + pause <= until:
+        runtime.sleep(pause * (0.5 + runtime.random()))
+        pause = min(2 * pause, LONGEST_LOOK)
+        found, holder = look()
+        if holder is None or holder.state is not SlotState.CLAIMED:
+            return found
+    raise QuorumUnavailableError(ticket.waiting, nodes={str(holder): "may not have been sent"})
 
 
 def state_of(owner: Owner) -> SlotState:

@@ -1,0 +1,255 @@
+"""The slots of a task's calls: look at them, and free them (internal)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, overload
+
+from ..core.names import Owner, decode, slug
+from ..core.protocol import Outcome
+from ..exceptions import QuorumUnavailableError
+from ..handler import locks
+from ..inventory.survey import Poll, ask_nodes
+from ..keys import TaskKey
+from .options import SingletonOptions
+from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """
+    The present holder of a slot.
+
+    Args:
+        id: Id of the task; None if the holder is not a task.
+        state: ``claimed`` while its message is being sent, ``queued``, ``running``, or ``held`` when the task is over
+            or the holder is not a task.
+        since: When it entered that state, in seconds since the epoch on the clock of *hostname*.
+        ttl: Seconds until the slot frees itself unless it is renewed.
+        hostname: The machine.
+        nodes: How many lock nodes agree.
+    """
+
+    id: str | None
+    state: SlotState
+    since: float
+    ttl: float
+    hostname: str
+    nodes: int
+
+
+class Singular(Protocol):
+    """A singleton task, of Celery's or Django's."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def singleton_options(self) -> SingletonOptions:
+        """Its options."""
+
+    @property
+    def singleton_key(self) -> TaskKey:
+        """What distinguishes its calls."""
+
+    def singleton_ticket(self, task_id: str, args: Any, kwargs: Any, /) -> Ticket:
+        """Return the slot of a call."""
+
+
+UNKNOWN = Holder(None, SlotState.UNKNOWN, None)
+
+
+class Explanation(str):
+    """A description of the slot of a call, and the state of the slot."""
+
+    state: SlotState
+
+
+class Slots(Generic[P]):
+    """
+    The slots of one task; every method takes the arguments of the call whose slot it concerns.
+
+    Args:
+        task: The task.
+    """
+
+    answers: Mapping[str, str] = {}
+    """What a duplicate does, by ``on_duplicate``."""
+
+    def __init__(self, task: Any) -> None:
+        self._task: Singular = task
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._task.name!r}>"
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """
+        Return the name of the lock of a call, as the admin and the commands show it.
+
+        Raises:
+            TypeError: The arguments do not fit the task, or one cannot be part of a key.
+        """
+        return self._task.singleton_key.lock_name(args, kwargs)
+
+    def holder(self, *args: P.args, **kwargs: P.kwargs) -> SlotHolder | None:
+        """
+        Return the holder of the slot of a call; None if the slot is free. The answer may be outdated when you read it.
+
+        If one call runs and another one waits for it, the holder is the run.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered and agreed to know.
+        """
+        for name, seen in self._slots(args, kwargs):
+            if seen.value:
+                owner, holder = seen.owner or Owner(), seen.holder
+                return SlotHolder(holder.task_id, holder.state, owner.since, seen.left, owner.host, seen.nodes)
+            if seen.split:
+                raise self._undecided(name, seen)
+        return None
+
+    def is_locked(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """
+        Return whether a call would be a duplicate now. The answer may be outdated when you read it.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered and agreed to know.
+        """
+        slots = self._slots(args, kwargs)
+        if any(seen.value for _, seen in slots):
+            return True
+        for name, seen in slots:
+            if seen.split:
+                raise self._undecided(name, seen)
+        return False
+
+    @overload
+    def release(self) -> str: ...
+
+    @overload
+    def release(self, *args: P.args, **kwargs: P.kwargs) -> str: ...
+
+    @overload
+    def release(self, *args: Any, force: bool, **kwargs: Any) -> str: ...
+
+    def release(self, *args: Any, **kwargs: Any) -> str:
+        """
+        Free the slot of a call whose message was lost, for example when a queue was purged.
+
+        This also removes remains of a slot on single nodes.
+
+        In a body and without arguments, give up the slot of the run before its end.
+
+        Args:
+            force: Whether to free the slot even while the task is running. The run continues, so a duplicate may run
+                beside it. If the task has a parameter of this name, this is that argument.
+
+        Returns:
+            ``released``, ``expired`` (the slot was free), ``taken`` (the task is running and *force* was not given, or
+            the slot changed hands meanwhile), or ``unknown`` (too few nodes confirmed the release).
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered to know the holder.
+        """
+        if not args and not kwargs and (outcome := self._given_up()):
+            return outcome
+        force = "force" not in self._task.singleton_key.signature.parameters and kwargs.pop("force", False)
+        outcomes = {
+            free(self._task.singleton_options.using, name, found.secret)
+            if force or (found.holder.state is not SlotState.RUNNING and found.holder.task_id)
+            else Outcome.TAKEN
+            for name, seen in self._slots(args, kwargs)
+            for found in seen.sightings
+        }
+        worst_first = (Outcome.TAKEN, Outcome.UNKNOWN, Outcome.RELEASED)
+        return next((outcome for outcome in worst_first if outcome in outcomes), Outcome.EXPIRED)
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """
+        Describe the slot of a call in words: its key, its holder, and what a call would do now.
+
+        Raises:
+            TypeError: The arguments do not fit the task, or one cannot be part of a key.
+        """
+        task, options = self._task, self._task.singleton_options
+        ticket = task.singleton_ticket("", args, kwargs)
+        lines = [
+            f"task       {task.name}",
+            f"arguments  {_arguments(task, args, kwargs)}",
+            f"lock       {ticket.name}",
+            f"scope      {options.scope}, {self._strategies(options)}",
+        ]
+        holder = Holder(None, SlotState.FREE, None)
+        names = ticket.places(options.trails)
+        poll = ask_nodes(locks[ticket.using], map(slug, names))
+        for name in names:
+            lines += ["", f"{name}:", *_nodes(poll, slug(name))]
+            try:
+                poll.require_quorum(name)
+            except QuorumUnavailableError as error:
+                lines.append(f"  {error}")
+                holder = UNKNOWN
+                continue
+            seen = Seen.of(poll, slug(name))
+            if holder.state is SlotState.FREE and not seen.free:
+                holder = seen.holder if seen.value else UNKNOWN
+        lines += ["", *self._next_call(options, holder)]
+        explained = Explanation("\n".join(lines))
+        explained.state = holder.state
+        return explained
+
+    def _given_up(self) -> str:
+        """Give up the slot of the run in progress; return the outcome, or nothing if there is no such run."""
+        return ""
+
+    def _strategies(self, options: SingletonOptions) -> str:
+        return f"on_duplicate={options.on_duplicate!r}"
+
+    def _next_call(self, options: SingletonOptions, holder: Holder) -> list[str]:
+        """Return what a call would do now, in sentences."""
+        if options.scope == RUNNING:
+            return ["A call now would be sent: with scope='while_executing' any number may wait."]
+        if holder.state is SlotState.UNKNOWN:
+            what = "be sent without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
+            return [f"Too few nodes answer and agree. A call made now would {what}."]
+        if holder.state is SlotState.FREE:
+            return ["A call now would take the slot and be sent."]
+        if holder.state is SlotState.CLAIMED:
+            return ["A call now would wait until the holder's message was sent, for a second at most, or send its own."]
+        what = self.answers[options.on_duplicate]
+        if options.on_duplicate == "join" and not holder.task_id:
+            what = self.answers["skip"] + ", because the holder is not a task"
+        return [f"A call now would {what.format(id=holder.task_id or 'that has it')}."]
+
+    def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
+        """Return the locks of a call and their state on the nodes: first that of its run, last that of a later run."""
+        ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
+        names = ticket.places(self._task.singleton_options.trails)
+        return list(zip(names, look(ticket.using, *names), strict=True))
+
+    def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
+        needed = locks[self._task.singleton_options.using].rules.needed
+        return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
+
+
+def _arguments(task: Any, args: Any, kwargs: Any) -> str:
+    try:
+        return task.singleton_key.canonical(args, kwargs) or "none"
+    except (TypeError, ValueError) as error:
+        return f"not all have a form of their own: {error}"
+
+
+def _nodes(poll: Poll, slug: str) -> Iterator[str]:
+    """Yield one line for each node about its entry for a lock's key."""
+    rows = {index: row for vote in poll.tally(slug).votes for index, row in vote.rows.items()}
+    for index, node in enumerate(poll.manager.nodes):
+        if index in poll.silent:
+            yield f"  {node.name}  no answer ({poll.silent[index]})"
+        elif index not in rows:
+            yield f"  {node.name}  free"
+        else:
+            owner, left = decode(rows[index].value), rows[index].left
+            who = f"{Holder.described(owner, left).state}, {owner}" if owner else "held by another program"
+            yield f"  {node.name}  {who}, " + ("no expiry" if left is None else f"{left:.1f} s left")
