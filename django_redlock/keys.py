@@ -214,7 +214,10 @@ def _plain(value: Any) -> str | None:
 def _through_json(name: str, value: object) -> str:
     try:
         # After a round trip through JSON, the keys of dicts are strings and can be sorted.
-        plain = json.loads(_encoder().encode(value))
+        try:
+            plain = json.loads(json.dumps(value))
+        except TypeError:  # not plain JSON
+            plain = json.loads(_encoder().encode(value))
     except (TypeError, ValueError, RecursionError) as error:
         kind = ValueError if isinstance(error, ValueError) else TypeError
         name, value = _unusable(name, value)

@@ -49,37 +49,9 @@ class Singleton(Slots[P]):
 
     # In the body
 
-    @property
-    def lease(self) -> Lease | None:
-        """
-        The lease of the run in progress in this thread; None outside a run, and after ``retry()`` gave the slot away.
-
-        Its ``fencing_token`` is a number greater than that of every earlier run.
-        """
+    def _own_lease(self) -> Lease | None:
         execution = self._celery_task.singleton_run
         return execution.lease if execution and not execution.handed_over else None
-
-    @property
-    def lost(self) -> bool:
-        """Whether the current run has lost its slot, so that another run may have begun; makes no network call."""
-        return bool(self.lease and not self.lease.valid())
-
-    @property
-    def remaining(self) -> float:
-        """The seconds for which the current run keeps its slot without renewal; 0.0 without a slot."""
-        return self.lease.remaining() if self.lease else 0.0
-
-    def check(self) -> None:
-        """
-        Check, between two steps of a body, that the run still has its slot; makes no network call.
-
-        Does nothing in a direct call that has no slot.
-
-        Raises:
-            LockLostError: The slot was lost, so another run may have begun.
-        """
-        if self.lease:
-            self.lease.ensure()
 
     def _given_up(self) -> str:
         execution = self._celery_task.singleton_run

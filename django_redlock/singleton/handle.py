@@ -6,6 +6,7 @@ from typing import Any, Generic, ParamSpec, Protocol, overload
 
 from ..core.names import Owner, decode, slug
 from ..core.protocol import Outcome
+from ..engine.lease import Lease
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
@@ -83,6 +84,41 @@ class Slots(Generic[P]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._task.name!r}>"
+
+    # In the body
+
+    @property
+    def lease(self) -> Lease | None:
+        """
+        The lease of the run in progress in this thread; None outside a run, and after the run gave the slot away.
+
+        Its ``fencing_token`` is a number greater than that of every earlier run.
+        """
+        return self._own_lease()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the current run has lost its slot, so that another run may have begun; makes no network call."""
+        return bool(self.lease and not self.lease.valid())
+
+    @property
+    def remaining(self) -> float:
+        """The seconds for which the current run keeps its slot without renewal; 0.0 without a slot."""
+        return self.lease.remaining() if self.lease else 0.0
+
+    def check(self) -> None:
+        """
+        Check, between two steps of a body, that the run still has its slot; makes no network call.
+
+        Does nothing in a direct call that has no slot.
+
+        Raises:
+            LockLostError: The slot was lost, so another run may have begun.
+        """
+        if self.lease:
+            self.lease.ensure()
+
+    # From anywhere
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """
@@ -199,6 +235,10 @@ class Slots(Generic[P]):
         explained = Explanation("\n".join(lines))
         explained.state = holder.state
         return explained
+
+    def _own_lease(self) -> Lease | None:
+        """Return the lease of the run in progress in this thread."""
+        return None
 
     def _given_up(self) -> str:
         """Give up the slot of the run in progress; return the outcome, or nothing if there is no such run."""

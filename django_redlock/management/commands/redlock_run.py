@@ -3,6 +3,7 @@
 import os
 import sys
 from argparse import ArgumentTypeError
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ class Command(BaseCommand):
             "--wait", type=waiting, default=0.0, metavar="SECONDS", help="how long to try, or 'forever'; 0"
         )
         parser.add_argument(
-            "--max-hold", type=seconds, metavar="SECONDS", help='how long to renew it; OPTIONS["max_hold"], an hour'
+            "--max-hold",
+            type=holding,
+            metavar="SECONDS",
+            help="how long to renew it, or 'forever'; OPTIONS[\"max_hold\"], an hour",
         )
         parser.add_argument(
             "--grace", type=duration_in, default=GRACE, metavar="SECONDS", help=f"from SIGTERM to SIGKILL; {GRACE:g}"
@@ -97,6 +101,11 @@ def _run(program: list[str], lease: Lease, grace: float) -> int:
 def waiting(text: str) -> float | None:
     """Return the number of seconds in the text of an option, which may be 0, or None for ``forever``."""
     return None if text == "forever" else duration_in(text)
+
+
+def holding(text: str) -> float:
+    """Return the number of seconds in the text of an option; infinity for ``forever``."""
+    return inf if text == "forever" else seconds(text)
 
 
 def exit_code(text: str) -> int:

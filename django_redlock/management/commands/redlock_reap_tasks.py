@@ -1,0 +1,62 @@
+"""Put back or fail the rows of dead workers."""
+
+import time
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ...exceptions import QuorumUnavailableError, printable
+from ..output import INTERRUPTED, MISUSED, NO_QUORUM, seconds
+
+BETWEEN = 1.0  # seconds between the two looks
+
+
+class Command(BaseCommand):
+    """Find the rows of Django's tasks whose workers died, and put them back once, or fail them."""
+
+    help = (
+        "Find rows of singleton tasks that say RUNNING although their worker is dead, and put them back once, or fail "
+        "them. Needs django-tasks-db. A worker counts as dead when the slot of its run has ended, in two looks in a row."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Define the options."""
+        parser.add_argument("--backend", default="default", metavar="ALIAS", help="alias in TASKS; default")
+        parser.add_argument(
+            "--every", type=seconds, metavar="SECONDS", help="look for ever, with this pause; otherwise look twice"
+        )
+        parser.add_argument("--fail", action="store_true", help="fail the rows, instead of putting each back once")
+        parser.add_argument("--dry-run", action="store_true", help="only say what would happen")
+
+    def handle(self, *, backend: str, every: float | None, fail: bool, dry_run: bool, **options: Any) -> None:
+        """Look twice, or for ever."""
+        try:
+            from ...tasks.reaper import Reaper  # only here: it needs Django 6.0, and the package of the rows
+        except ImportError as error:
+            raise CommandError(str(error), returncode=MISUSED) from None
+        try:
+            reaper = Reaper(backend, fail=fail, act=not dry_run)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=MISUSED) from None
+        try:
+            self._look(reaper, every is not None)
+            while True:
+                time.sleep(BETWEEN if every is None else every)
+                self._look(reaper, every is not None)
+                if every is None:
+                    return
+        except KeyboardInterrupt:
+            self.stderr.write("")  # the terminal has shown ^C
+            raise CommandError("Interrupted; what is listed above is done.", returncode=INTERRUPTED) from None
+
+    def _look(self, reaper: Any, patient: bool) -> None:
+        try:
+            for row in reaper.look():
+                self.stdout.write(
+                    f"{printable(row.task)} {row.task_id}, of worker {printable(row.worker)}: {row.outcome}"
+                )
+        except QuorumUnavailableError as error:
+            if not patient:
+                raise CommandError(str(error), returncode=NO_QUORUM) from None
+            self.stderr.write(str(error))

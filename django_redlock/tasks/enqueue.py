@@ -1,0 +1,280 @@
+"""
+Enqueue a call: take the slot and have the backend store the row, or answer as a duplicate (internal).
+
+A row has no headers, and its id is known only when it is stored. So the slot is claimed without an id, which lapses
+after ten seconds, and names the id once the row is there for workers: after the commit, inside a transaction. Until
+then nobody is told that a call is a duplicate of this one: another call waits for a second, and then stores a row.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from django.db import connections, transaction
+from django.tasks import TaskResult, TaskResultStatus
+from django.tasks.base import TaskError
+from django.tasks.exceptions import TaskResultDoesNotExist
+from django.utils import timezone
+
+from ..engine.manager import fresh_secret
+from ..exceptions import QuorumUnavailableError, printable
+from ..handler import locks
+from ..singleton.options import SingletonOptions
+from ..singleton.slots import BOTH, CLAIM, WAITING, Claim, DuplicateTask, Holder, SlotState, once_confirmed, peek
+from .run import SingleFunction
+
+P = ParamSpec("P")
+R = TypeVar("R")
+ANSWER: dict[str, Any] = {"duplicate": False, "reason": "", "holder_id": None, "accepted": True}
+
+log = logging.getLogger("django_redlock")
+
+
+if TYPE_CHECKING:
+    BaseResult = TaskResult
+else:
+
+    class BaseResult:
+        """What stands for Django's result class, which is not generic when the code runs."""
+
+        __slots__ = ()
+        __class_getitem__ = classmethod(GenericAlias)
+
+
+class SingletonResult(BaseResult[P, R]):
+    """
+    A :class:`~django.tasks.TaskResult` that knows whether the call was a duplicate; mixed into the backend's own class.
+
+    For a joined duplicate it is the result of the other call. A skipped duplicate has no row: its result has failed
+    with ``DuplicateTask``, and its id is empty.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        duplicate: bool
+        """Whether another call had the slot."""
+        reason: str
+        """The state of that call (``queued``, ``running``, or ``held`` if it is over); empty without a duplicate."""
+        holder_id: str | None
+        """The id of that call; None without a duplicate, or if it is not a task."""
+        accepted: bool
+        """Whether this call stored a row."""
+
+    def __reduce__(self) -> Any:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return _rebuilt, (type(self).__bases__[1], values, {name: getattr(self, name) for name in ANSWER})
+
+
+@cache
+def _mixed(base: type) -> Any:
+    """Return the result class of a backend with :class:`SingletonResult` mixed in."""
+    return type(
+        f"Singleton{base.__name__}", (SingletonResult, base), {"__slots__": tuple(ANSWER), "__module__": __name__}
+    )
+
+
+def _rebuilt(base: type, values: Mapping[str, Any], answer: Mapping[str, Any]) -> Any:
+    """Return a result with these fields and our attributes."""
+    result = object.__new__(_mixed(base))
+    for name, value in {**values, **answer}.items():
+        object.__setattr__(result, name, value)  # it is frozen
+    return result
+
+
+def answered(result: Any, holder: Holder | None = None, *, accepted: bool = True) -> Any:
+    """Return a backend's *result* with our attributes; with *holder*, it is that of a duplicate."""
+    answer = dict(ANSWER, accepted=accepted)
+    if holder:
+        answer |= {"duplicate": True, "reason": str(holder.state), "holder_id": holder.task_id}
+    return _rebuilt(type(result), {each.name: getattr(result, each.name) for each in fields(result)}, answer)
+
+
+class Stored(NamedTuple):
+    """
+    A row of this thread whose slot does not name it yet, because a transaction is open.
+
+    Args:
+        secret: The secret of the slot.
+        task_id: The row's id.
+        until: When the claim lapses, on the steady clock.
+    """
+
+    secret: str
+    task_id: str
+    until: float
+
+
+class Here(threading.local):
+    """The rows of this thread whose slots do not name them yet, by the alias and the name of the slot."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, str], Stored] = {}
+
+
+_here = Here()
+
+
+@dataclass
+class Call:
+    """
+    One call on its way to the backend.
+
+    Args:
+        task: The task, as the caller has it.
+        function: Its function.
+        options: The options of the slot, with those of this call.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+    """
+
+    task: Any
+    function: SingleFunction
+    options: SingletonOptions
+    args: Any
+    kwargs: Any
+
+    def __post_init__(self) -> None:
+        self.ticket = self.function.singleton_ticket("", self.args, self.kwargs, fresh_secret())
+
+    def send(self) -> Any:
+        """
+        Take the slot and store the row, or answer as a duplicate.
+
+        Raises:
+            DuplicateTask: Another call has the slot, and ``on_duplicate="raise"``.
+            QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
+        """
+        if not self.ticket.waiting:  # any number may wait
+            return self._store()
+        try:
+            found = once_confirmed(self.ticket, self._look)
+        except QuorumUnavailableError as error:
+            if self.options.without_nodes("enqueue") == "raise":
+                raise
+            log.warning("task %s is enqueued without a slot: %s", printable(self.function.name), error)
+        else:
+            return self._store(found) if isinstance(found, Claim) else self._answer(found)
+        return self._store()
+
+    @property
+    def ttl(self) -> float:
+        """The time for which the slot of the waiting row lasts, in seconds."""
+        delay = (self.task.run_after - timezone.now()).total_seconds() if self.task.run_after else 0.0
+        return max(0.0, delay) + self.options.queue_ttl
+
+    def _look(self) -> tuple[Claim | Holder, Holder | None]:
+        """Claim the slot; return what was found, and the holder if its row is not known to be there."""
+        found = self.ticket.claim(self.ttl, self.function.name)
+        if isinstance(found, Holder) and found.state is SlotState.CLAIMED:
+            own = self._stored_here(found)
+            return own or found, None if own else found
+        return found, None
+
+    def _stored_here(self, holder: Holder) -> Holder | None:
+        """Return the holder if it is an earlier call of this same transaction, whose row is still there."""
+        stored = _here.stored.get((self.ticket.using, self.ticket.waiting))
+        if stored is None or peek(self.ticket.using, self.ticket.waiting).secret != stored.secret:
+            return None
+        with suppress(TaskResultDoesNotExist, NotImplementedError):  # it was rolled back, or nobody can tell
+            self.task.get_backend().get_result(stored.task_id)
+            return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
+        return None
+
+    def _store(self, claim: Claim | None = None) -> Any:
+        """Have the backend store the row; its slot names the row once workers can see it."""
+        try:
+            result = self.task.get_backend().enqueue(self.task, self.args, self.kwargs)
+        except BaseException:
+            if claim:
+                self.ticket.free()
+            raise
+        if claim and not result.is_finished:
+            self._name_slot(claim, result)
+        return answered(result)
+
+    def _name_slot(self, claim: Claim, result: Any) -> None:
+        """Have the slot name the row, after the commit of the transactions that it may be part of."""
+        place, now = (self.ticket.using, self.ticket.waiting), locks[self.ticket.using].runtime.clock()
+        _here.stored = {name: each for name, each in _here.stored.items() if each.until > now}
+        stored = _here.stored[place] = Stored(self.ticket.secret, str(result.id), now + CLAIM)
+        named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
+
+        def confirm() -> None:
+            if _here.stored.get(place) is stored:
+                del _here.stored[place]
+            named.confirm(self.ttl)
+
+        after_commit(confirm, getattr(result, "db_result", None))
+
+    # A duplicate
+
+    def _answer(self, holder: Holder) -> Any:
+        row = self._row_of(holder)
+        if self._is_over(holder, row) and (claim := self._take_from(holder)):
+            return self._store(claim)
+        what = f"{printable(self.ticket.name)} is {holder}"
+        log.info("%s; this call is a duplicate", what, extra={"event": "singleton_duplicate", "lock": self.ticket.name})
+        if self.options.on_duplicate == "raise":
+            raise holder.error(DuplicateTask, self.ticket.name)
+        if self.options.on_duplicate == "join" and row:
+            return answered(row, holder, accepted=False)
+        path = f"{DuplicateTask.__module__}.{DuplicateTask.__qualname__}"
+        error = TaskError(exception_class_path=path, traceback=f"Skipped: {what}.")
+        return answered(self._result("", TaskResultStatus.FAILED, [error]), holder, accepted=False)
+
+    def _row_of(self, holder: Holder) -> Any:
+        """Return the result of the holder's row; None if there is no row."""
+        if not holder.task_id:
+            return None
+        try:
+            return self.task.get_backend().get_result(holder.task_id)
+        except TaskResultDoesNotExist:
+            return None
+        except NotImplementedError:  # this backend cannot tell, so the slot says all that is known
+            running = holder.state is SlotState.RUNNING
+            return self._result(holder.task_id, TaskResultStatus.RUNNING if running else TaskResultStatus.READY, [])
+
+    def _is_over(self, holder: Holder, row: Any) -> bool:
+        """Return whether a slot waits for a row that is gone, or that has left the queue without the slot."""
+        if holder.state is not SlotState.QUEUED or not holder.task_id:
+            return False
+        left = self.ticket.scope in (WAITING, BOTH) and row and row.status != TaskResultStatus.READY
+        return row is None or row.is_finished or bool(left)
+
+    def _take_from(self, holder: Holder) -> Claim | None:
+        """Take the slot from the holder; return the claim if that holder still had it."""
+        seen = peek(self.ticket.using, self.ticket.waiting)
+        if not seen.holder.waits_as(holder.task_id):
+            return None
+        found = self.ticket.claim(self.ttl, self.function.name, adopt=seen.secret)
+        return found if isinstance(found, Claim) else None
+
+    def _result(self, task_id: str, status: TaskResultStatus, errors: list[TaskError]) -> Any:
+        """Return a result that no backend has stored."""
+        moments = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "last_attempted_at"))
+        about: dict[str, Any] = {"id": task_id, "status": status, "errors": errors, "worker_ids": [], **moments}
+        return TaskResult(
+            task=self.task, args=list(self.args), kwargs=dict(self.kwargs), backend=self.task.backend, **about
+        )
+
+
+def after_commit(action: Callable[[], None], row: Any) -> None:
+    """
+    Call *action* once a new row is there for workers.
+
+    Args:
+        action: What to do.
+        row: The row, if it is a model instance. If it is None, the row may be in any database, or in none, so *action*
+            waits for the commit of all transactions that are open in this thread.
+    """
+    opened = [row._state.db] if row else [each.alias for each in connections.all(initialized_only=True)]
+    for alias in opened:
+        if connections[alias].in_atomic_block:
+            action = partial(transaction.on_commit, action, using=alias)
+    action()

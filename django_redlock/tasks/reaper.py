@@ -1,0 +1,158 @@
+"""
+Find the rows of dead workers, and put them back or fail them; for the backend of ``django-tasks-db`` (internal).
+
+A worker that is killed leaves its row RUNNING for ever: the backend cannot know. The slot of the run can: it is renewed
+as long as the process lives. So a row is abandoned if its slot has ended, and no lock of :func:`~.run.life_name` shows
+that a process has it without a slot. It must be so in two looks in a row, and a row that began less than a lease ago is
+left alone: a worker marks its row before it imports the task, and takes the slot only then.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.tasks import TaskResultStatus
+from django.tasks.signals import task_finished
+from django.utils import timezone
+
+from ..engine.manager import fresh_secret
+from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
+from ..singleton.slots import SlotState, Ticket, look
+from .run import SingleFunction, life_name
+
+REPEATS = 1  # how often a row is put back
+
+
+class WorkerDied(RedlockError):
+    """The worker that ran the row died, and the row is not repeated."""
+
+
+class Reaped(NamedTuple):
+    """
+    What happened to a row.
+
+    Args:
+        task: The name of its task.
+        task_id: Its id.
+        worker: The id of the worker that died.
+        outcome: ``put back``, ``failed``, or why nothing was done.
+    """
+
+    task: str
+    task_id: str
+    worker: str
+    outcome: str
+
+
+class Reaper:
+    """
+    Looks for abandoned rows, time after time.
+
+    Args:
+        backend: Alias in ``TASKS``.
+        fail: Whether to fail the rows instead of putting them back once.
+        act: Whether to change them.
+
+    Raises:
+        ImproperlyConfigured: There is no such backend, or it is not that of ``django-tasks-db``.
+    """
+
+    def __init__(self, backend: str, *, fail: bool = False, act: bool = True) -> None:
+        if backend not in settings.TASKS:
+            known = ", ".join(sorted(settings.TASKS))
+            raise ImproperlyConfigured(f"TASKS has no {backend!r}; it has {known}.")
+        if not apps.is_installed("django_tasks_db"):
+            raise ImproperlyConfigured(
+                "The rows of dead workers can be found with django-tasks-db only, which is not installed."
+            )
+        self._backend = backend
+        self._fail = fail
+        self._act = act
+        self._abandoned: dict[Any, Any] = {}  # when each row that looked abandoned had begun
+
+    def look(self) -> Iterator[Reaped]:
+        """
+        Look at all rows that run; act on those that were abandoned at the last look as well.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered to know the slot of a row; the others have been dealt with.
+        """
+        from django_tasks_db.models import DBTaskResult  # only here: it is a package of its own
+
+        before, self._abandoned, unanswered = self._abandoned, {}, None
+        for row in DBTaskResult.objects.running().filter(backend_name=self._backend):
+            function = singleton_of(row)
+            if function is None or function.singleton_options.scope == "until_executing":
+                continue  # the run of such a row has no slot
+            try:
+                ticket = function.singleton_ticket(str(row.id), row.args_kwargs["args"], row.args_kwargs["kwargs"])
+                if not is_abandoned(row, ticket, function.singleton_options.lease):
+                    continue
+            except QuorumUnavailableError as error:
+                unanswered = error
+                continue
+            self._abandoned[row.id] = row.started_at
+            if before.get(row.id) == row.started_at:
+                worker = row.worker_ids[-1] if row.worker_ids else ""
+                yield Reaped(function.name, str(row.id), worker, self._reap(row, ticket, function))
+        if unanswered:
+            raise unanswered
+
+    def _reap(self, row: Any, ticket: Ticket, function: SingleFunction) -> str:
+        fails = self._fail or len(row.worker_ids) > REPEATS
+        if not self._act:
+            return "would fail" if fails else "would be put back"
+        return self._failed(row) if fails else self._put_back(row, ticket, function)
+
+    def _put_back(self, row: Any, ticket: Ticket, function: SingleFunction) -> str:
+        """Let the row run once more, under the same id; it has the slot from now on, unless another call has it."""
+        slot = Ticket(ticket.name, ticket.using, ticket.task_id, fresh_secret(), scope=ticket.scope)
+        with suppress(LockTakenError, QuorumUnavailableError):  # then it runs as a row without a slot does
+            if slot.waiting:
+                ttl = function.singleton_options.queue_ttl
+                slot.take(slot.waiting, ttl, function.name, SlotState.QUEUED, slot.secret)
+        if self._same(row).update(status=TaskResultStatus.READY, started_at=None):
+            return "put back"
+        slot.free()
+        return "left alone: it has ended meanwhile"
+
+    def _failed(self, row: Any) -> str:
+        with transaction.atomic(using=row._state.db):
+            same = self._same(row).select_for_update().first()
+            if same is None:
+                return "left alone: it has ended meanwhile"
+            same.set_failed(WorkerDied(f"The worker {printable(row.worker_ids[-1])} died while it ran this task."))
+        task_finished.send(sender=type(row.task.get_backend()), task_result=same.task_result)
+        return "failed"
+
+    def _same(self, row: Any) -> Any:
+        """Return the query for the row, if it is still in the run that was seen."""
+        return type(row).objects.filter(pk=row.pk, status=TaskResultStatus.RUNNING, started_at=row.started_at)
+
+
+def singleton_of(row: Any) -> SingleFunction | None:
+    """Return the function of a row's task; None if the task is none of ours, or can no longer be imported."""
+    try:
+        task = row.task
+    except Exception:  # of the project's module, or because the task is gone
+        return None
+    return getattr(task.func, "singleton_function", None)
+
+
+def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
+    """
+    Return whether no process runs a row any more, or waits with it.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
+        return False
+    running, waiting = look(ticket.using, ticket.running, life_name(ticket.task_id))
+    runs = running.split or (running.holder.task_id == ticket.task_id and running.holder.state is SlotState.RUNNING)
+    return not (runs or waiting.value or waiting.split)

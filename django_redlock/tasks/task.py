@@ -1,0 +1,296 @@
+"""
+:func:`singleton_task` for Django's own tasks, and the class of such a task (internal).
+
+The task class is that of the backend, with ours mixed in: some workers insist on their own. What it needs to know is
+kept by its function, so that a task can be copied with ``using()``, and pickled.
+"""
+
+from collections.abc import Callable
+from dataclasses import field, fields, make_dataclass, replace
+from datetime import datetime
+from functools import cache
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
+
+from asgiref.sync import sync_to_async
+from django.tasks import Task, task_backends
+from django.tasks.base import DEFAULT_TASK_BACKEND_ALIAS
+from django.utils.module_loading import import_string
+
+from ..core.names import NOTE
+from ..engine.lease import Lease
+from ..keys import CallKey
+from ..singleton.handle import Slots
+from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, suggested
+from ..singleton.slots import free
+from .enqueue import Call, SingletonResult
+from .run import SingleFunction, cancelled_name, follow, running
+
+P = ParamSpec("P")
+R = TypeVar("R")
+OnDuplicate = Literal["join", "skip", "raise"]
+
+# What Celery's singletons promise, and a framework without headers, retries and revocation cannot keep.
+REFUSED = {
+    "on_overlap": "a row whose slot another run has waits in its worker, because a row that was skipped has no state",
+    "wait_for": "a row whose slot another run has waits in its worker until it has the slot",
+    "redelivery": "no backend delivers a row twice; redlock_reap_tasks repeats the rows of dead workers, or fails them",
+    "on_lost": "nothing can interrupt a body; call task.singleton.check() between its steps",
+    "lock_direct_calls": "a direct call runs the body alone; write with lock(...) around it",
+}
+REFUSED_DUPLICATES = {
+    "rerun": "a stored row cannot be put back; with scope='until_executing' one call waits while another runs",
+    "replace": "the arguments of a stored row cannot be changed; enqueue an id, and read the newest values in the body",
+}
+
+
+@overload
+def singleton_task(function: Callable[P, R], /) -> "SingletonTask[P, R]": ...
+
+
+@overload
+def singleton_task(
+    *,
+    takes_context: Literal[True],
+    key: CallKey = ...,
+    scope: Scope = ...,
+    on_duplicate: OnDuplicate = ...,
+    hold_for: float = ...,
+    lease: float = ...,
+    max_hold: float | None = ...,
+    queue_ttl: float = ...,
+    using: str = ...,
+    group: str | None = ...,
+    version: int = ...,
+    on_unavailable: OnUnavailable = ...,
+    priority: int = ...,
+    queue_name: str = ...,
+    backend: str = ...,
+    **task_options: Any,
+) -> "Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]": ...
+
+
+@overload
+def singleton_task(
+    *,
+    takes_context: Literal[False] = ...,
+    key: CallKey = ...,
+    scope: Scope = ...,
+    on_duplicate: OnDuplicate = ...,
+    hold_for: float = ...,
+    lease: float = ...,
+    max_hold: float | None = ...,
+    queue_ttl: float = ...,
+    using: str = ...,
+    group: str | None = ...,
+    version: int = ...,
+    on_unavailable: OnUnavailable = ...,
+    priority: int = ...,
+    queue_name: str = ...,
+    backend: str = ...,
+    **task_options: Any,
+) -> "Callable[[Callable[P, R]], SingletonTask[P, R]]": ...
+
+
+def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """
+    Declare a task of Django's that waits or runs at most once at any time for the same arguments.
+
+    It takes the place of Django's ``@task``, on functions and coroutine functions, for any backend.
+
+    Args:
+        function: The body.
+        **options: Those of Django's ``@task``, and of these of
+            :class:`~django_redlock.singleton.options.SingletonOptions`: ``key``, ``scope``, ``on_duplicate`` (``join``,
+            ``skip`` or ``raise``), ``hold_for``, ``lease``, ``max_hold``, ``queue_ttl``, ``using``, ``group``,
+            ``version``, ``on_unavailable``. With ``{"run": "retry"}``, the first choice, a run waits in its worker.
+
+    Raises:
+        TypeError: An option does not exist for Django's tasks, or has the wrong type.
+        ValueError: A value cannot work.
+        InvalidTask: The backend does not allow such a task.
+    """
+    ours = {name: value for name, value in options.items() if name in OPTIONS}
+    theirs = {name: value for name, value in options.items() if name not in OPTIONS}
+    for name in theirs:
+        if meant := suggested(name) if name not in DJANGO else "":
+            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {meant}?")
+    if "run_after" in theirs:
+        raise TypeError("run_after belongs to one call: write task.using(run_after=...).enqueue(...).")
+    for name in ours:
+        if why := REFUSED.get(name):
+            raise TypeError(f"singleton_task() for Django's tasks has no option {name!r}: {why}.")
+    _check_duplicates(ours.get("on_duplicate"))
+    chosen = SingletonOptions(**ours)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        backend = task_backends[theirs.get("backend", DEFAULT_TASK_BACKEND_ALIAS)]
+        single = SingleFunction(function, chosen, theirs.get("takes_context", False))
+        follow()
+        single.wrapped.singleton_function = single
+        base: Any = backend.task_class
+        return _mixed(base)(func=single.wrapped, **theirs)
+
+    return decorate(function) if function else decorate
+
+
+DJANGO = {each.name for each in fields(Task)}
+
+
+def _check_duplicates(how: object) -> None:
+    if why := REFUSED_DUPLICATES.get(str(how)):
+        raise ValueError(f"on_duplicate={how!r} is not possible with Django's tasks: {why}.")
+
+
+if TYPE_CHECKING:
+    BaseTask = Task
+else:
+
+    class BaseTask:
+        """What stands for Django's task class, which is not generic when the code runs."""
+
+        __slots__ = ()
+        __class_getitem__ = classmethod(GenericAlias)
+
+
+class SingletonTask(BaseTask[P, R]):
+    """A task of Django's that waits or runs at most once at any time for the same arguments."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        on_duplicate: str | None
+        queue_ttl: float | None
+
+    @property
+    def singleton(self) -> "Singleton[P]":
+        """The handle with which to inspect, free and cancel the slots of this task."""
+        return Singleton(self.func)
+
+    def using(
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: datetime | None = None,
+        backend: str | None = None,
+        on_duplicate: OnDuplicate | None = None,
+        queue_ttl: float | None = None,
+    ) -> "SingletonTask[P, R]":
+        """
+        Return a copy with other options; takes all of Django's.
+
+        Args:
+            priority: As for Django's tasks.
+            queue_name: As for Django's tasks.
+            run_after: As for Django's tasks.
+            backend: As for Django's tasks.
+            on_duplicate: How a duplicate is answered: ``join``, ``skip`` or ``raise``.
+            queue_ttl: How long the slot of a waiting row lasts, in seconds, beyond *run_after*.
+
+        Raises:
+            ValueError: A value cannot work.
+        """
+        _check_duplicates(on_duplicate)
+        ours = {"on_duplicate": on_duplicate, "queue_ttl": queue_ttl}
+        chosen = {name: value for name, value in ours.items() if value is not None}
+        self._function.singleton_options.for_call(chosen)  # tells what cannot work
+        theirs = {"priority": priority, "queue_name": queue_name, "run_after": run_after, "backend": backend}
+        return cast("SingletonTask[P, R]", replace(super().using(**theirs), **chosen))  # type: ignore[arg-type]
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[P, R]:
+        """
+        Store a row for the call, unless it is a duplicate of one that waits or runs.
+
+        Inside a transaction, the slot names the row after the commit. If it is rolled back, the slot is free after ten
+        seconds, and the next call is sent after one.
+
+        Raises:
+            DuplicateTask: Another call has the slot, and ``on_duplicate="raise"``.
+            QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
+            TypeError: The arguments do not fit the task, or one cannot be part of a key.
+        """
+        function = self._function
+        own = {"on_duplicate": self.on_duplicate, "queue_ttl": self.queue_ttl}
+        chosen = {name: value for name, value in own.items() if value is not None}
+        options = function.singleton_options.for_call(chosen) if chosen else function.singleton_options
+        sent: SingletonResult[P, R] = Call(self, function, options, args, kwargs).send()
+        return sent
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[P, R]:
+        """Do what :meth:`enqueue` does without blocking."""
+        return await sync_to_async(self.enqueue)(*args, **kwargs)
+
+    @property
+    def _function(self) -> SingleFunction:
+        return cast(Any, self.func).singleton_function  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "func"}
+        return _rebuilt, (self.module_path, values)
+
+
+def _rebuilt(path: str, values: dict[str, Any]) -> Any:
+    """Return a task that was pickled."""
+    return replace(import_string(path), **values)
+
+
+@cache
+def _mixed(base: Any) -> Any:
+    """Return the task class of a backend with :class:`SingletonTask` mixed in."""
+    own = [("on_duplicate", str | None, field(default=None)), ("queue_ttl", float | None, field(default=None))]
+    options: Any = {"bases": (SingletonTask, base), "frozen": True, "slots": True, "kw_only": True}
+    return make_dataclass(f"Singleton{base.__name__}", own, namespace={"__module__": __name__}, **options)
+
+
+class Singleton(Slots[P]):
+    """
+    The slots of one task; most methods take the arguments of the call whose slot they concern.
+
+    Args:
+        function: The function of the task.
+    """
+
+    answers = {
+        "join": "store nothing, and return the result of task {id}",
+        "skip": "store nothing, and return a result that has failed with DuplicateTask",
+        "raise": "raise DuplicateTask",
+    }
+
+    def __init__(self, function: Any) -> None:
+        self._function: SingleFunction = function.singleton_function
+        super().__init__(self._function)
+
+    def _own_lease(self) -> Lease | None:
+        run = running(self._function)
+        return run.lease if run else None
+
+    def _given_up(self) -> str:
+        run = running(self._function)
+        return run.give_up() if run and run.lease else ""
+
+    def cancel(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """
+        Have the row that waits with the slot of a call end as FAILED, with ``CancelledTask``, instead of running.
+
+        The slot is free at once. A row that runs continues.
+
+        Returns:
+            The id of the row; None if no waiting row has the slot.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered and agreed to know that row.
+        """
+        slots, options = self._slots(args, kwargs), self._function.singleton_options
+        for name, seen in slots:
+            holder = seen.holder
+            if seen.value and holder.task_id and holder.waits:
+                ticket = self._function.singleton_ticket(holder.task_id, args, kwargs)
+                lasting = max(seen.left, options.queue_ttl)
+                ticket.take(cancelled_name(holder.task_id), lasting, self._function.name, NOTE)
+                free(ticket.using, name, seen.secret)
+                return holder.task_id
+        for name, seen in slots:
+            if seen.split:
+                raise self._undecided(name, seen)
+        return None
