@@ -447,12 +447,9 @@ class SingletonTask(BaseTask[P, R]):
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Check the lease, and let Celery check the arguments before a slot is taken; it would do so afterwards."""
-        rules, lease = locks[self.singleton_options.using].rules, self.singleton_options.lease
+        rules = locks[self.singleton_options.using].rules
         if rules is not self._allowed_by:  # neither can change, so once is enough
-            try:
-                rules.check_ttl(lease)
-            except ValueError as error:
-                raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
+            self.singleton_options.check_lease(rules, self.name)
             self._allowed_by = rules
         check = getattr(self, "__header__", None)
         if self.typing and check:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, wraps
 from inspect import Parameter, signature
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
 
 from ..core.names import check_names, named
@@ -116,7 +117,8 @@ def _plan(name: str | Iterable[str], **options: Unpack[LockOptions]) -> Plan:
             check_switch(what, value)
     check_limit(chosen["limit"], names, chosen["shared"])
     for what in ("ttl", "heartbeat", "max_hold"):
-        optional_seconds(what, chosen[what])  # type: ignore[literal-required]
+        if what != "max_hold" or chosen["max_hold"] != inf:  # for ever: for a scheduler that must exist once
+            optional_seconds(what, chosen[what])  # type: ignore[literal-required]
     check_if_taken(chosen)
     skips = chosen["if_taken"] == "skip"
     return Plan(names, chosen, skips, skips or chosen["cancel_on_lost"] or chosen["on_commit"])

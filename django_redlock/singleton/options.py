@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
 
 from ..conf import DEFAULT_ALIAS
-from ..core.rules import nearest, number, optional_seconds, seconds
+from ..core.rules import Rules, nearest, number, optional_seconds, seconds
 from ..engine.options import LockOptions
 from ..keys import CallKey
 from .slots import LIFETIME, RUNNING, SCOPES, WAITING
@@ -166,6 +166,18 @@ class SingletonOptions:
     def pends(self) -> bool:
         """Whether a waiting call is a pending call, which later calls take over, even if nothing runs."""
         return self.on_duplicate == "replace" or (self.on_duplicate == "rerun" and self.scope != LIFETIME)
+
+    def check_lease(self, rules: Rules, task: str) -> None:
+        """
+        Check the lease of a *task* against the settings.
+
+        Raises:
+            ValueError: They do not allow it.
+        """
+        try:
+            rules.check_ttl(self.lease)
+        except ValueError as error:
+            raise ValueError(f"lease={self.lease!r} of the singleton {task}: {error}") from None
 
     def without_nodes(self, stage: str) -> str:
         """Return what to do when too few nodes answer, at the stage ``enqueue`` or ``run``."""

@@ -140,6 +140,7 @@ class Call:
     kwargs: Any
 
     def __post_init__(self) -> None:
+        self.options.check_lease(locks[self.options.using].rules, self.function.name)
         self.ticket = self.function.singleton_ticket("", self.args, self.kwargs, fresh_secret())
 
     def send(self) -> Any:

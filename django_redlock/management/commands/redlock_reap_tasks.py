@@ -17,7 +17,7 @@ class Command(BaseCommand):
 
     help = (
         "Find rows of singleton tasks that say RUNNING although their worker is dead, and put them back once, or fail "
-        "them. Needs django-tasks-db. A worker counts as dead when the slot of its run has ended, in two looks in a row."
+        "them. Needs django-tasks-db. A worker counts as dead when the slot of its run has ended, for two looks."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

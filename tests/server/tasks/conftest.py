@@ -1,0 +1,133 @@
+"""Real workers of django-tasks-db and django-tasks-rq, over real nodes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+
+from django_redlock.testing import Server, Servers
+from django_redlock.testing.servers import spawn
+from tests.managers import wait_until
+
+collect_ignore_glob = [] if django.VERSION >= (6, 0) else ["test_*.py"]  # before that there are no such tasks
+
+WORKERS = {
+    "db": ("db_worker", "--interval=0.02", "--no-startup-delay", "--no-reload"),
+    "rq": ("rqworker", "default", "--job-class=django_tasks_rq.backend.Job"),
+}
+BEGIN = "import json, os, sys, time, django; django.setup(); from tests.server.tasks.project import *; "
+
+
+@pytest.fixture(autouse=True)
+def memory_nodes() -> None:
+    """Not here: these tests have real nodes."""
+
+
+@pytest.fixture(scope="module")
+def rq_server() -> Iterator[Server]:
+    """Where RQ keeps its jobs."""
+    with Server() as server:
+        yield server
+
+
+class Shop:
+    """A project in processes of its own: its workers, its callers, and what the runs have noted."""
+
+    def __init__(self, env: dict[str, str], notes: Path, backend: str) -> None:
+        self.env = env
+        self._notes = notes
+        self._backend = backend
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a program, which is killed at the end of the test."""
+        log = None if os.environ.get("TEST_LOG") else subprocess.DEVNULL
+        self._processes.append(spawn([sys.executable, *command], env=self.env, stdout=log, stderr=log))
+        return self._processes[-1]
+
+    def worker(self) -> subprocess.Popen[bytes]:
+        return self.start("-m", "django", *WORKERS[self._backend])
+
+    def reaper(self) -> subprocess.Popen[bytes]:
+        return self.start("-m", "django", "redlock_reap_tasks", "--every=0.5")
+
+    def run(self, code: str) -> Any:
+        """Run code in a process with the project, and return what it prints last, which is JSON."""
+        done = self.start_code(code, stdout=subprocess.PIPE).communicate(timeout=120)[0]
+        return json.loads(done.splitlines()[-1])
+
+    def start_code(self, code: str, **options: Any) -> subprocess.Popen[bytes]:
+        self._processes.append(spawn([sys.executable, "-c", BEGIN + code], env=self.env, **options))
+        return self._processes[-1]
+
+    def notes(self, what: str, word: str) -> list[list[str]]:
+        """Return the lines of a subject that begin with a word."""
+        path = self._notes / what
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split()[1:] for line in lines if line.startswith(word)]
+
+    def go(self, what: str) -> None:
+        """Let the bodies of a subject end."""
+        (self._notes / f"{what}.go").touch()
+
+    def row(self, task_id: str) -> tuple[str, int]:
+        """Return the status of a row, and how many workers have begun it."""
+        status, attempts = self.run(
+            f"result = once.get_backend().get_result({task_id!r}); print(json.dumps([result.status, result.attempts]))"
+        )
+        return status, attempts
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+Make = Callable[[str], Shop]
+
+
+@pytest.fixture
+def make(tmp_path: Path, nodes: Servers, rq_server: Server) -> Iterator[Make]:
+    """Make a shop with a backend."""
+    shops: list[Shop] = []
+
+    def make(backend: str) -> Shop:
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "DJANGO_SETTINGS_MODULE": "tests.server.tasks.task_settings",
+            "TEST_BACKEND": backend,
+            "TEST_DATABASE": str(tmp_path / "db.sqlite3"),
+            "TEST_NODES": ",".join(nodes.urls[:3]),
+            "TEST_NOTES": str(tmp_path),
+            "TEST_SERVER": rq_server.url,
+        }
+        shops.append(Shop(env, tmp_path, backend))
+        rq_server.reset()
+        subprocess.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], env=env, check=True)
+        return shops[-1]
+
+    yield make
+    for shop in shops:
+        shop.end()
+
+
+@pytest.fixture(params=["db", "rq"])
+def shop(request: pytest.FixtureRequest, make: Make) -> Shop:
+    return make(request.param)
+
+
+@pytest.fixture
+def rows(make: Make) -> Shop:
+    """A shop whose rows are in the database."""
+    return make("db")
+
+
+def begun(shop: Shop, what: str, count: int = 1) -> list[list[str]]:
+    """Wait for runs to begin; return what they noted."""
+    return wait_until(lambda: len(found := shop.notes(what, "began")) >= count and found)

@@ -1,0 +1,65 @@
+"""The tasks that the workers run. Each run appends when it began and ended to a file, named after its subject."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django_redlock.tasks import singleton_task
+
+LEASE = 5.0  # seconds, of the tasks whose workers are killed
+LONG = 600.0  # seconds that a body waits at most
+
+
+def note(what: str, text: str) -> None:
+    """Append a line to the file of a subject, in one step."""
+    with Path(os.environ["TEST_NOTES"], what).open("a") as file:
+        file.write(f"{text}\n")
+
+
+@contextmanager
+def noted(what: str, task_id: str) -> Iterator[None]:
+    """Note the beginning and the end of a run."""
+    note(what, f"began {task_id} {time.time()} {os.getpid()}")
+    yield
+    note(what, f"ended {task_id} {time.time()} {os.getpid()}")
+
+
+def until_told(what: str) -> None:
+    """Wait until the test has created the file that ends the body."""
+    until = time.monotonic() + LONG
+    while not Path(os.environ["TEST_NOTES"], f"{what}.go").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@singleton_task(takes_context=True, key=("what",))
+def once(context, what, seconds=0.03):
+    with noted(what, context.task_result.id):
+        time.sleep(seconds)
+    return what
+
+
+@singleton_task(takes_context=True, key=("what",), scope="while_executing", lease=LEASE)
+def serial(context, what, number):
+    with noted(what, context.task_result.id):
+        until_told(what)
+
+
+@singleton_task(takes_context=True, lease=LEASE)
+def long(context, what):
+    with noted(what, context.task_result.id):
+        until_told(what)
+    return long.singleton.lost
+
+
+@singleton_task
+async def coroutine(what):
+    note(what, f"began {coroutine.singleton.remaining > 0}")
+    return what
+
+
+@singleton_task(key=("what",))
+def plain(what, more=()):
+    note(what, f"began {plain.singleton.lease.fencing_token > 0} {list(more)}")
+    return what

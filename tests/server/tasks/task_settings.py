@@ -1,0 +1,19 @@
+"""The settings of the processes that these tests start: the database, the server and the nodes are those of a test."""
+
+import os
+
+SECRET_KEY = "for tests only"
+USE_TZ = True
+INSTALLED_APPS = ["django_tasks_db", "django_rq", "django_redlock"]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ["TEST_DATABASE"],
+        "OPTIONS": {"timeout": 60, "transaction_mode": "IMMEDIATE"},
+    }
+}
+BACKENDS = {"db": "django_tasks_db.DatabaseBackend", "rq": "django_tasks_rq.RQBackend"}
+TASKS = {"default": {"BACKEND": BACKENDS[os.environ["TEST_BACKEND"]]}}
+RQ_QUEUES = {"default": {"URL": os.environ["TEST_SERVER"]}}
+OPTIONS = {"restart_guard": False, "node_timeout": 1.0}
+REDLOCK = {"default": {"NODES": os.environ["TEST_NODES"].split(","), "OPTIONS": OPTIONS}}

@@ -1,0 +1,230 @@
+"""Singleton tasks of Django's with real workers: calls at the same moment, transactions, workers that are killed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.managers import wait_until
+
+from .conftest import Shop, begun
+from .project import LEASE
+
+
+def runs_of(shop: Shop, what: str, count: int = 1) -> list[tuple[float, float, str]]:
+    """Wait until so many runs have ended; return when each began and ended, and its row, in their order."""
+    ended = wait_until(lambda: len(found := shop.notes(what, "ended")) >= count and found)
+    began = {(row, pid): float(at) for row, at, pid in shop.notes(what, "began")}
+    return sorted((began[row, pid], float(at), row) for row, at, pid in ended)
+
+
+def printed(process: subprocess.Popen[bytes]) -> Any:
+    """Return what a process prints last, which is JSON."""
+    return json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
+
+
+def test_hundred_calls_of_four_processes_are_one_row(shop):
+    """Whatever process calls, all of them get the same id, and the body runs once."""
+    code = "print(json.dumps([str(once.enqueue('a').id) for _ in range(25)]))"
+    callers = [shop.start_code(code, stdout=subprocess.PIPE) for _ in range(4)]
+
+    ids = {each for caller in callers for each in printed(caller)}
+    shop.worker()
+
+    assert len(ids) == 1
+    assert [row for *_, row in runs_of(shop, "a")] == list(ids)
+    if "db" in shop.env["TEST_BACKEND"]:
+        count = "from django_tasks_db.models import DBTaskResult; print(DBTaskResult.objects.count())"
+        assert shop.run(count) == 1
+
+
+def test_each_accepted_row_runs_once_and_never_two_at_once(shop):
+    """While two workers run, callers go on calling: what was accepted runs once, and what was not names a row."""
+    workers = [shop.worker() for _ in range(2)]
+    code = (
+        "import random; found = []\n"
+        "for _ in range(40):\n"
+        "    result = once.enqueue('a'); found.append([str(result.id), result.accepted])\n"
+        "    time.sleep(random.random() / 20)\n"
+        "print(json.dumps(found))"
+    )
+    callers = [shop.start_code(code, stdout=subprocess.PIPE) for _ in range(3)]
+    answers = [tuple(each) for caller in callers for each in printed(caller)]
+
+    accepted = [row for row, was in answers if was]
+    runs = runs_of(shop, "a", len(accepted))
+
+    assert {row for row, was in answers if not was} <= {*accepted}
+    assert sorted(row for *_, row in runs) == sorted(accepted)
+    assert all(one[1] <= other[0] for one, other in pairwise(runs))
+    assert [worker.poll() for worker in workers] == [None, None]
+
+
+def test_row_whose_slot_another_run_has_waits_in_its_worker(shop):
+    """Serial rows of one key run one after the other; the worker of the second is busy, but not dead."""
+    for _ in range(2):
+        shop.worker()
+    ids = shop.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
+    began = begun(shop, "a")
+    wait_until(lambda: shop.run("print(json.dumps(serial.singleton.explain('a', 0).count('alive') == 0))"))
+
+    assert len(shop.notes("a", "began")) == 1
+    shop.go("a")
+
+    assert [row for *_, row in runs_of(shop, "a", 2)] == ids
+    assert began[0][0] == ids[0]
+
+
+def test_killed_worker(rows):
+    """Its slot is free within a lease and a second. The reaper puts its row back: the same id runs once more."""
+    first = rows.worker()
+    task_id = rows.run("print(json.dumps(str(long.enqueue('a').id)))")
+    begun(rows, "a")
+    first.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+
+    wait_until(lambda: not rows.run("print(json.dumps(long.singleton.is_locked('a')))"), seconds=LEASE + 30)
+    free = time.monotonic() - killed
+    assert rows.row(task_id) == ("RUNNING", 1)
+    rows.reaper()
+    rows.worker()
+    [_, (again, *_)] = begun(rows, "a", 2)
+    rows.go("a")
+
+    assert free <= LEASE + 1 + 2  # the question starts a process
+    assert again == task_id
+    wait_until(lambda: rows.row(task_id) == ("SUCCESSFUL", 2))
+    assert len(rows.notes("a", "began")) == 2
+
+
+def test_row_that_waits_for_its_slot_is_not_reaped(rows):
+    """The reaper leaves a row alone whose process lives, though another run has its slot for longer than a lease."""
+    for _ in range(2):
+        rows.worker()
+    rows.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
+    begun(rows, "a")
+    code = (
+        "from django_redlock.tasks.reaper import Reaper; from django_tasks_db.models import DBTaskResult\n"
+        f"reaper, until = Reaper('default'), time.time() + {2 * LEASE}\n"
+        "while DBTaskResult.objects.running().count() < 2: time.sleep(.02)\n"
+        "found = []\n"
+        "while time.time() < until: found += reaper.look(); time.sleep(.2)\n"
+        "print(json.dumps(found))"
+    )
+
+    assert rows.run(code) == []
+    rows.go("a")
+    runs_of(rows, "a", 2)
+
+
+def test_second_death_fails_the_row(rows):
+    """A row that has cost two workers their lives is not tried again; its result says why."""
+    task_id = rows.run("print(json.dumps(str(long.enqueue('a').id)))")
+    rows.reaper()
+    for number in (1, 2):
+        worker = rows.worker()
+        begun(rows, "a", number)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+
+    wait_until(lambda: rows.row(task_id)[0] == "FAILED")
+
+    code = (
+        f"result = long.get_backend().get_result({task_id!r}); print(json.dumps(result.errors[0].exception_class_path))"
+    )
+    assert rows.run(code) == "django_redlock.tasks.reaper.WorkerDied"
+    assert len(rows.notes("a", "began")) == 2
+
+
+def test_rolled_back_call(rows):
+    """Nobody is told of a row that was rolled back. Another call has a row of its own, and no slot is left for long."""
+    code = (
+        "from django.db import transaction\n"
+        "try:\n"
+        "    with transaction.atomic(): lost = once.enqueue('a'); raise ZeroDivisionError\n"
+        "except ZeroDivisionError: pass\n"
+        "left = once.singleton.holder('a').ttl; result = once.enqueue('a')\n"
+        "print(json.dumps([left, result.id == lost.id, result.duplicate, result.accepted, str(result.id)]))"
+    )
+    left, same, *answer, task_id = rows.run(code)
+
+    assert left <= 10.0
+    assert (same, answer) == (False, [False, True])
+    rows.worker()
+    assert [row for *_, row in runs_of(rows, "a")] == [task_id]
+
+
+def test_calls_in_a_transaction(rows):
+    """The second call of a transaction joins the first, and the slot names the row as soon as workers can see it."""
+    code = (
+        "from django.db import transaction; seen = []\n"
+        "with transaction.atomic():\n"
+        "    first = once.enqueue('a'); second = once.enqueue('a')\n"
+        "    seen.append(once.singleton.holder('a').id)\n"
+        "    transaction.on_commit(lambda: seen.append(str(once.enqueue('b').id)))\n"
+        "until = time.time() + 60\n"
+        "while once.singleton.holder('a').id != first.id and time.time() < until: time.sleep(.01)\n"
+        "third = once.enqueue('a')\n"
+        "answers = [second.id == first.id, second.duplicate, third.id == first.id, third.duplicate]\n"
+        "print(json.dumps([answers, seen, str(first.id)]))"
+    )
+    answers, (during, later), task_id = rows.run(code)
+    rows.worker()
+
+    assert answers == [True, True, True, True]
+    assert during is None
+    assert [row for *_, row in runs_of(rows, "a")] == [task_id]
+    assert [row for *_, row in runs_of(rows, "b")] == [later]
+
+
+def test_functions_of_all_kinds(shop):
+    """Plain functions and coroutine functions run under their slot, and can be enqueued by a coroutine."""
+    code = (
+        "import asyncio\n"
+        "async def call(): return [(await coroutine.aenqueue('a')).duplicate for _ in range(2)]\n"
+        "answers = asyncio.run(call()); plain.enqueue('b', more=(1, 2)); print(json.dumps(answers))"
+    )
+
+    assert shop.run(code) == [False, True]
+    shop.worker()
+    assert begun(shop, "a") == [["True"]]
+    assert begun(shop, "b") == [["True", "[1,", "2]"]]
+
+
+def test_module_that_is_imported_under_two_names(rows, tmp_path):
+    """Each name is a task of its own. With ``group``, both share the slots."""
+    source = (
+        "from django_redlock.tasks import singleton_task\n"
+        "from tests.server.tasks.project import note\n"
+        "@singleton_task(group='twice')\n"
+        "def twice(what): note(what, f'began {__name__}')\n"
+        "@singleton_task\n"
+        "def alone(what): note(what, f'began {__name__}')\n"
+    )
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "jobs.py").write_text(source)
+    rows.env["PYTHONPATH"] += f":{tmp_path}:{tmp_path / 'inner'}"
+    code = (
+        "import jobs, inner.jobs\n"
+        "shared = [jobs.twice.enqueue('a').duplicate, inner.jobs.twice.enqueue('a').duplicate]\n"
+        "print(json.dumps([*shared, jobs.alone.enqueue('b').duplicate, inner.jobs.alone.enqueue('b').duplicate]))"
+    )
+
+    assert rows.run(code) == [False, True, False, False]
+    rows.worker()
+    assert begun(rows, "a") == [["jobs"]]
+    assert sorted(begun(rows, "b", 2)) == [["inner.jobs"], ["jobs"]]
+
+
+@pytest.mark.parametrize("module", ["tasks", "tasks.reaper"])
+def test_needs_no_celery(module):
+    """A project without Celery can use them."""
+    code = f"import sys; sys.modules['celery'] = sys.modules['kombu'] = None; import django_redlock.{module}"
+    code = f"from django.conf import settings; settings.configure(); {code}"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
