@@ -64,3 +64,9 @@ DEBUG_TOOLBAR_PANELS = [
     "debug_toolbar.panels.history.HistoryPanel",
     "django_redlock.contrib.debug_toolbar.LocksPanel",
 ]
+
+# Since Django 6.0. The second one keeps what is enqueued.
+TASKS = {
+    "default": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"},
+    "kept": {"BACKEND": "django.tasks.backends.dummy.DummyBackend", "QUEUES": []},
+}

@@ -149,6 +149,7 @@ class Run:
         self.ticket = function.singleton_ticket(task_id, args, kwargs)
         self.lease: Lease | None = None
         self._life: Lease | None = None
+        self._outer = _current.get()  # the run that made this call, on a backend that runs each call at once
         self._runtime = locks[self.ticket.using].runtime
         self._since = self._runtime.clock()
 
@@ -158,6 +159,7 @@ class Run:
 
         Raises:
             CancelledTask: The row was cancelled.
+            RuntimeError: It would wait for the run that made the call.
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"run": "fail"}``.
         """
         told = False
@@ -214,6 +216,11 @@ class Run:
         return ticket.take_running(self.function.singleton_options.times, self.function.name, "", wait=wait)
 
     def _wait(self) -> Lease:
+        outer = self._outer
+        while outer:
+            if outer.lease and outer.lease.name == self.ticket.running:
+                raise RuntimeError(f"{self.ticket.running!r} would wait for itself: the call was made in its own run.")
+            outer = outer._outer
         self._show_life()
         while True:
             with suppress(LockTakenError):

@@ -1,0 +1,44 @@
+"""Singleton tasks in memory: one backend keeps what is enqueued, the other runs it at once."""
+
+import django
+
+if django.VERSION >= (6, 0):
+    from django_redlock.tasks import singleton_task
+
+    ran: list[object] = []
+
+    @singleton_task(backend="kept", queue_ttl=600)
+    def keep(shop_id, since=None, *, deep=False):
+        ran.append(("keep", shop_id))
+
+    @singleton_task(
+        backend="kept", key=lambda call: f"{call.arguments['shop_id']}", scope="until_executing", group="shops"
+    )
+    def until(shop_id):
+        ran.append(("until", shop_id, until.singleton.lease))
+
+    @singleton_task(hold_for=60)
+    def report(day):
+        ran.append(("report", day, report.singleton.remaining > 0))
+        return day
+
+    @singleton_task(scope="while_executing")
+    def again(depth):
+        ran.append(("again", depth))
+        return again.enqueue(depth).errors[0].traceback
+
+    @singleton_task(takes_context=True, scope="until_and_while_executing")
+    def attempt(context, day):
+        return [day, context.attempt, attempt.singleton.release(), attempt.singleton.lease is None]
+
+    @singleton_task
+    async def later(day):
+        return [day, later.singleton.remaining > 0]
+
+    @singleton_task(on_unavailable={"run": "run", "enqueue": "raise"})
+    def careless(day):
+        return [day, careless.singleton.lost]
+
+    @singleton_task(on_unavailable={"run": "fail"})
+    def careful(day):
+        return day

@@ -1,0 +1,289 @@
+"""Singleton tasks of Django's, with the backends in memory that come with Django."""
+
+import asyncio
+import copy
+import logging
+import pickle
+from datetime import timedelta
+
+import pytest
+from django.core.checks import Error
+from django.tasks import TaskResultStatus, task_backends
+from django.test import override_settings
+from django.utils import timezone
+
+from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.checks import check_decorators
+from django_redlock.nodes.memory import forget_nodes
+from django_redlock.tasks import DuplicateTask, SingletonTask, singleton_task
+
+from . import jobs
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    forget_nodes()
+    locks.reset()
+    yield
+    rows().clear()
+    jobs.ran.clear()
+    forget_nodes()
+    locks.reset()
+
+
+def rows():
+    return task_backends["kept"].results
+
+
+def settle():
+    """Have the slots name the rows now, not in a moment."""
+    locks["default"].confirmations.send(float("inf"))
+
+
+def test_second_call_joins_the_first():
+    """It has the result of the first, says so, and stores nothing; how the arguments are written does not matter."""
+    first = jobs.keep.enqueue(7)
+    settle()
+    second = jobs.keep.enqueue(shop_id=7, since=None)
+    other = jobs.keep.enqueue(8)
+
+    assert (first.duplicate, first.accepted, first.status) == (False, True, TaskResultStatus.READY)
+    assert (second.id, second.duplicate, second.accepted) == (first.id, True, False)
+    assert (second.reason, second.holder_id) == ("queued", first.id)
+    assert not other.duplicate
+    assert [row.id for row in rows()] == [first.id, other.id]
+
+
+def test_call_in_the_same_moment_joins_it_too():
+    """The slot of the first call does not name it yet, but this thread knows."""
+    first, second = jobs.keep.enqueue(7), jobs.keep.enqueue(7)
+
+    assert (second.id, second.duplicate) == (first.id, True)
+
+
+def test_skipped_duplicate_has_failed_without_a_row():
+    """Its result says why, and no backend has it."""
+    jobs.keep.enqueue(7)
+    settle()
+
+    skipped = jobs.keep.using(on_duplicate="skip").enqueue(7)
+
+    assert (skipped.id, skipped.status, skipped.is_finished, skipped.duplicate) == ("", "FAILED", True, True)
+    assert skipped.errors[0].exception_class is DuplicateTask
+    assert len(rows()) == 1
+
+
+def test_duplicate_raises_if_asked_to():
+    """The error names the row that has the slot."""
+    first = jobs.keep.enqueue(7)
+    settle()
+
+    with pytest.raises(DuplicateTask) as caught:
+        jobs.keep.using(on_duplicate="raise", queue_name="other").enqueue(7)
+
+    assert (caught.value.holder_id, caught.value.state) == (first.id, "queued")
+
+
+@pytest.mark.parametrize("held", [{"ref": "", "kind": "manual"}, {"ref": "unknown", "kind": "task"}])
+def test_holder_without_a_row_is_no_row_to_join(held):
+    """A lock of that name, or a run whose row has been pruned: the call is skipped."""
+    with locks["default"].on_behalf("task:tests.unit.tasks.jobs.keep:shop_id=7,since=null,deep=false", **held):
+        result = jobs.keep.enqueue(7)
+
+    assert (result.duplicate, result.id, result.status) == (True, "", "FAILED")
+
+
+def test_slot_of_a_row_that_is_gone_is_taken_over():
+    """A purged queue does not swallow the calls that come after it."""
+    jobs.keep.enqueue(7)
+    settle()
+    rows().clear()
+
+    result = jobs.keep.enqueue(7)
+
+    assert (result.duplicate, [row.id for row in rows()]) == (False, [result.id])
+
+
+def test_refused_row_leaves_no_slot():
+    """If the backend does not store the row, the slot is free."""
+    with pytest.raises(TypeError):
+        jobs.keep.enqueue(7, since=timezone.now())
+    with pytest.raises(TypeError, match="shop_id"):
+        jobs.keep.enqueue()
+
+    assert not jobs.keep.singleton.is_locked(7)
+
+
+def test_slot_lasts_until_the_delayed_row_has_begun():
+    """``queue_ttl`` counts from ``run_after``, and a call may choose it."""
+    jobs.keep.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(7)
+    jobs.keep.using(queue_ttl=60).enqueue(8)
+    settle()
+
+    assert 4100 < jobs.keep.singleton.holder(7).ttl <= 4200
+    assert 50 < jobs.keep.singleton.holder(8).ttl <= 60
+
+
+def test_run_has_its_slot_and_frees_it_before_the_result():
+    """The body has a lease; afterwards the slot stays taken for ``hold_for``, by the row whose run has ended."""
+    first = jobs.report.enqueue("today")
+
+    assert (first.status, first.return_value, jobs.ran) == ("SUCCESSFUL", "today", [("report", "today", True)])
+    assert (jobs.report.singleton.holder("today").id, jobs.report.singleton.holder("today").state) == (first.id, "held")
+    throttled = jobs.report.enqueue("today")
+    assert (throttled.duplicate, throttled.id, throttled.reason) == (True, first.id, "held")
+    assert len(jobs.ran) == 1
+
+
+def test_coroutine_runs_in_its_slot():
+    assert jobs.later.enqueue(1).return_value == [1, True]
+    assert not jobs.later.singleton.is_locked(1)
+
+
+def test_context_and_early_release():
+    """A task with Django's context gets it; a body may give its slot up."""
+    assert jobs.attempt.enqueue(1).return_value == [1, 1, "released", True]
+    assert not jobs.attempt.singleton.is_locked(1)
+
+
+def test_run_that_would_wait_for_itself_fails():
+    """A serial task that enqueues itself, on a backend that runs it at once, gets an error and does not hang."""
+    result = jobs.again.enqueue(1)
+
+    assert "would wait for itself: the call was made in its own run" in result.return_value
+    assert jobs.ran == [("again", 1)]
+
+
+def test_direct_call_has_no_slot():
+    """``task.call()`` and the function run the body alone."""
+    with lock("task:tests.unit.tasks.jobs.report:day=1"):
+        assert (jobs.report.call(1), jobs.report.func(2)) == (1, 2)
+    assert asyncio.run(jobs.later.acall(1)) == [1, False]
+
+
+def test_only_what_waits_has_a_slot():
+    """With ``until_executing``, the slot is free when the run begins. A function makes the key."""
+    result = jobs.until.enqueue(7)
+    settle()
+    assert jobs.until.singleton.key(7) == "tasks:shops:7"
+    assert jobs.until.singleton.holder(7).id == result.id
+
+    task_backends["default"]._execute_task(result)
+
+    assert jobs.ran == [("until", 7, None)]
+    assert not jobs.until.singleton.is_locked(7)
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """Take all nodes away."""
+    for node in locks["default"].nodes:
+        monkeypatch.setattr(node, "down", True)
+
+
+@pytest.mark.usefixtures("away")
+def test_without_nodes(caplog):
+    """A call is stored without a slot, or raises; a run goes on without one, or fails, as chosen."""
+    assert jobs.keep.enqueue(7).accepted
+    assert "enqueued without a slot" in caplog.text
+    with pytest.raises(QuorumUnavailableError):
+        jobs.careless.enqueue(1)
+    assert jobs.careful.enqueue(1).errors[0].exception_class is QuorumUnavailableError
+
+
+def test_run_without_nodes(monkeypatch):
+    """With ``{"run": "run"}`` the body runs though nobody can tell whether another run has the slot."""
+    result = jobs.careless.using(backend="kept").enqueue(1)
+    settle()
+    for node in locks["default"].nodes:
+        monkeypatch.setattr(node, "down", True)
+    task_backends["default"]._execute_task(result)
+
+    assert result.return_value == [1, False]
+
+
+def test_cancelled_row_does_not_run():
+    """It ends as FAILED when a worker gets it; the slot is free at once."""
+    result = jobs.keep.enqueue(7)
+    settle()
+
+    assert jobs.keep.singleton.cancel(7) == result.id
+    assert not jobs.keep.singleton.is_locked(7)
+    assert jobs.keep.singleton.cancel(7) is None
+    task_backends["default"]._execute_task(result)
+    assert result.errors[0].exception_class_path == "django_redlock.tasks.run.CancelledTask"
+    assert jobs.ran == []
+
+
+def test_explanation_says_what_a_call_would_do():
+    first = jobs.keep.enqueue(7)
+    settle()
+
+    text = jobs.keep.singleton.explain(7)
+
+    assert f"queued, task tests.unit.tasks.jobs.keep (queued) {first.id}" in text
+    assert f"A call now would store nothing, and return the result of task {first.id}." in text
+
+
+def test_tasks_and_results_can_be_pickled_and_copied():
+    """Django 6.1 asks that of tasks; a key may be a lambda all the same."""
+    task = jobs.until.using(priority=5, on_duplicate="skip")
+    result = jobs.until.enqueue(7)
+
+    for copied in (pickle.loads(pickle.dumps(task)), copy.deepcopy(task)):
+        assert isinstance(copied, SingletonTask)
+        assert (copied.priority, copied.on_duplicate, copied.func) == (5, "skip", jobs.until.func)
+    for same in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert (same.id, same.duplicate, same.accepted) == (result.id, False, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"on_overlap": "drop"}, TypeError, "no option 'on_overlap': a row whose slot another run has waits"),
+        ({"wait_for": 5}, TypeError, "no option 'wait_for'"),
+        ({"redelivery": "drop"}, TypeError, "redlock_reap_tasks"),
+        ({"on_lost": "raise"}, TypeError, r"task.singleton.check\(\)"),
+        ({"lock_direct_calls": True}, TypeError, r"with lock\(...\)"),
+        ({"on_duplicate": "rerun"}, ValueError, "scope='until_executing'"),
+        ({"on_duplicate": "replace"}, ValueError, "cannot be changed"),
+        ({"scope": "until_done"}, ValueError, "scope must be one of"),
+        ({"ttl": 5}, TypeError, "did you mean 'lease'"),
+        ({"run_after": None}, TypeError, r"task.using\(run_after=...\)"),
+        ({"key": ("shop",)}, ValueError, "not a parameter of the task"),
+        ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
+    ],
+)
+def test_option_that_cannot_work_is_refused_at_once(options, error, text):
+    with pytest.raises(error, match=text):
+        singleton_task(**options)(jobs.keep.func.__wrapped__)
+
+
+def test_using_refuses_what_the_decorator_refuses():
+    for how in ("rerun", "replace", "jion"):
+        with pytest.raises(ValueError, match=how):
+            jobs.keep.using(on_duplicate=how)
+
+
+def test_lease_that_the_settings_do_not_allow():
+    """A call raises before it stores a row, and the system checks report it."""
+    options = {"ttl": 10, "max_ttl": 20}
+    with override_settings(REDLOCK={"default": {"NODES": ["memory://a"], "OPTIONS": options}}):
+        with pytest.raises(ValueError, match=r"lease=30\.0 of the singleton tests.unit.tasks.jobs.keep"):
+            jobs.keep.enqueue(7)
+        found = [each for each in check_decorators() if "tests.unit.tasks.jobs.keep" in str(each)]
+
+    assert [(type(each), each.id) for each in found] == [(Error, "redlock.E011")]
+    assert rows() == []
+
+
+def test_slot_is_that_of_a_task_for_people(caplog):
+    """The error about the lock, and the log, name the task and the row."""
+    caplog.set_level(logging.INFO, logger="django_redlock")
+    first = jobs.keep.enqueue(7)
+    settle()
+    jobs.keep.enqueue(7)
+
+    with pytest.raises(LockTakenError, match=f"held by task tests.unit.tasks.jobs.keep .queued. {first.id} on "):
+        lock(jobs.keep.singleton.key(7), wait=0).acquire()
+    assert [record.event for record in caplog.records if "is a duplicate" in record.message] == ["singleton_duplicate"]
