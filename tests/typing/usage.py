@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand
 from django.db import models
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.tasks import TaskContext
 from django.views import View
 
 from django_redlock import (
@@ -25,6 +26,9 @@ from django_redlock import (
     locked_command,
     locked_view,
     locks,
+)
+from django_redlock import (
+    tasks as of_django,
 )
 from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, override_singleton, singleton_task
 from django_redlock.middleware import locked_paths
@@ -358,3 +362,43 @@ def options_of_a_class() -> None:
     without_slots("7")  # type: ignore[arg-type]
     SingletonOptions(on_duplicate="replace", on_unavailable={"enqueue": "publish", "run": "run"})
     SingletonOptions(on_duplicate="raise", on_overlap=Return())
+
+
+@of_django.singleton_task
+def refresh(shop: int, deep: bool = False) -> str:
+    refresh.singleton.check()
+    return f"{shop} {deep}"
+
+
+@of_django.singleton_task(
+    takes_context=True, key=("shop",), scope="while_executing", lease=30, queue_name="slow", priority=5
+)
+def refresh_context(context: TaskContext[Any, Any], shop: int) -> int:
+    return context.attempt
+
+
+@of_django.singleton_task(
+    on_duplicate="skip", hold_for=60, on_unavailable={"enqueue": "raise", "run": "fail"}, backend="b"
+)
+async def refresh_later(shop: int) -> None: ...
+
+
+async def enqueueing() -> None:
+    result = refresh.enqueue(7)
+    assert_type(result.return_value, str)
+    assert_type(result.duplicate, bool)
+    assert_type(result.holder_id, str | None)
+    assert_type((await refresh.aenqueue(shop=7, deep=True)).return_value, str)
+    assert_type(refresh_context.enqueue(7).return_value, int)
+    await refresh_later.aenqueue(7)
+    refresh.using(on_duplicate="raise", priority=3).enqueue(7)
+    assert_type(refresh.singleton.is_locked(7), bool)
+    assert_type(refresh.singleton.cancel(shop=7), str | None)
+    refresh.enqueue("7")  # type: ignore[arg-type]
+    refresh.enqueue()  # type: ignore[call-arg]
+    refresh_context.enqueue(7, 8)  # type: ignore[call-arg]
+    refresh.using(on_duplicate="rerun")  # type: ignore[arg-type]
+    refresh.singleton.holder("7")  # type: ignore[arg-type]
+    of_django.singleton_task(scope="lifetime")  # type: ignore[call-overload]
+    of_django.singleton_task(on_duplicate="replace")  # type: ignore[call-overload]
+    of_django.singleton_task(lease="30")  # type: ignore[call-overload]
