@@ -220,7 +220,8 @@ class Call:
         if self._is_over(holder, row) and (claim := self._take_from(holder)):
             return self._store(claim)
         what = f"{printable(self.ticket.name)} is {holder}"
-        log.info("a call of a singleton task is a duplicate: %s", what, extra={"event": "singleton_duplicate", "lock": self.ticket.name})
+        about = {"event": "singleton_duplicate", "lock": self.ticket.name}
+        log.info("a call of a singleton task is a duplicate: %s", what, extra=about)
         if self.options.on_duplicate == "raise":
             raise holder.error(DuplicateTask, self.ticket.name)
         if self.options.on_duplicate == "join" and row:

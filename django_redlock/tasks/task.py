@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 from asgiref.sync import sync_to_async
 from django.tasks import Task, task_backends
-from django.tasks.base import DEFAULT_TASK_BACKEND_ALIAS
+from django.tasks.base import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_PRIORITY, DEFAULT_TASK_QUEUE_NAME
 from django.utils.module_loading import import_string
 
 from ..core.names import NOTE
@@ -129,12 +129,20 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
         follow()
         single.wrapped.singleton_function = single
         base: Any = backend.task_class
-        return _mixed(base)(func=single.wrapped, **theirs)
+        return _mixed(base)(func=single.wrapped, **DEFAULTS | theirs)
 
     return decorate(function) if function else decorate
 
 
 DJANGO = {each.name for each in fields(Task)}
+
+# The task class itself has them only since Django 6.1.
+DEFAULTS: dict[str, Any] = {
+    "priority": DEFAULT_TASK_PRIORITY,
+    "queue_name": DEFAULT_TASK_QUEUE_NAME,
+    "backend": DEFAULT_TASK_BACKEND_ALIAS,
+    "run_after": None,
+}
 
 
 def _check_duplicates(how: object) -> None:
