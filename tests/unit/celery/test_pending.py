@@ -11,6 +11,7 @@ from django_redlock.core.protocol import Failure, Release
 from django_redlock.engine.manager import fresh_secret
 from django_redlock.nodes.base import LinkError
 from django_redlock.singleton.slots import Record, Seen, peek
+from tests.managers import wait_until
 
 from .slots import NAME, die, names, ticket_in
 
@@ -209,17 +210,19 @@ def servers(nodes, settings):
 
 def spoil(name: str, *servers: Any) -> None:
     """Put a list under the key of a lock on some servers."""
+    lose(name, *servers)
     for server in servers:
         with server.client() as client:
-            client.delete(f"redlock:{{{name}}}:h")
             client.rpush(f"redlock:{{{name}}}:h", "not a lock")
 
 
 def lose(name: str, *servers: Any) -> None:
-    """Remove the key of a lock from some servers."""
+    """Remove the key of a lock from some servers, which have the confirmation of its claim: that would restore it."""
+    key = f"redlock:{{{name}}}:h"
     for server in servers:
         with server.client() as client:
-            client.delete(f"redlock:{{{name}}}:h")
+            wait_until(lambda client=client: '"state":"claimed"' not in (client.get(key) or ""))
+            client.delete(key)
 
 
 def test_key_that_is_not_a_string_is_no_record(servers, make, worker):
