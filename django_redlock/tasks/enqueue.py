@@ -278,5 +278,5 @@ def after_commit(action: Callable[[], None], row: Any) -> None:
     opened = [row._state.db] if row else [each.alias for each in connections.all(initialized_only=True)]
     for alias in opened:
         if connections[alias].in_atomic_block:
-            action = partial(transaction.on_commit, action, using=alias)
+            action = partial(transaction.on_commit, action, using=alias, robust=True)
     action()
