@@ -11,6 +11,7 @@ from django.core.management import BaseCommand, CommandError, call_command
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
+from django_redlock.management.commands import redlock_run
 from tests.shop.helpers import is_free, lose
 
 pytestmark = pytest.mark.usefixtures("fresh_nodes")
@@ -225,3 +226,13 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key):
 def test_only_commands_can_be_decorated(target):
     with pytest.raises(TypeError, match="decorates a BaseCommand or its handle"):
         locked_command("nightly")(target)
+
+
+def test_a_program_may_run_for_ever(monkeypatch):
+    """``redlock_run --max-hold forever`` takes a lock whose renewal has no end that anybody sees."""
+    held = []
+    monkeypatch.setattr(redlock_run, "_run", lambda program, lease, grace: held.append(lease.valid()) or 0)
+
+    call_command("redlock_run", "beat", "--max-hold", "forever", "--", "beat")
+
+    assert held == [True]

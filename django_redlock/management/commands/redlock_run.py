@@ -3,7 +3,6 @@
 import os
 import sys
 from argparse import ArgumentTypeError
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ..process_group import Child, passed_on
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells report them
 GRACE = 10.0  # seconds
+FOREVER = 1e9  # seconds, which are thirty years: a limit is a finite number
 
 
 class Command(BaseCommand):
@@ -104,8 +104,8 @@ def waiting(text: str) -> float | None:
 
 
 def holding(text: str) -> float:
-    """Return the number of seconds in the text of an option; infinity for ``forever``."""
-    return inf if text == "forever" else seconds(text)
+    """Return the number of seconds in the text of an option; more than anything runs for ``forever``."""
+    return FOREVER if text == "forever" else seconds(text)
 
 
 def exit_code(text: str) -> int:
