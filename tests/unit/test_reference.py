@@ -19,7 +19,7 @@ from django_redlock.celery import signals as celery_signals
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.management import locked, output
 from django_redlock.management.commands import redlock_release, redlock_run
-from tests.unit.test_public_api import PATHS
+from tests.unit.test_public_api import PATHS, too_new
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(django_redlock.__file__).parent
@@ -237,7 +237,7 @@ def documented() -> Iterator[tuple[str, str]]:
     ):
         if directive == "currentmodule":
             module = name
-        else:
+        elif not too_new(module):
             yield f"{module}.{name}", members
 
 
@@ -250,6 +250,7 @@ def test_everything_public_is_in_the_reference():
     missing = [
         f"{path}.{name}"
         for path, listed in PATHS.items()
+        if not too_new(path)
         for name in listed
         if name != "__version__" and not any(resolve_name(f"{path}:{name}") is found for found in shown)
     ]
@@ -273,7 +274,7 @@ def test_external_names_exist():
 
     assert len(entries) > 15
     for _, role, name, address in entries:
-        if role == "py:class":
+        if role == "py:class" and not (name.startswith("django.tasks.") and too_new("django_redlock.tasks")):
             assert resolve_name(name) is not None
         assert name.endswith(address.rpartition(".")[2])
 
