@@ -127,7 +127,7 @@ class Slots(Generic[P]):
         Raises:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        return self._task.singleton_key.lock_name(args, kwargs)
+        return self._task.singleton_ticket("", args, kwargs).name
 
     def holder(self, *args: P.args, **kwargs: P.kwargs) -> SlotHolder | None:
         """

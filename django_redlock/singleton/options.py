@@ -229,7 +229,7 @@ class SingletonOptions:
         if self.scope == RUNNING and self.on_duplicate != "join":
             raise ValueError(
                 f"on_duplicate={self.on_duplicate!r} has no meaning with scope='while_executing', which sends every "
-                "call; choose on_overlap, or scope='until_and_while_executing'."
+                "call; choose scope='until_and_while_executing', or, with Celery, on_overlap."
             )
         if self.wait_for is not None and self.overlap not in ("wait", "follow"):
             raise ValueError(f"wait_for has no meaning with on_overlap={self.overlap!r}; write on_overlap='wait'.")

@@ -7,6 +7,7 @@ then nobody is told that a call is a duplicate of this one: another call waits f
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -182,7 +183,7 @@ class Call:
         stored = _here.stored.get((self.ticket.using, self.ticket.waiting))
         if stored is None or peek(self.ticket.using, self.ticket.waiting).secret != stored.secret:
             return None
-        with suppress(TaskResultDoesNotExist, NotImplementedError):  # it was rolled back, or nobody can tell
+        with suppress(*no_row(), NotImplementedError):  # it was rolled back, or nobody can tell
             self.task.get_backend().get_result(stored.task_id)
             return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
         return None
@@ -220,7 +221,7 @@ class Call:
         if self._is_over(holder, row) and (claim := self._take_from(holder)):
             return self._store(claim)
         what = f"{printable(self.ticket.name)} is {holder}"
-        about = {"event": "singleton_duplicate", "lock": self.ticket.name}
+        about = {"event": "singleton_duplicate", "lock": self.ticket.name, "task": self.function.name}
         log.info("a call of a singleton task is a duplicate: %s", what, extra=about)
         if self.options.on_duplicate == "raise":
             raise holder.error(DuplicateTask, self.ticket.name)
@@ -236,7 +237,7 @@ class Call:
             return None
         try:
             return self.task.get_backend().get_result(holder.task_id)
-        except TaskResultDoesNotExist:
+        except no_row():
             return None
         except NotImplementedError:  # this backend cannot tell, so the slot says all that is known
             running = holder.state is SlotState.RUNNING
@@ -264,6 +265,12 @@ class Call:
         return TaskResult(
             task=self.task, args=list(self.args), kwargs=dict(self.kwargs), backend=self.task.backend, **about
         )
+
+
+def no_row() -> tuple[type[Exception], ...]:
+    """Return the errors of a backend that has no such row: Django's, and that of the package before ``django.tasks``."""
+    backport = sys.modules.get("django_tasks.exceptions")
+    return (TaskResultDoesNotExist, backport.TaskResultDoesNotExist) if backport else (TaskResultDoesNotExist,)
 
 
 def after_commit(action: Callable[[], None], row: Any) -> None:
