@@ -154,5 +154,7 @@ def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
     if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
         return False
     running, waiting = look(ticket.using, ticket.running, life_name(ticket.task_id))
-    runs = running.split or (running.holder.task_id == ticket.task_id and running.holder.state is SlotState.RUNNING)
-    return not (runs or waiting.value or waiting.split)
+    # A slot that a quorum of nodes has is seen on one of those that answer, at least.
+    holders = [seen.holder for seen in running.sightings]
+    runs = any(holder.task_id == ticket.task_id and holder.state is SlotState.RUNNING for holder in holders)
+    return not (runs or waiting.sightings)

@@ -184,7 +184,7 @@ class Run:
     def _begin(self) -> None:
         place = self._look()
         if not self.ticket.running:  # only what waits has a slot
-            free(self.ticket.using, self.ticket.waiting, place.secret if place.holder.waits else "")
+            free(self.ticket.using, self.ticket.waiting, place.secret)
             return
         try:
             self.lease = self._take(place, 0.0)
@@ -195,7 +195,7 @@ class Run:
 
     def _look(self) -> Seen:
         """
-        Return what has the slot of the waiting row.
+        Return the row that has the slot and waits; its own if a node has that, though no quorum may; free if none does.
 
         Raises:
             CancelledTask: The row was cancelled.
@@ -204,7 +204,8 @@ class Run:
         cancelled, *places = look(ticket.using, *filter(None, (cancelled_name(ticket.task_id), ticket.waiting)))
         if cancelled.value:
             raise CancelledTask(f"Task {printable(ticket.task_id)} was cancelled before it began.")
-        return places[0] if places else FREE
+        waiting = [seen for place in places for seen in place.sightings if seen.holder.waits]
+        return min(waiting, key=lambda seen: seen.holder.task_id != ticket.task_id, default=FREE)
 
     def _is_own(self, place: Seen) -> bool:
         """Return whether a slot is that of this row; one that is only claimed may be."""
@@ -212,7 +213,7 @@ class Run:
 
     def _take(self, place: Seen, wait: float) -> Lease:
         """Take the slot, also from any row that waits: that row runs later, as one that has none."""
-        ticket = replace(self.ticket, secret=place.secret if place.holder.waits else "")
+        ticket = replace(self.ticket, secret=place.secret)
         return ticket.take_running(self.function.singleton_options.times, self.function.name, "", wait=wait)
 
     def _wait(self) -> Lease:
