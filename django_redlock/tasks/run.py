@@ -174,7 +174,8 @@ class Run:
                     raise
                 if how == "run":
                     log.warning("task %s runs without a slot: %s", task, error)
-                    self._show_life()
+                    with suppress(QuorumUnavailableError):
+                        self._show_life()
                     return
                 if not told:
                     log.warning("task %s waits until the lock nodes answer: %s", task, error)
@@ -222,21 +223,29 @@ class Run:
             if outer.lease and outer.lease.name == self.ticket.running:
                 raise RuntimeError(f"{self.ticket.running!r} would wait for itself: the call was made in its own run.")
             outer = outer._outer
-        self._show_life()
         while True:
+            self._show_life()
             with suppress(LockTakenError):
                 return self._take(self._look(), PATIENCE)
 
     def _show_life(self) -> None:
-        """Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot."""
+        """
+        Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        if self._life and self._life.valid():
+            return
         ticket, ttl = self.ticket, self.function.singleton_options.lease
         about: Any = {"kind": "task", "label": self.function.name, "ref": ticket.task_id, "ttl": ttl, "wait": 0}
-        with suppress(RedlockError):
-            self._life = self._life or locks[ticket.using].on_behalf(life_name(ticket.task_id), **about).acquire()
+        with suppress(LockTakenError):
+            self._life = locks[ticket.using].on_behalf(life_name(ticket.task_id), **about).acquire()
 
     def give_up(self) -> str:
         """Free the slot though the body goes on; return the outcome."""
-        self._show_life()
+        with suppress(QuorumUnavailableError):
+            self._show_life()
         return self._free()
 
     def end(self) -> None:
