@@ -1,6 +1,5 @@
 """``task.singleton``: inspect and free the slot of a call; in the body, the slot of the run (internal)."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from celery import current_app
@@ -9,7 +8,7 @@ from celery._state import get_current_app
 from ..core.protocol import EndReason, Outcome
 from ..core.rules import nearest
 from ..engine.lease import Lease
-from ..singleton.handle import Explanation, P, Slots
+from ..singleton.handle import P, Slots
 from ..singleton.options import Return, SingletonOptions
 from ..singleton.slots import RUNNING, Holder, SlotState
 from .dispatch import store_revoked
@@ -111,12 +110,12 @@ def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
     return [f"A worker that gets another message for this slot now would {what}."]
 
 
-def explain_call(name: str, args: str, kwargs: str) -> Explanation:
+def find(name: str) -> Any:
     """
-    Describe the slot of a call, given the task's name and the arguments in JSON, as typed in a shell.
+    Return the singleton task of this name.
 
     Raises:
-        ValueError: There is no such singleton task, or the arguments are not valid JSON of the right type.
+        ValueError: There is none.
     """
     app: Any = get_current_app()
     app.loader.import_default_modules()
@@ -127,22 +126,7 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
         )
     if name not in known:
         raise ValueError(f"There is no singleton task {name!r}{nearest(name, known)}")
-    try:
-        positional, named = json.loads(args), json.loads(kwargs)
-    except ValueError as error:
-        raise ValueError(
-            f"The arguments are not JSON ({error}); write --args '[7]' --kwargs '{{\"day\": 1}}'."
-        ) from None
-    if not isinstance(positional, list) or not isinstance(named, dict):
-        raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")
-    try:
-        known[name].singleton_ticket("", positional, named)
-    except TypeError as error:
-        raise ValueError(f"{name} does not take these arguments: {error}") from None
-    except Exception as error:  # the error comes from the project's own key function
-        raise ValueError(f"{name} has no key for these arguments: {type(error).__name__}: {error}") from None
-    explained: Explanation = known[name].singleton.explain(*positional, **named)
-    return explained
+    return known[name]
 
 
 CONNECT_TIMEOUT = 2  # seconds

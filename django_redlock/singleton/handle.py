@@ -1,5 +1,6 @@
 """The slots of a task's calls: look at them, and free them (internal)."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, overload
@@ -272,6 +273,31 @@ class Slots(Generic[P]):
     def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
         needed = locks[self._task.singleton_options.using].rules.needed
         return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
+
+
+def explain_call(task: Any, args: str, kwargs: str) -> Explanation:
+    """
+    Describe the slot of a call of a singleton task, given the arguments in JSON, as typed in a shell.
+
+    Raises:
+        ValueError: The arguments are not valid JSON of the right type, or do not fit the task.
+    """
+    try:
+        positional, named = json.loads(args), json.loads(kwargs)
+    except ValueError as error:
+        raise ValueError(
+            f"The arguments are not JSON ({error}); write --args '[7]' --kwargs '{{\"day\": 1}}'."
+        ) from None
+    if not isinstance(positional, list) or not isinstance(named, dict):
+        raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")
+    try:
+        task.singleton.key(*positional, **named)
+    except TypeError as error:
+        raise ValueError(f"{task.name} does not take these arguments: {error}") from None
+    except Exception as error:  # the error comes from the project's own key function
+        raise ValueError(f"{task.name} has no key for these arguments: {type(error).__name__}: {error}") from None
+    explained: Explanation = task.singleton.explain(*positional, **named)
+    return explained
 
 
 def _arguments(task: Any, args: Any, kwargs: Any) -> str:

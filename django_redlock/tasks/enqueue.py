@@ -268,7 +268,7 @@ class Call:
 
 
 def no_row() -> tuple[type[Exception], ...]:
-    """Return the errors of a backend that has no such row: Django's, and that of the package before ``django.tasks``."""
+    """Return the errors of a backend without such a row: Django's, and that of the package before ``django.tasks``."""
     backport = sys.modules.get("django_tasks.exceptions")
     return (TaskResultDoesNotExist, backport.TaskResultDoesNotExist) if backport else (TaskResultDoesNotExist,)
 

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
 from inspect import iscoroutinefunction
+from math import inf
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -28,6 +29,7 @@ from ..engine.lock import decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import lock, locks
 from ..keys import TaskKey, signature_of
+from ..nodes.threads import start
 from ..singleton.options import SingletonOptions
 from ..singleton.slots import FREE, Seen, Ticket, free, look
 
@@ -149,6 +151,7 @@ class Run:
         self.ticket = function.singleton_ticket(task_id, args, kwargs)
         self.lease: Lease | None = None
         self._life: Lease | None = None
+        self._over = False
         self._outer = _current.get()  # the run that made this call, on a backend that runs each call at once
         self._runtime = locks[self.ticket.using].runtime
         self._since = self._runtime.clock()
@@ -191,6 +194,7 @@ class Run:
             self.lease = self._take(place, 0.0)
         except LockTakenError:
             self.lease = self._wait()
+        self.lease.on_lost(self._outlive)
         if self.ticket.waiting != self.ticket.running and self._is_own(place):
             free(self.ticket.using, self.ticket.waiting, place.secret)
 
@@ -240,7 +244,18 @@ class Run:
         ticket, ttl = self.ticket, self.function.singleton_options.lease
         about: Any = {"kind": "task", "label": self.function.name, "ref": ticket.task_id, "ttl": ttl, "wait": 0}
         with suppress(LockTakenError):
-            self._life = locks[ticket.using].on_behalf(life_name(ticket.task_id), **about).acquire()
+            self._life = locks[ticket.using].on_behalf(life_name(ticket.task_id), max_hold=inf, **about).acquire()
+
+    def _outlive(self, lease: Lease) -> None:
+        """Show that the body goes on though its slot was lost, for example because it has reached ``max_hold``."""
+
+        def show() -> None:
+            with suppress(QuorumUnavailableError):
+                self._show_life()
+            if self._over and self._life:
+                self._life.release()
+
+        start(show, "django_redlock task")  # whoever has noticed the loss must not wait for the nodes
 
     def give_up(self) -> str:
         """Free the slot though the body goes on; return the outcome."""
@@ -251,7 +266,7 @@ class Run:
     def end(self) -> None:
         """Free the slot, or leave it taken for the rest of ``hold_for``."""
         lease, left = self.lease, self.function.singleton_options.hold_for - (self._runtime.clock() - self._since)
-        stays = lease and left > 0 and lease.valid()
+        self._over, stays = True, lease and left > 0 and lease.valid()
         if lease and stays and self.ticket.keep_held(lease, left, self.function.name, self.ticket.task_id):
             self.lease = None
         self._free()

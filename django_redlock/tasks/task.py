@@ -6,6 +6,7 @@ kept by its function, so that a task can be copied with ``using()``, and pickled
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -236,6 +237,14 @@ class SingletonTask(BaseTask[P, R]):
     def __reduce__(self) -> Any:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "func"}
         return _rebuilt, (self.module_path, values)
+
+
+def find_task(path: str) -> Any:
+    """Return the singleton task with this path; None if there is none."""
+    with suppress(ImportError):
+        found = import_string(path)
+        return found if isinstance(found, SingletonTask) else None
+    return None
 
 
 def _rebuilt(path: str, values: dict[str, Any]) -> Any:

@@ -1,12 +1,15 @@
 """Show everything that is known about one lock: what each node has, who holds the lock, and who waits for it."""
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, described, duration, printable, stale_keys
+from ...singleton.handle import explain_call
+from ...singleton.slots import SlotState
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -69,11 +72,8 @@ class Command(OperatorCommand):
 
     def _explain(self, task: str, args: str, kwargs: str) -> None:
         """Write what is known about the slot of a singleton task's call."""
-        from ...celery.handle import explain_call  # only here: it needs Celery
-        from ...singleton.slots import SlotState
-
         try:
-            found = explain_call(task, args, kwargs)
+            found = explain_call(find(task), args, kwargs)
         except RecursionError:
             raise CommandError("--args and --kwargs are nested too deep.", returncode=MISUSED) from None
         except ValueError as error:
@@ -152,3 +152,22 @@ def document(snapshot: Snapshot, name: str) -> str:
         "places": held,
     }
     return json.dumps(about, indent=2)
+
+
+def find(name: str) -> Any:
+    """
+    Return the singleton task of this name, of Django's own tasks or of Celery.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if find_spec("django.tasks"):
+        from ...tasks.task import find_task  # only here: it needs Django 6.0
+
+        if own := find_task(name):
+            return own
+    if not find_spec("celery"):
+        raise ValueError(f"There is no singleton task {name!r}; write the path of its function.")
+    from ...celery.handle import find  # only here: Celery is optional
+
+    return find(name)

@@ -21,7 +21,10 @@ WORKERS = {
     "db": ("db_worker", "--interval=0.02", "--no-startup-delay", "--no-reload"),
     "rq": ("rqworker", "default", "--job-class=django_tasks_rq.backend.Job"),
 }
-BEGIN = "import json, os, sys, time, django; django.setup(); from tests.server.tasks.project import *; "
+BEGIN = (
+    "import json, os, sys, time, django; django.setup(); from tests.server.tasks.project import *; "
+    "from django_redlock import locks; "
+)
 
 
 @pytest.fixture(autouse=True)

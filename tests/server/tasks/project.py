@@ -53,6 +53,12 @@ def long(context, what):
     return long.singleton.lost
 
 
+@singleton_task(takes_context=True, lease=LEASE, max_hold=1)
+def bounded(context, what):
+    with noted(what, context.task_result.id):
+        until_told(what)
+
+
 @singleton_task
 async def coroutine(what):
     note(what, f"began {coroutine.singleton.remaining > 0}")

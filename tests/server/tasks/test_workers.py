@@ -103,16 +103,18 @@ def test_killed_worker(rows, nodes):
     assert len(rows.notes("a", "began")) == 2
 
 
-def test_row_that_waits_for_its_slot_is_not_reaped(rows):
-    """The reaper leaves a row alone whose process lives, though another run has its slot for longer than a lease."""
-    for _ in range(2):
+def test_row_without_a_slot_is_not_reaped_while_its_process_lives(rows):
+    """One that has waited for its slot for longer than a lease, and one that has lost it because of ``max_hold``."""
+    for _ in range(3):
         rows.worker()
     rows.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
+    rows.run("print(json.dumps(str(bounded.enqueue('b').id)))")
     begun(rows, "a")
+    begun(rows, "b")
     code = (
         "from django_redlock.tasks.reaper import Reaper; from django_tasks_db.models import DBTaskResult\n"
         f"reaper, until = Reaper('default'), time.time() + {2 * LEASE}\n"
-        "while DBTaskResult.objects.running().count() < 2: time.sleep(.02)\n"
+        "while DBTaskResult.objects.running().count() < 3: time.sleep(.02)\n"
         "found = []\n"
         "while time.time() < until: found += reaper.look(); time.sleep(.2)\n"
         "print(json.dumps(found))"
@@ -120,7 +122,9 @@ def test_row_that_waits_for_its_slot_is_not_reaped(rows):
 
     assert rows.run(code) == []
     rows.go("a")
+    rows.go("b")
     runs_of(rows, "a", 2)
+    runs_of(rows, "b")
 
 
 def test_second_death_fails_the_row(rows):
@@ -181,6 +185,23 @@ def test_calls_in_a_transaction(rows):
     assert during is None
     assert [row for *_, row in runs_of(rows, "a")] == [task_id]
     assert [row for *_, row in runs_of(rows, "b")] == [later]
+
+
+def test_slot_of_a_row_that_is_gone(shop):
+    """Rows that somebody has deleted keep no call from being stored."""
+    code = (
+        "first = once.enqueue('a'); locks['default'].confirmations.send(float('inf'))\n"
+        "if os.environ['TEST_BACKEND'] == 'db':\n"
+        "    from django_tasks_db.models import DBTaskResult; DBTaskResult.objects.all().delete()\n"
+        "else:\n"
+        "    import django_rq; django_rq.get_connection().flushall()\n"
+        "second = once.enqueue('a'); print(json.dumps([second.duplicate, str(second.id)]))"
+    )
+    duplicate, task_id = shop.run(code)
+    shop.worker()
+
+    assert not duplicate
+    assert [row for *_, row in runs_of(shop, "a")] == [task_id]
 
 
 def test_functions_of_all_kinds(shop):

@@ -5,9 +5,11 @@ import copy
 import logging
 import pickle
 from datetime import timedelta
+from io import StringIO
 
 import pytest
 from django.core.checks import Error
+from django.core.management import CommandError, call_command
 from django.tasks import TaskResultStatus, task_backends
 from django.test import override_settings
 from django.utils import timezone
@@ -223,6 +225,22 @@ def test_explanation_says_what_a_call_would_do():
 
     assert f"queued, task tests.unit.tasks.jobs.keep (queued) {first.id}" in text
     assert f"A call now would store nothing, and return the result of task {first.id}." in text
+
+
+def test_command_explains_a_call():
+    """``redlock_inspect --task`` knows these tasks by the path of their function."""
+    out = StringIO()
+    with pytest.raises(CommandError, match="The slot is free"):
+        call_command("redlock_inspect", "--task=tests.unit.tasks.jobs.keep", "--args=[7]", stdout=out)
+
+    assert "A call now would take the slot and be sent." in out.getvalue()
+
+
+def test_key_is_that_of_the_arguments_as_they_are_stored():
+    """The name of a slot can be asked for before a call; what no backend stores has no name either."""
+    assert jobs.keep.singleton.key(b"x") == jobs.keep.singleton.key("x")
+    with pytest.raises(TypeError):
+        jobs.keep.singleton.key(timezone.now())
 
 
 def test_tasks_and_results_can_be_pickled_and_copied():
