@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from celery.exceptions import Ignore
@@ -268,6 +269,10 @@ MUTANTS = (
         runs_as_well,
     ),
 )
+if find_spec("django.tasks"):  # since Django 6.0
+    from .task_mutants import TASK_MUTANTS
+
+    MUTANTS += TASK_MUTANTS
 
 
 def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:

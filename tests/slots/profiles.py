@@ -1,5 +1,6 @@
 """The profiles that schedules are drawn from."""
 
+from importlib.util import find_spec
 from typing import Any
 
 from django_redlock.celery import SingletonOptions
@@ -178,3 +179,8 @@ PROFILES = {
         Profile("purged", RERUN, ALWAYS[:3], purge=True),
     )
 }
+
+if find_spec("django.tasks"):  # since Django 6.0
+    from . import task_schedule
+
+    PROFILES[task_schedule.PROFILE.name] = task_schedule.PROFILE

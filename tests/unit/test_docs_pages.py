@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import django
 import pytest
 
 import django_redlock
@@ -126,8 +127,9 @@ def test_profiles_and_wrong_protocols_are_counted():
     text = text_of("docs/trust/testing.md")
 
     assert set(re.findall(r"(\d+) wrong protocols of the lock", text)) == {str(len(lock_mutants.MUTANTS))}
-    assert f"It has {len(PROFILES)} profiles" in text
-    assert f"and {len(slot_mutants.MUTANTS)} wrong protocols" in text
+    if django.VERSION >= (6, 0):  # those of Django's tasks as well
+        assert f"It has {len(PROFILES)} profiles" in text
+        assert f"and {len(slot_mutants.MUTANTS)} wrong protocols" in text
 
 
 OURS = "django_redlock, acquire() and release()"

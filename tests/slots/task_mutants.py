@@ -1,0 +1,60 @@
+"""Wrong protocols of Django's tasks: the profile "django tasks" has to catch each of them."""
+
+from dataclasses import replace
+from typing import Any
+
+from django_redlock.singleton import slots
+from django_redlock.singleton.slots import SlotState
+from django_redlock.tasks import enqueue, reaper
+from django_redlock.tasks.run import Run
+from tests.simulation.mutation import Mutant
+
+HAUNTS = ("django tasks",)
+
+
+def at_once(action: Any, row: Any) -> None:
+    action()
+
+
+def waits_for_it(right: Any) -> Any:
+    """Take the slot over from the row itself only, and wait until another row that waits has had it."""
+    return lambda run, place, wait: right(run, place if run._is_own(place) else slots.FREE, wait)
+
+
+def frees_first(right: Any) -> Any:
+    def begin(run: Any) -> None:
+        right(run)
+        run._free()
+
+    return begin
+
+
+def believes_this_thread(right: Any) -> Any:
+    """Take a row that this transaction has stored for one that is still there."""
+
+    def stored_here(call: Any, holder: Any) -> Any:
+        stored = enqueue._here.stored.get((call.ticket.using, call.ticket.waiting))
+        seen = slots.peek(call.ticket.using, call.ticket.waiting)
+        if stored is None or seen.secret != stored.secret:
+            return None
+        return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
+
+    return stored_here
+
+
+def whole_only(right: Any) -> Any:
+    """Take over a slot only if a quorum of the nodes that answer has it."""
+
+    def look_at(using: str, *names: str) -> Any:
+        return tuple(seen._replace(split=()) for seen in right(using, *names))
+
+    return look_at
+
+
+TASK_MUTANTS = (
+    Mutant("the slot names a row before its commit", HAUNTS, (enqueue, "after_commit"), lambda right: at_once),
+    Mutant("rows wait for rows that wait", HAUNTS, (Run, "_take"), waits_for_it),
+    Mutant("rows of processes that wait are put back", HAUNTS, (reaper, "life_name"), lambda right: "nobody:{}".format),
+    Mutant("the slot is freed before the body", HAUNTS, (Run, "begin"), frees_first),
+    Mutant("rows that were rolled back are joined", HAUNTS, (enqueue.Call, "_stored_here"), believes_this_thread),
+)
