@@ -3,8 +3,8 @@ Find the rows of dead workers, and put them back or fail them; for the backend o
 
 A worker that is killed leaves its row RUNNING for ever: the backend cannot know. The slot of the run can: it is renewed
 as long as the process lives. So a row is abandoned if its slot has ended, and no lock of :func:`~.run.life_name` shows
-that a process has it without a slot. It must be so in two looks in a row, and a row that began less than a lease ago is
-left alone: a worker marks its row before it imports the task, and takes the slot only then.
+that a process has it without a slot. It must be so in all looks of three seconds, and a row that began less than a
+lease ago is left alone: a worker marks its row before it imports the task, and takes the slot only then.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,12 @@ from django.utils import timezone
 
 from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
+from ..handler import locks
 from ..singleton.slots import SlotState, Ticket, look
 from .run import SingleFunction, life_name
 
 REPEATS = 1  # how often a row is put back
+APART = 3.0  # seconds between two looks at least: once the nodes answer again, all that lives shows it by then
 
 
 class WorkerDied(RedlockError):
@@ -73,11 +75,11 @@ class Reaper:
         self._backend = backend
         self._fail = fail
         self._act = act
-        self._abandoned: dict[Any, Any] = {}  # when each row that looked abandoned had begun
+        self._abandoned: dict[Any, tuple[Any, float]] = {}  # when each such row had begun, and was first seen so
 
     def look(self) -> Iterator[Reaped]:
         """
-        Look at all rows that run; act on those that were abandoned at the last look as well.
+        Look at all rows that run; act on those that have been abandoned in all looks of three seconds.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered to know the slot of a row; the others have been dealt with.
@@ -96,8 +98,10 @@ class Reaper:
             except QuorumUnavailableError as error:
                 unanswered = error
                 continue
-            self._abandoned[row.id] = row.started_at
-            if before.get(row.id) == row.started_at:
+            began, seen = before.get(row.id, (None, 0.0))
+            now = locks[ticket.using].runtime.clock()
+            self._abandoned[row.id] = row.started_at, seen if began == row.started_at else now
+            if now - self._abandoned[row.id][1] >= APART:
                 worker = row.worker_ids[-1] if row.worker_ids else ""
                 yield Reaped(function.name, str(row.id), worker, self._reap(row, ticket, function))
         if unanswered:

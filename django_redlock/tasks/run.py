@@ -19,8 +19,10 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from math import inf
 from typing import Any
+from weakref import ref
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.tasks.signals import task_started
 from django.utils.json import normalize_json
 
@@ -29,12 +31,11 @@ from ..engine.lock import decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import lock, locks
 from ..keys import TaskKey, signature_of
-from ..nodes.threads import start
 from ..singleton.options import SingletonOptions
 from ..singleton.slots import FREE, Seen, Ticket, free, look
 
 PATIENCE = 30.0  # seconds after which a run that waits for its slot looks who has it
-PAUSE = 1.0  # seconds between two attempts while the nodes do not answer, on average
+PAUSE = 0.5  # seconds between two attempts while the nodes do not answer, on average
 
 log = logging.getLogger("django_redlock")
 _starting: ContextVar[Any] = ContextVar("django_redlock_starting", default=None)
@@ -92,9 +93,9 @@ class SingleFunction:
             run = self._run_of(args, kwargs)
             if run is None:
                 return body(*args, **kwargs)
-            run.begin()
             token = _current.set(run)
             try:
+                run.begin()
                 return body(*args, **kwargs)
             finally:
                 _current.reset(token)
@@ -105,9 +106,9 @@ class SingleFunction:
             run = self._run_of(args, kwargs)
             if run is None:
                 return await body(*args, **kwargs)
-            await sync_to_async(run.begin, thread_sensitive=False)()
             token = _current.set(run)
             try:
+                await sync_to_async(run.begin, thread_sensitive=False)()
                 return await body(*args, **kwargs)
             finally:
                 _current.reset(token)
@@ -153,8 +154,8 @@ class Run:
         self._life: Lease | None = None
         self._over = False
         self._outer = _current.get()  # the run that made this call, on a backend that runs each call at once
-        self._runtime = locks[self.ticket.using].runtime
-        self._since = self._runtime.clock()
+        self._manager = locks[self.ticket.using]
+        self._since = -inf  # until the body begins
 
     def begin(self) -> None:
         """
@@ -169,7 +170,7 @@ class Run:
         while True:
             try:
                 self._begin()
-                self._since = self._runtime.clock()
+                self._since = self._manager.runtime.clock()
                 return
             except QuorumUnavailableError as error:
                 how, task = self.function.singleton_options.without_nodes("run"), printable(self.ticket.task_id)
@@ -183,7 +184,7 @@ class Run:
                 if not told:
                     log.warning("task %s waits until the lock nodes answer: %s", task, error)
                 told = True
-            self._runtime.sleep(PAUSE * (0.5 + self._runtime.random()))
+            self._manager.runtime.sleep(PAUSE * (0.5 + self._manager.runtime.random()))
 
     def _begin(self) -> None:
         place = self._look()
@@ -194,7 +195,8 @@ class Run:
             self.lease = self._take(place, 0.0)
         except LockTakenError:
             self.lease = self._wait()
-        self.lease.on_lost(self._outlive)
+        me = ref(self)  # a lease that refers to its run would be renewed after both were forgotten
+        self.lease.on_lost(lambda lease: run._outlive() if (run := me()) else None)
         if self.ticket.waiting != self.ticket.running and self._is_own(place):
             free(self.ticket.using, self.ticket.waiting, place.secret)
 
@@ -244,18 +246,15 @@ class Run:
         ticket, ttl = self.ticket, self.function.singleton_options.lease
         about: Any = {"kind": "task", "label": self.function.name, "ref": ticket.task_id, "ttl": ttl, "wait": 0}
         with suppress(LockTakenError):
-            self._life = locks[ticket.using].on_behalf(life_name(ticket.task_id), max_hold=inf, **about).acquire()
+            self._life = self._manager.on_behalf(life_name(ticket.task_id), max_hold=inf, **about).acquire()
 
-    def _outlive(self, lease: Lease) -> None:
+    def _outlive(self) -> None:
         """Show that the body goes on though its slot was lost, for example because it has reached ``max_hold``."""
-
-        def show() -> None:
-            with suppress(QuorumUnavailableError):
-                self._show_life()
-            if self._over and self._life:
-                self._life.release()
-
-        start(show, "django_redlock task")  # whoever has noticed the loss must not wait for the nodes
+        # The watchdog's helper calls this, as a rule; the body, if it notices the loss first, but no event loop.
+        with suppress(QuorumUnavailableError, SynchronousOnlyOperation):
+            self._show_life()
+        if self._over and self._life:
+            self._life.release()
 
     def give_up(self) -> str:
         """Free the slot though the body goes on; return the outcome."""
@@ -265,7 +264,10 @@ class Run:
 
     def end(self) -> None:
         """Free the slot, or leave it taken for the rest of ``hold_for``."""
-        lease, left = self.lease, self.function.singleton_options.hold_for - (self._runtime.clock() - self._since)
+        lease, left = (
+            self.lease,
+            self.function.singleton_options.hold_for - (self._manager.runtime.clock() - self._since),
+        )
         self._over, stays = True, lease and left > 0 and lease.valid()
         if lease and stays and self.ticket.keep_held(lease, left, self.function.name, self.ticket.task_id):
             self.lease = None

@@ -9,8 +9,6 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ...exceptions import QuorumUnavailableError, printable
 from ..output import INTERRUPTED, MISUSED, NO_QUORUM, seconds
 
-BETWEEN = 1.0  # seconds between the two looks
-
 
 class Command(BaseCommand):
     """Find the rows of Django's tasks whose workers died, and put them back once, or fail them."""
@@ -32,7 +30,7 @@ class Command(BaseCommand):
     def handle(self, *, backend: str, every: float | None, fail: bool, dry_run: bool, **options: Any) -> None:
         """Look twice, or for ever."""
         try:
-            from ...tasks.reaper import Reaper  # only here: it needs Django 6.0, and the package of the rows
+            from ...tasks.reaper import APART, Reaper  # only here: it needs Django 6.0, and the package of the rows
         except ImportError as error:
             raise CommandError(str(error), returncode=MISUSED) from None
         try:
@@ -42,7 +40,7 @@ class Command(BaseCommand):
         try:
             self._look(reaper, every is not None)
             while True:
-                time.sleep(BETWEEN if every is None else every)
+                time.sleep(APART if every is None else every)
                 self._look(reaper, every is not None)
                 if every is None:
                     return
