@@ -209,7 +209,7 @@ class Run:
         """
         ticket = self.ticket
         cancelled, *places = look(ticket.using, *filter(None, (cancelled_name(ticket.task_id), ticket.waiting)))
-        if cancelled.value:
+        if cancelled.sightings:
             raise CancelledTask(f"Task {printable(ticket.task_id)} was cancelled before it began.")
         waiting = [seen for place in places for seen in place.sightings if seen.holder.waits]
         return min(waiting, key=lambda seen: seen.holder.task_id != ticket.task_id, default=FREE)
