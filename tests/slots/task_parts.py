@@ -74,6 +74,7 @@ class Rows:
 
     def __iter__(self) -> Iterator["Row"]:
         queue.world.reach()
+        recorder.listed = queue.world.now
         return iter([copy.copy(row) for row in self._stored()])
 
     def _stored(self) -> Iterator["Row"]:
@@ -164,7 +165,9 @@ def judge(row: Row) -> None:
     bodies = [body for body in recorder.bodies if body.id == row.id and body.machine is worker]
     leases = [lease for lease in queue.world.sim._leases if lease.hold.keeper is worker.process.manager]
     lives = [lease for lease in leases if lease.name == life_name(row.id)]
-    shown = [lease for lease in (*lives, *(body.lease for body in bodies)) if lease and lease.hold.remaining(now) > 0]
+    seen = recorder.listed - 2 * recorder.profile.node_timeout  # what was granted by then, the reaper has seen
+    shown = [lease.hold for lease in (*lives, *(body.lease for body in bodies)) if lease]
+    shown = [hold for hold in shown if hold.since < seen and hold.remaining(now) > 0]
     if shown:
         recorder.objections.append(f"{row.id} is taken from {name}, which shows that it lives")
     elif not lives and not bodies and worker.called not in (None, worker.bell):
@@ -361,6 +364,7 @@ class Recorder:
     secrets: dict[str, str]  # for the name of a machine: the secret that it drew last
     rows: dict[str, Row]  # for the name of a machine: the row that it has
     objections: list[str]
+    listed: float  # when the reaper last listed the rows
     steps: "itertools.count[int]"
 
 

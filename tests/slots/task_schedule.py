@@ -88,7 +88,8 @@ def play(history: TaskHistory, task: Any) -> None:
 
     for _ in range(profile.workers):
         employ()
-    world.add("reaper", partial(reap, over=over))
+    if profile.tells:  # the only backend whose rows can be put back can tell
+        world.add("reaper", partial(reap, over=over))
     callers = [
         world.add(f"caller {number}", partial(call_often, history=history, task=task))
         for number in range(profile.callers)
@@ -114,7 +115,8 @@ def play(history: TaskHistory, task: Any) -> None:
 def is_settled(history: TaskHistory, row: Row) -> bool:
     """Return whether nothing more happens to a row."""
     dead = row.status == RUNNING and row.worker_ids[-1] in row.died
-    return row.is_over or (dead and history.profile.options.scope == "until_executing")
+    unreaped = history.profile.options.scope == "until_executing" or not history.profile.tells
+    return row.is_over or (dead and unreaped)
 
 
 # Callers
