@@ -273,7 +273,8 @@ def rolled_back_rows_do_not_run(history: TaskHistory) -> list[str]:
 def duplicates_are_covered(history: TaskHistory) -> list[str]:
     """The row of which a duplicate was told ends after the call; if it only waits, it begins after the call."""
     found, options = [], history.profile.options
-    unheard = max(history.profile.ways) + (options.lease + RETURN if history.profile.outage else 0.0)
+    # The release has its way to each node, and the worker may lose a turn before it sends it to one.
+    unheard = 3 * max(history.profile.ways) + (options.lease + RETURN if history.profile.outage else 0.0)
     for answer in history.answers:
         row = queue.rows.get(answer.holder_id or "") if answer.duplicate else None
         if row is None or row.gone or not row.is_over or row.error in ("WorkerDied", "SystemExit"):

@@ -15,14 +15,14 @@ class Command(BaseCommand):
 
     help = (
         "Find rows of singleton tasks that say RUNNING although their worker is dead, and put them back once, or fail "
-        "them. Needs django-tasks-db. A worker counts as dead when the slot of its run has ended, for two looks."
+        "them. Needs django-tasks-db. A worker counts as dead when its run has had no slot for three seconds."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Define the options."""
         parser.add_argument("--backend", default="default", metavar="ALIAS", help="alias in TASKS; default")
         parser.add_argument(
-            "--every", type=seconds, metavar="SECONDS", help="look for ever, with this pause; otherwise look twice"
+            "--every", type=seconds, metavar="SECONDS", help="look for ever, so far apart; otherwise twice"
         )
         parser.add_argument("--fail", action="store_true", help="fail the rows, instead of putting each back once")
         parser.add_argument("--dry-run", action="store_true", help="only say what would happen")

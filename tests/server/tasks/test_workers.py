@@ -84,7 +84,9 @@ def test_killed_worker(rows, nodes):
     """Its slot is free within a lease and a second. The reaper puts its row back: the same id runs once more."""
     first = rows.worker()
     task_id = rows.run("print(json.dumps(str(long.enqueue('a').id)))")
-    slot = real_manager(nodes.urls[:3]).lock(rows.run("print(json.dumps(long.singleton.key('a')))"), wait=60)
+    slot = real_manager(nodes.urls[:3], "redlock:").lock(
+        rows.run("print(json.dumps(long.singleton.key('a')))"), wait=60
+    )
     begun(rows, "a")
     first.send_signal(signal.SIGKILL)
     killed = time.monotonic()
