@@ -1,11 +1,25 @@
-"""The lock as a decorator below Django's own ``@task``, which came with Django 6.0; before that there is no test."""
+"""The lock as a decorator below Django's own ``@task``, which came with Django 6.0."""
 
 import asyncio
 
 import django
 import pytest
+from django.core.management import CommandError, call_command
 
 from django_redlock import LockTakenError, lock, locks
+
+if django.VERSION < (6, 0):
+
+    def test_singleton_task_says_what_it_needs():
+        """Celery imports the module of every installed app, so that succeeds; what it has needs a later Django."""
+        from django_redlock import tasks
+
+        with pytest.raises(ImportError, match=r"needs Django 6\.0; for Celery, import it from"):
+            from django_redlock.tasks import singleton_task  # noqa: F401
+        with pytest.raises(CommandError, match=r"needs Django 6\.0"):
+            call_command("redlock_reap_tasks")
+        assert not hasattr(tasks, "anything")
+
 
 if django.VERSION >= (6, 0):
     from django.tasks import TaskResultStatus, task

@@ -1,6 +1,7 @@
 """Put back or fail the rows of dead workers."""
 
 import time
+from importlib.util import find_spec
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -29,10 +30,10 @@ class Command(BaseCommand):
 
     def handle(self, *, backend: str, every: float | None, fail: bool, dry_run: bool, **options: Any) -> None:
         """Look twice, or for ever."""
-        try:
-            from ...tasks.reaper import APART, Reaper  # only here: it needs Django 6.0, and the package of the rows
-        except ImportError as error:
-            raise CommandError(str(error), returncode=MISUSED) from None
+        if not find_spec("django.tasks"):
+            raise CommandError("redlock_reap_tasks needs Django 6.0, which brought django.tasks.", returncode=MISUSED)
+        from ...tasks.reaper import APART, Reaper  # only here: it needs Django 6.0
+
         try:
             reaper = Reaper(backend, fail=fail, act=not dry_run)
         except ImproperlyConfigured as error:
