@@ -83,9 +83,7 @@ class Singleton(Slots[P]):
                 self._celery_task.app.control.revoke(holder.task_id)
                 store_revoked(self._celery_task, holder.task_id, "Cancelled.", not self._celery_task.ignore_result)
                 return holder.task_id
-        for name, seen in slots:
-            if seen.split:
-                raise self._undecided(name, seen)
+        self._check_decided(slots)
         return None
 
     def _strategies(self, options: SingletonOptions) -> str:

@@ -157,9 +157,7 @@ class Slots(Generic[P]):
         slots = self._slots(args, kwargs)
         if any(seen.value for _, seen in slots):
             return True
-        for name, seen in slots:
-            if seen.split:
-                raise self._undecided(name, seen)
+        self._check_decided(slots)
         return False
 
     @overload
@@ -269,6 +267,12 @@ class Slots(Generic[P]):
         ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
         names = ticket.places(self._task.singleton_options.trails)
         return list(zip(names, look(ticket.using, *names), strict=True))
+
+    def _check_decided(self, slots: list[tuple[str, Seen]]) -> None:
+        """Raise QuorumUnavailableError if the nodes do not agree on one of the slots."""
+        for name, seen in slots:
+            if seen.split:
+                raise self._undecided(name, seen)
 
     def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
         needed = locks[self._task.singleton_options.using].rules.needed

@@ -206,13 +206,7 @@ class Call:
         _here.stored = {name: each for name, each in _here.stored.items() if each.until > now}
         stored = _here.stored[place] = Stored(self.ticket.secret, str(result.id), now + CLAIM)
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
-
-        def confirm() -> None:
-            if _here.stored.get(place) is stored:
-                del _here.stored[place]
-            named.confirm(self.ttl)
-
-        after_commit(confirm, getattr(result, "db_result", None))
+        after_commit(partial(named.confirm, self.ttl), getattr(result, "db_result", None))
 
     # A duplicate
 

@@ -6,12 +6,11 @@ kept by its function, so that a task can be copied with ``using()``, and pickled
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import datetime
 from functools import cache
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
 from django.tasks import Task, task_backends
@@ -45,51 +44,38 @@ REFUSED_DUPLICATES = {
 }
 
 
+class TaskOptions(TypedDict, total=False):
+    """The options of :func:`singleton_task`, for type checkers and editors."""
+
+    key: CallKey
+    scope: Scope
+    on_duplicate: OnDuplicate
+    hold_for: float
+    lease: float
+    max_hold: float | None
+    queue_ttl: float
+    using: str
+    group: str | None
+    version: int
+    on_unavailable: OnUnavailable
+    priority: int
+    queue_name: str
+    backend: str
+
+
 @overload
 def singleton_task(function: Callable[P, R], /) -> "SingletonTask[P, R]": ...
 
 
 @overload
 def singleton_task(
-    *,
-    takes_context: Literal[True],
-    key: CallKey = ...,
-    scope: Scope = ...,
-    on_duplicate: OnDuplicate = ...,
-    hold_for: float = ...,
-    lease: float = ...,
-    max_hold: float | None = ...,
-    queue_ttl: float = ...,
-    using: str = ...,
-    group: str | None = ...,
-    version: int = ...,
-    on_unavailable: OnUnavailable = ...,
-    priority: int = ...,
-    queue_name: str = ...,
-    backend: str = ...,
-    **task_options: Any,
+    *, takes_context: Literal[True], **options: Unpack[TaskOptions]
 ) -> "Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]": ...
 
 
 @overload
 def singleton_task(
-    *,
-    takes_context: Literal[False] = ...,
-    key: CallKey = ...,
-    scope: Scope = ...,
-    on_duplicate: OnDuplicate = ...,
-    hold_for: float = ...,
-    lease: float = ...,
-    max_hold: float | None = ...,
-    queue_ttl: float = ...,
-    using: str = ...,
-    group: str | None = ...,
-    version: int = ...,
-    on_unavailable: OnUnavailable = ...,
-    priority: int = ...,
-    queue_name: str = ...,
-    backend: str = ...,
-    **task_options: Any,
+    *, takes_context: Literal[False] = ..., **options: Unpack[TaskOptions]
 ) -> "Callable[[Callable[P, R]], SingletonTask[P, R]]": ...
 
 
@@ -125,11 +111,10 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     chosen = SingletonOptions(**ours)
 
     def decorate(function: Callable[..., Any]) -> Any:
-        backend = task_backends[theirs.get("backend", DEFAULT_TASK_BACKEND_ALIAS)]
         single = SingleFunction(function, chosen, theirs.get("takes_context", False))
         follow()
         single.wrapped.singleton_function = single
-        base: Any = backend.task_class
+        base: Any = task_backends[theirs.get("backend", DEFAULT_TASK_BACKEND_ALIAS)].task_class
         return _mixed(base)(func=single.wrapped, **DEFAULTS | theirs)
 
     return decorate(function) if function else decorate
@@ -239,14 +224,6 @@ class SingletonTask(BaseTask[P, R]):
         return _rebuilt, (self.module_path, values)
 
 
-def find_task(path: str) -> Any:
-    """Return the singleton task with this path; None if there is none."""
-    with suppress(ImportError):
-        found = import_string(path)
-        return found if isinstance(found, SingletonTask) else None
-    return None
-
-
 def _rebuilt(path: str, values: dict[str, Any]) -> Any:
     """Return a task that was pickled."""
     return replace(import_string(path), **values)
@@ -307,7 +284,5 @@ class Singleton(Slots[P]):
                 ticket.take(cancelled_name(holder.task_id), lasting, self._function.name, NOTE)
                 free(ticket.using, name, seen.secret)
                 return holder.task_id
-        for name, seen in slots:
-            if seen.split:
-                raise self._undecided(name, seen)
+        self._check_decided(slots)
         return None

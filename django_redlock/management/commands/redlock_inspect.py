@@ -1,10 +1,12 @@
 """Show everything that is known about one lock: what each node has, who holds the lock, and who waits for it."""
 
 import json
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
+from django.utils.module_loading import import_string
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, described, duration, printable, stale_keys
@@ -162,10 +164,11 @@ def find(name: str) -> Any:
         ValueError: There is none.
     """
     if find_spec("django.tasks"):
-        from ...tasks.task import find_task  # only here: it needs Django 6.0
+        from ...tasks import SingletonTask  # only here: it needs Django 6.0
 
-        if own := find_task(name):
-            return own
+        with suppress(ImportError):
+            if isinstance(found := import_string(name), SingletonTask):
+                return found
     if not find_spec("celery"):
         raise ValueError(f"There is no singleton task {name!r}; write the path of its function.")
     from ...celery.handle import find  # only here: Celery is optional
