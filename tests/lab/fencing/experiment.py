@@ -67,7 +67,7 @@ class Experiment:
         for thread in threads:
             thread.join(240)
         assert not any(thread.is_alive() for thread in threads)
-        assert self.surprises == []
+        assert self.surprises == [], self.surprises
         self.lost = self.seen["committed"] - (self.counter.read() - before)
         return self.lost
 
