@@ -35,6 +35,7 @@ from ..inventory import (
 from ..inventory import HeldLock as Held
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
+from ..singleton.handle import is_of_django
 from .changelist import Banner, banners
 from .rows import (
     DASH,
@@ -272,7 +273,7 @@ class Choice:
     def task(self) -> str:
         """The id of the Celery task that holds the lock; empty if none does."""
         owner = self.row.lock.owner if self.row else None
-        return owner.ref if owner and owner.kind == "task" else ""
+        return owner.ref if owner and owner.kind == "task" and not is_of_django(owner.label) else ""
 
     @property
     def unrenewed(self) -> bool:

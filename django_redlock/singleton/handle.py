@@ -1,6 +1,7 @@
 """The slots of a task's calls: look at them, and free them (internal)."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, overload
@@ -277,6 +278,12 @@ class Slots(Generic[P]):
     def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
         needed = locks[self._task.singleton_options.using].rules.needed
         return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
+
+
+def is_of_django(name: str) -> bool:
+    """Return whether a task of Django's own has this name, as far as its module is loaded."""
+    module, _, function = name.rpartition(".")
+    return hasattr(getattr(getattr(sys.modules.get(module), function, None), "func", None), "singleton_function")
 
 
 def explain_call(task: Any, args: str, kwargs: str) -> Explanation:

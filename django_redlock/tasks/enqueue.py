@@ -3,7 +3,7 @@ Enqueue a call: take the slot and have the backend store the row, or answer as a
 
 A row has no headers, and its id is known only when it is stored. So the slot is claimed without an id, which lapses
 after ten seconds, and names the id once the row is there for workers: after the commit, inside a transaction. Until
-then nobody is told that a call is a duplicate of this one: another call waits for a second, and then stores a row.
+then no call counts as a duplicate of this one: another call waits for a second, and then stores a row of its own.
 """
 
 import logging
@@ -36,15 +36,17 @@ ANSWER: dict[str, Any] = {"duplicate": False, "reason": "", "holder_id": None, "
 log = logging.getLogger("django_redlock")
 
 
+class NotGeneric:
+    """The base of classes that type checkers see as Django's, which are not generic when the code runs."""
+
+    __slots__ = ()
+    __class_getitem__: Any = classmethod(GenericAlias)
+
+
 if TYPE_CHECKING:
     BaseResult = TaskResult
 else:
-
-    class BaseResult:
-        """What stands for Django's result class, which is not generic when the code runs."""
-
-        __slots__ = ()
-        __class_getitem__ = classmethod(GenericAlias)
+    BaseResult = NotGeneric
 
 
 class SingletonResult(BaseResult[P, R]):
@@ -96,7 +98,7 @@ def answered(result: Any, holder: Holder | None = None, *, accepted: bool = True
     return _rebuilt(type(result), {each.name: getattr(result, each.name) for each in fields(result)}, answer)
 
 
-class Stored(NamedTuple):
+class StoredRow(NamedTuple):
     """
     A row of this thread whose slot does not name it yet, because a transaction is open.
 
@@ -111,18 +113,18 @@ class Stored(NamedTuple):
     until: float
 
 
-class Here(threading.local):
+class StoredRows(threading.local):
     """The rows of this thread whose slots do not name them yet, by the alias and the name of the slot."""
 
     def __init__(self) -> None:
-        self.stored: dict[tuple[str, str], Stored] = {}
+        self.stored: dict[tuple[str, str], StoredRow] = {}
 
 
-_here = Here()
+_here = StoredRows()
 
 
 @dataclass
-class Call:
+class RowCall:
     """
     One call on its way to the backend.
 
@@ -204,7 +206,7 @@ class Call:
         """Have the slot name the row, after the commit of the transactions that it may be part of."""
         place, now = (self.ticket.using, self.ticket.waiting), locks[self.ticket.using].runtime.clock()
         _here.stored = {name: each for name, each in _here.stored.items() if each.until > now}
-        stored = _here.stored[place] = Stored(self.ticket.secret, str(result.id), now + CLAIM)
+        stored = _here.stored[place] = StoredRow(self.ticket.secret, str(result.id), now + CLAIM)
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
         after_commit(partial(named.confirm, self.ttl), getattr(result, "db_result", None))
 

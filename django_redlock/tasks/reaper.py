@@ -88,11 +88,10 @@ class Reaper:
 
         before, self._abandoned, unanswered = self._abandoned, {}, None
         for row in DBTaskResult.objects.running().filter(backend_name=self._backend):
-            function = singleton_of(row)
-            if function is None or function.singleton_options.scope == "until_executing":
-                continue  # the run of such a row has no slot
+            function, ticket = slot_of(row)
+            if function is None or not ticket.running:
+                continue
             try:
-                ticket = function.singleton_ticket(str(row.id), row.args_kwargs["args"], row.args_kwargs["kwargs"])
                 if not is_abandoned(row, ticket, function.singleton_options.lease):
                     continue
             except QuorumUnavailableError as error:
@@ -139,13 +138,13 @@ class Reaper:
         return type(row).objects.filter(pk=row.pk, status=TaskResultStatus.RUNNING, started_at=row.started_at)
 
 
-def singleton_of(row: Any) -> SingleFunction | None:
-    """Return the function of a row's task; None if the task is none of ours, or can no longer be imported."""
+def slot_of(row: Any) -> tuple[SingleFunction | None, Ticket]:
+    """Return the function of a row and its slot; no function if the task is none of ours, or has changed since."""
     try:
-        task = row.task
-    except Exception:  # of the project's module, or because the task is gone
-        return None
-    return getattr(task.func, "singleton_function", None)
+        function: SingleFunction = row.task.func.singleton_function
+        return function, function.singleton_ticket(str(row.id), **row.args_kwargs)
+    except Exception:  # of the project's module, or of its key
+        return None, Ticket("", "", "")
 
 
 def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:

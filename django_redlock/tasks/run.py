@@ -68,7 +68,6 @@ class SingleFunction:
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         self.singleton_key = TaskKey(options.key, signature, self.name, options.group, options.version)
         self.wrapped = self._wrapped(body)
-        self._body = body
         self._takes_context = takes_context
         self._checked = lock(f"task:{self.name}", using=options.using, ttl=options.lease)
         decorators.add(self._checked)  # for ``manage.py check``
@@ -232,7 +231,10 @@ class Run:
         while True:
             self._show_life()
             with suppress(LockTakenError):
-                return self._take(self._look(), PATIENCE)
+                self.lease = self._take(self._look(), PATIENCE)
+                with suppress(QuorumUnavailableError):
+                    self._look()  # it may have been cancelled while it waited
+                return self.lease
 
     def _show_life(self) -> None:
         """
@@ -264,11 +266,9 @@ class Run:
 
     def end(self) -> None:
         """Free the slot, or leave it taken for the rest of ``hold_for``."""
-        lease, left = (
-            self.lease,
-            self.function.singleton_options.hold_for - (self._manager.runtime.clock() - self._since),
-        )
-        self._over, stays = True, lease and left > 0 and lease.valid()
+        self._over, lease = True, self.lease
+        left = self.function.singleton_options.hold_for - (self._manager.runtime.clock() - self._since)
+        stays = left > 0 and lease is not None and lease.valid()
         if lease and stays and self.ticket.keep_held(lease, left, self.function.name, self.ticket.task_id):
             self.lease = None
         self._free()

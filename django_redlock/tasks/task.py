@@ -1,15 +1,14 @@
 """
 :func:`singleton_task` for Django's own tasks, and the class of such a task (internal).
 
-The task class is that of the backend, with ours mixed in: some workers insist on their own. What it needs to know is
-kept by its function, so that a task can be copied with ``using()``, and pickled.
+The task class is that of the backend, with ours mixed in: some workers insist on their own. Its function keeps the
+options of the slot, so that a task can be copied with ``using()``, and pickled.
 """
 
 from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import datetime
 from functools import cache
-from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
@@ -23,7 +22,7 @@ from ..keys import CallKey
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, suggested
 from ..singleton.slots import free
-from .enqueue import Call, SingletonResult
+from .enqueue import NotGeneric, RowCall, SingletonResult
 from .run import SingleFunction, cancelled_name, follow, running
 
 P = ParamSpec("P")
@@ -139,12 +138,7 @@ def _check_duplicates(how: object) -> None:
 if TYPE_CHECKING:
     BaseTask = Task
 else:
-
-    class BaseTask:
-        """What stands for Django's task class, which is not generic when the code runs."""
-
-        __slots__ = ()
-        __class_getitem__ = classmethod(GenericAlias)
+    BaseTask = NotGeneric
 
 
 class SingletonTask(BaseTask[P, R]):
@@ -186,11 +180,11 @@ class SingletonTask(BaseTask[P, R]):
             ValueError: A value cannot work.
         """
         _check_duplicates(on_duplicate)
-        ours = {"on_duplicate": on_duplicate, "queue_ttl": queue_ttl}
-        chosen = {name: value for name, value in ours.items() if value is not None}
-        self._function.singleton_options.for_call(chosen)  # tells what cannot work
         theirs = {"priority": priority, "queue_name": queue_name, "run_after": run_after, "backend": backend}
-        return cast("SingletonTask[P, R]", replace(super().using(**theirs), **chosen))  # type: ignore[arg-type]
+        ours = {"on_duplicate": on_duplicate or self.on_duplicate, "queue_ttl": queue_ttl or self.queue_ttl}
+        chosen = cast("SingletonTask[P, R]", replace(super().using(**theirs), **ours))  # type: ignore[arg-type]
+        chosen._options()  # tells what cannot work
+        return chosen
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[P, R]:
         """
@@ -204,16 +198,17 @@ class SingletonTask(BaseTask[P, R]):
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        function = self._function
-        own = {"on_duplicate": self.on_duplicate, "queue_ttl": self.queue_ttl}
-        chosen = {name: value for name, value in own.items() if value is not None}
-        options = function.singleton_options.for_call(chosen) if chosen else function.singleton_options
-        sent: SingletonResult[P, R] = Call(self, function, options, args, kwargs).send()
+        sent: SingletonResult[P, R] = RowCall(self, self._function, self._options(), args, kwargs).send()
         return sent
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[P, R]:
         """Do what :meth:`enqueue` does without blocking."""
         return await sync_to_async(self.enqueue)(*args, **kwargs)
+
+    def _options(self) -> SingletonOptions:
+        """Return the options of the slot, with those that ``using()`` chose."""
+        own = {"on_duplicate": self.on_duplicate, "queue_ttl": self.queue_ttl}
+        return self._function.singleton_options.for_call({name: one for name, one in own.items() if one is not None})
 
     @property
     def _function(self) -> SingleFunction:

@@ -56,5 +56,5 @@ TASK_MUTANTS = (
     Mutant("rows wait for rows that wait", HAUNTS, (Run, "_take"), waits_for_it),
     Mutant("rows of processes that wait are put back", HAUNTS, (reaper, "life_name"), lambda right: "nobody:{}".format),
     Mutant("the slot is freed before the body", HAUNTS, (Run, "begin"), frees_first),
-    Mutant("rows that were rolled back are joined", HAUNTS, (enqueue.Call, "_stored_here"), believes_this_thread),
+    Mutant("rows that were rolled back are joined", HAUNTS, (enqueue.RowCall, "_stored_here"), believes_this_thread),
 )

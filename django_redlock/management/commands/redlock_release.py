@@ -8,6 +8,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...conf import DEFAULT_ALIAS
 from ...inventory import MAX_RELEASE, ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
 from ...nodes.clock import steady
+from ...singleton.handle import is_of_django
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -140,14 +141,15 @@ class Command(OperatorCommand):
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
         """Revoke the task that holds a lock; return False if the request did not reach the workers."""
-        if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
+        owner = lock.owner
+        if owner is None or owner.kind != "task" or not owner.ref or is_of_django(owner.label):
             self.stderr.write(f"{printable(lock.name)}: not held by a Celery task.", self.style.WARNING)
             return True
         from ...celery.handle import revoke  # only here: Celery is optional
 
-        name, task = printable(lock.name), printable(lock.owner.ref)
+        name, task = printable(lock.name), printable(owner.ref)
         try:
-            revoke(lock.owner.ref, terminate=terminate)
+            revoke(owner.ref, terminate=terminate)
         except Exception as error:  # from any broker's client, or from its settings
             text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
             self.stderr.write(text, self.style.ERROR)

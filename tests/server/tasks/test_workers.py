@@ -129,6 +129,24 @@ def test_row_without_a_slot_is_not_reaped_while_its_process_lives(rows):
     runs_of(rows, "b")
 
 
+def test_row_that_no_longer_fits_its_task_hinders_no_other(rows):
+    """After a deploy, the arguments of an old row may have no key; the reaper then acts on the others."""
+    code = (
+        "from datetime import timedelta; from django.utils import timezone\n"
+        "from django_redlock.tasks import reaper; from django_tasks_db.models import DBTaskResult\n"
+        "ids = [str(long.enqueue(what).id) for what in 'ab']\n"
+        "long.singleton.release('b'); old = timezone.now() - timedelta(hours=1)\n"
+        "DBTaskResult.objects.update(status='RUNNING', started_at=old, worker_ids=['dead'])\n"
+        "DBTaskResult.objects.filter(id=ids[0]).update(args_kwargs={'args': [], 'kwargs': {'gone': 1}})\n"
+        "found = reaper.Reaper('default'); seen = [*found.look()]\n"
+        "time.sleep(reaper.APART); seen += found.look()\n"
+        "print(json.dumps([ids[1], [[each.task_id, each.outcome] for each in seen]]))"
+    )
+    other, seen = rows.run(code)
+
+    assert seen == [[other, "put back"]]
+
+
 def test_second_death_fails_the_row(rows):
     """A row that has cost two workers their lives is not tried again; its result says why."""
     task_id = rows.run("print(json.dumps(str(long.enqueue('a').id)))")
