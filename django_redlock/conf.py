@@ -155,7 +155,7 @@ def _setting() -> Mapping[str, Any]:
         raise _with_example(f"REDLOCK must be a dict of aliases, not {type(setting).__name__}.")
     if not setting:
         raise _with_example("REDLOCK is empty.")
-    for alias, entry in setting.items():
+    for alias, entry in list(setting.items()):  # tests may add aliases in other threads
         if not isinstance(entry, Mapping):
             raise _with_example(f"REDLOCK[{alias!r}] must be a dict, not {type(entry).__name__}.")
     return setting

@@ -1,7 +1,6 @@
 """Leases for the tests of the fence: as good as real ones, and from sources that are broken on purpose."""
 
 import itertools
-import threading
 
 from django.conf import settings
 
@@ -9,7 +8,6 @@ from django_redlock import Lease, locks
 
 _numbers = itertools.count()
 _aliases: list[str] = []
-_mutex = threading.Lock()
 
 
 def lease_of(name: str | list[str], fencing_token: int = 0, **options) -> Lease:
@@ -17,8 +15,7 @@ def lease_of(name: str | list[str], fencing_token: int = 0, **options) -> Lease:
     given = {"ttl": 60.0, "renew": False, "wait": 30} | options
     alias = f"nobody-else-{next(_numbers)}"
     rules = {"restart_guard": False, "node_timeout": min(5.0, given["ttl"] / 6)}
-    with _mutex:  # and a new dictionary, because other threads may be reading this one
-        settings.REDLOCK = {**settings.REDLOCK, alias: {"NODES": f"memory://{alias}", "OPTIONS": rules}}
+    settings.REDLOCK[alias] = {"NODES": f"memory://{alias}", "OPTIONS": rules}
     _aliases.append(alias)
     lease = locks[alias].lock(name, **given).acquire()
     if fencing_token:
