@@ -23,7 +23,7 @@ WORKERS = {
 }
 BEGIN = (
     "import json, os, sys, time, django; django.setup(); from tests.server.tasks.project import *; "
-    "from django_redlock import locks; "
+    "from django_redlock import locks; from django_redlock.inventory import find_lock; "
 )
 
 
