@@ -518,7 +518,7 @@ class LeaseHold(Hold):
         self.renewed = renewed
         self.limit = wanted.limit
         self.taken_by: object = None  # the thread or task
-        self.taken_at = ("", 0)  # the file and line that took the lock
+        self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction
         self.block: ref[OpenBlock] | None = None  # the with statement of the lock that holds it
         self.in_own_block = False  # whether ``with lease:`` was entered
         self.depth = 1  # how often the holder has entered the lock and not yet left it

@@ -264,7 +264,8 @@ _taken: ContextVar[tuple[Chain, int, int]] = ContextVar("django_redlock leases",
 def remember(lease: "Lease", who: object) -> None:
     """Remember that a thread or task took a lease: for this context, and for those that are copied from it."""
     frame, hold = caller_frame(INNER), lease.hold
-    hold.taken_by, hold.taken_at = who, (frame.f_code.co_filename, frame.f_lineno)
+    # Not the number of the line, which Python counts from the first line of a function: only a message needs it.
+    hold.taken_by, hold.taken_at = who, (frame.f_code, frame.f_lasti)
     chain, size, limit = _taken.get()
     if size >= limit:
         chain, size = None, 0
@@ -360,5 +361,6 @@ class WaitCheck:
 
 
 def _place(lease: "Lease") -> str:
-    file, line = lease.hold.taken_at
-    return f"{file}:{line}"
+    code, instruction = lease.hold.taken_at
+    line = next((line for first, after, line in code.co_lines() if first <= instruction < after), None)
+    return f"{code.co_filename}:{line or code.co_firstlineno}"

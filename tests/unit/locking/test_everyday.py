@@ -182,7 +182,7 @@ def warnings_of_waiting(caplog: pytest.LogCaptureFixture) -> list[Any]:
 def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(caplog: pytest.LogCaptureFixture):
     """A lease outside a block may be handed on, so the thread waits, and the log names both places."""
     with Simulation(nodes=3, ttl=10.0, check=False) as sim:
-        lease = lock("handed\non").acquire()
+        lease, line = lock("handed\non").acquire(), sys._getframe().f_lineno
         with pytest.raises(LockTakenError):
             lock("handed\non", wait=9).acquire()
         with pytest.raises(SynchronousOnlyOperation):
@@ -193,6 +193,7 @@ def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(ca
 
         [record] = warnings_of_waiting(caplog)
         assert record.getMessage().count("test_everyday.py:") == 2
+        assert f"test_everyday.py:{line}, or was called" in record.getMessage()
         assert "\n" not in record.getMessage()
         assert lease.release() == "released"
         sim.advance(1)
