@@ -15,7 +15,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -330,8 +330,7 @@ class RowLock(Block[Result]):
             locked = {name for row in rows for name in row.names}
             if any(row.names - locked for row in self._target.again(rows)):
                 raise _MovedError
-        result: Result = self._target.read(rows)
-        return result
+        return cast(Result, self._target.read(rows))
 
     async def _take(
         self,

@@ -1,19 +1,22 @@
 """
 Find the rows to lock, name their locks, and read the rows again once they are locked (internal).
+
+There are two kinds of target: the rows that a queryset selects (:class:`Rows`), and the caller's instances
+(:class:`Instances`). Both have the same three methods: ``rows()`` finds the rows before they are locked, ``again()``
+finds which of them are still there afterwards, and ``read()`` reads them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import router
 from django.db.models import Model, QuerySet
 
 MAX_ROWS = 200  # rows in one lock
-SELF = "self"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +26,6 @@ class ModelRow:
     pk: Any
     names: frozenset[str]
     key: str = ""
-
-
-class Target(Protocol):
-    """The rows to lock, the database that stores them, and the way to read them again."""
-
-    db: str
-    label: str
-    related: "Related"
-
-    def rows(self) -> list[ModelRow]:
-        """Find the rows before they are locked."""
-
-    def again(self, rows: list[ModelRow]) -> list[ModelRow]:
-        """Find which of the rows are still there once they are locked."""
-
-    def read(self, rows: list[ModelRow]) -> Any:
-        """Read the rows once they are locked."""
 
 
 class Related:
@@ -59,7 +45,7 @@ class Related:
             raise TypeError(f"of must be a tuple or list such as ({of!r},), not the str {of!r}.")
         if not isinstance(of, Sequence):
             raise TypeError(f"of must be a tuple or list such as ('customer',), not {of!r}.")
-        self._paths = [path for path in of if path != SELF]
+        self._paths = [path for path in of if path != "self"]
 
     def __bool__(self) -> bool:
         return bool(self._paths)
@@ -221,6 +207,9 @@ class Instances:
         for instance in self._instances:
             models.setdefault(type(instance), []).append(instance)
         return list(models.items())
+
+
+Target = Rows | Instances
 
 
 def check_number(rows: Sequence[object], label: str) -> None:
