@@ -14,6 +14,7 @@ import time
 from asyncio import CancelledError, shield
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
 from threading import get_ident
@@ -138,27 +139,21 @@ def fenced(
     return Fenced(tuple(leases), aliases, margin, retries, nested, route_reads)
 
 
+@dataclass(eq=False, repr=False)
 class Fenced(Block[None]):
     """A transaction behind a fence, as :func:`fenced` describes it; it can be used again, one block at a time."""
 
     remedy = "call fenced() anew for every block."
 
-    def __init__(
-        self,
-        leases: tuple[Lease, ...],
-        databases: tuple[str, ...],
-        margin: float | None,
-        retries: int,
-        nested: bool,
-        route_reads: bool,
-    ) -> None:
+    _leases: tuple[Lease, ...]
+    _databases: tuple[str, ...]
+    _margin: float | None
+    _retries: int
+    _nested: bool
+    _route_reads: bool
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._leases = leases
-        self._databases = databases
-        self._margin = margin
-        self._retries = retries
-        self._nested = nested
-        self._route_reads = route_reads
 
     def __repr__(self) -> str:
         return f"<Fenced {', '.join(lease.name for lease in self._leases)}>"

@@ -15,6 +15,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
@@ -233,6 +234,7 @@ class _MovedError(Exception):
     """A row's related row is no longer the one that was locked with it."""
 
 
+@dataclass(eq=False, repr=False)
 class RowLock(Block[Result]):
     """
     The rows of :func:`lock_for_update`, for one ``with`` or ``async with`` at a time.
@@ -242,22 +244,15 @@ class RowLock(Block[Result]):
 
     remedy = "call lock_for_update() anew for every block."
 
-    def __init__(
-        self,
-        target: Target,
-        skip_locked: bool,
-        wait: Wait,
-        ttl: float | None,
-        using: str,
-        route_reads: bool,
-    ) -> None:
+    _target: Target
+    _skip_locked: bool
+    _wait: Wait
+    _ttl: float | None
+    _using: str
+    _route_reads: bool
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._target = target
-        self._skip_locked = skip_locked
-        self._wait = wait
-        self._ttl = ttl
-        self._using = using
-        self._route_reads = route_reads
 
     def __repr__(self) -> str:
         return f"<RowLock {self._target.label}>"
