@@ -144,7 +144,7 @@ def databases_of(alias: str) -> list[str]:
 def nodes_named(alias: str) -> list[str]:
     """Return what names each node of a well-formed alias: its URL, ``cache:`` and an alias, or nothing."""
     nodes = _node_list(alias, _setting()[alias]["NODES"])
-    return [_url({"URL": node} if isinstance(node, str) else node) for node in nodes]
+    return [_url(node if isinstance(node, str) else node.get("URL", "")) for node in nodes]
 
 
 def _setting() -> Mapping[str, Any]:
@@ -217,7 +217,7 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "redlock.E003",
         )
     _known_keys(where, entry, NODE_KEYS)
-    name, url = _node_name(where, entry), _url(entry)
+    name, url = _node_name(where, entry), _url(url)
     if url.startswith("cache:"):
         if entry.get("OPTIONS"):
             raise InvalidRedlockError(
@@ -259,10 +259,9 @@ def _scheme(where: str, url: str) -> str:
         raise InvalidRedlockError(f"{where} has a URL that cannot be read; write {advice}.", "redlock.E003") from None
 
 
-def _url(entry: Mapping[str, Any]) -> str:
+def _url(url: str) -> str:
     """Return the URL of a node without the white space around it, and with its scheme in small letters."""
-    url: str = entry.get("URL", "").strip()
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, rest = url.strip().partition(":")
     return f"{scheme.lower()}{colon}{rest}"
 
 
@@ -270,8 +269,8 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
     """Return the node that is the master of a service watched by Redis Sentinel."""
     _known_keys(where, entry, SENTINEL_KEYS)
     service, sentinels = entry.get("SERVICE_NAME"), entry.get("SENTINELS")
-    urls = [_sentinel_url(where, each) for each in sentinels] if isinstance(sentinels, (list, tuple)) else []
-    if not isinstance(service, str) or not re.fullmatch(r"[\w.-]+", service) or not urls or None in urls:
+    urls = _sentinel_urls(where, sentinels)
+    if not isinstance(service, str) or not re.fullmatch(r"[\w.-]+", service) or not urls:
         raise InvalidRedlockError(
             f"{where} needs SENTINELS, a list of (host, port) or of URLs such as 'redis://sentinel-1:26379', and the "
             f"SERVICE_NAME that they know the master by; write, for example, {SENTINEL_EXAMPLE}.",
@@ -280,7 +279,7 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
     options = _node_options(where, entry)
     scheme = "rediss" if any(key.startswith("ssl_") for key in options) else "redis"
     name, masters = _node_name(where, entry), _masters(where, entry)
-    return NodeSpec(f"{scheme}://{service}", name, options, tuple(filter(None, urls)), masters)
+    return NodeSpec(f"{scheme}://{service}", name, options, urls, masters)
 
 
 def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,14 +306,18 @@ def _masters(where: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(masters)
 
 
-def _sentinel_url(where: str, entry: Any) -> str | None:
-    """Return the URL of a sentinel, or None if it cannot be one."""
-    match entry:
-        case str():
-            return entry if _scheme(where, entry) in ("redis", "rediss", "valkey", "valkeys") else None
-        case [str(host), int(port)]:
-            return f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
-    return None
+def _sentinel_urls(where: str, entries: Any) -> tuple[str, ...]:
+    """Return the URLs of sentinels; none if *entries* is no list, or one of them is neither (host, port) nor a URL."""
+    urls: list[str] = []
+    for entry in entries if isinstance(entries, (list, tuple)) else ():
+        match entry:
+            case str() if _scheme(where, entry) in ("redis", "rediss", "valkey", "valkeys"):
+                urls.append(entry)
+            case [str(host), int(port)]:
+                urls.append(f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}")
+            case _:
+                return ()
+    return tuple(urls)
 
 
 def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
@@ -360,13 +363,13 @@ def _sentinel_of_cache(
 ) -> NodeSpec:
     """Return the node of a cache whose master sentinels know; the host of its URL is the service's name."""
     sentinels, how = options.get("SENTINELS"), options.get("SENTINEL_KWARGS") or {}
-    urls = [_sentinel_url(cache, each) for each in sentinels] if isinstance(sentinels, (list, tuple)) else []
+    urls = _sentinel_urls(cache, sentinels)
     try:
         parts = urlsplit(location)
         service, db = parts.hostname, int(parts.path.strip("/") or 0)
     except ValueError:
         service, db = None, 0
-    if not urls or None in urls or not service:
+    if not urls or not service:
         raise InvalidRedlockError(
             f"{cache} master is found by Redis Sentinel, but whose SENTINELS are no list of (host, port), or whose "
             "LOCATION is no URL of a service such as 'redis://mymaster/0'.",
@@ -374,7 +377,7 @@ def _sentinel_of_cache(
         )
     access = ":".join(quote(str(how.get(key) or ""), safe="") for key in ("username", "password")) + "@"
     scheme = "rediss" if how.get("ssl") else "redis"
-    guides = tuple(f"{scheme}://{access * (len(access) > 2)}{str(url).partition('://')[2]}" for url in urls)
+    guides = tuple(f"{scheme}://{access * (len(access) > 2)}{url.partition('://')[2]}" for url in urls)
     own = {key: unquote(value) for key in ("username", "password") if (value := getattr(parts, key))}
     return NodeSpec(f"{parts.scheme}://{service}", name, {"db": db} | own | chosen, guides)
 
@@ -388,7 +391,7 @@ def servers_of(cache: Mapping[str, Any]) -> list[str]:
 
 
 def _primary(where: str, cache: Mapping[str, Any]) -> str:
-    url = _url({"URL": [*servers_of(cache), ""][0]})
+    url = _url(next(iter(servers_of(cache)), ""))
     if _scheme(f"{where} names a cache that", url) not in KINDS:
         raise InvalidRedlockError(
             f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'.",
