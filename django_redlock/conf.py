@@ -125,7 +125,7 @@ def read_alias(alias: str) -> AliasConfig:
         try:
             found.append(open_node(replace(spec, alias=alias), prefix))
         except ValueError as error:
-            raise InvalidRedlockError(f"{where}[{index}] cannot be used: {error}.", "redlock.E003") from None
+            raise _bad_node(f"{where}[{index}] cannot be used: {error}.") from None
     nodes = tuple(found)
     _distinct(alias, nodes)
     return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), nodes))
@@ -163,6 +163,14 @@ def _setting() -> Mapping[str, Any]:
 
 def _with_example(wrong: str, code: str = "redlock.E001") -> InvalidRedlockError:
     return InvalidRedlockError(f"{wrong} Write, for example:\n\n{EXAMPLE}", code)
+
+
+def _bad_node(wrong: str) -> InvalidRedlockError:
+    return InvalidRedlockError(wrong, "redlock.E003")
+
+
+def _bad_cache(wrong: str) -> InvalidRedlockError:
+    return InvalidRedlockError(wrong, "redlock.E005")
 
 
 def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -212,32 +220,24 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     url = entry["URL"] if isinstance(entry, Mapping) and "URL" in entry else entry
     if not isinstance(url, str):
         given = f"a dict with {', '.join(map(repr, url))}" if isinstance(url, Mapping) else type(url).__name__
-        raise InvalidRedlockError(
-            f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {given}.",
-            "redlock.E003",
-        )
+        raise _bad_node(f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {given}.")
     _known_keys(where, entry, NODE_KEYS)
     name, url = _node_name(where, entry), _url(url)
     if url.startswith("cache:"):
         if entry.get("OPTIONS"):
-            raise InvalidRedlockError(
-                f"{where} names a cache, which takes no OPTIONS here: set them in its entry in CACHES.",
-                "redlock.E003",
-            )
+            raise _bad_node(f"{where} names a cache, which takes no OPTIONS here: set them in its entry in CACHES.")
         return _cache_spec(where, url.removeprefix("cache:"), name)
     scheme = _scheme(where, url)
     if scheme not in KINDS:
-        raise InvalidRedlockError(
+        raise _bad_node(
             f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; "
-            "write, for example, 'redis://lock-1:6379'.",
-            "redlock.E003",
+            "write, for example, 'redis://lock-1:6379'."
         )
     # Schemes may be written in capitals, and each kind of node compares them.
     masters = _masters(where, entry)
     if masters and not scheme.endswith("+cluster"):
-        raise InvalidRedlockError(
-            f"{where} has MASTERS, but its URL names the master; MASTERS is for Sentinel and for a cluster.",
-            "redlock.E003",
+        raise _bad_node(
+            f"{where} has MASTERS, but its URL names the master; MASTERS is for Sentinel and for a cluster."
         )
     return NodeSpec(scheme + url[len(scheme) :], name, _node_options(where, entry), masters=masters)
 
@@ -245,7 +245,7 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
 def _node_name(where: str, entry: Mapping[str, Any]) -> str:
     name = entry.get("NAME", "")
     if not isinstance(name, str):
-        raise InvalidRedlockError(f"{where}['NAME'] must be a str, not {type(name).__name__}.", "redlock.E003")
+        raise _bad_node(f"{where}['NAME'] must be a str, not {type(name).__name__}.")
     return name
 
 
@@ -253,10 +253,10 @@ def _scheme(where: str, url: str) -> str:
     try:
         return split_url(url).scheme
     except ValueError:
-        advice = (
-            "a URL such as 'redis://lock-1:6379', and percent-encode @, #, /, ?, [ and ] in a user name or password"
-        )
-        raise InvalidRedlockError(f"{where} has a URL that cannot be read; write {advice}.", "redlock.E003") from None
+        raise _bad_node(
+            f"{where} has a URL that cannot be read; write a URL such as 'redis://lock-1:6379', and percent-encode @, "
+            "#, /, ?, [ and ] in a user name or password."
+        ) from None
 
 
 def _url(url: str) -> str:
@@ -271,10 +271,9 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
     service, sentinels = entry.get("SERVICE_NAME"), entry.get("SENTINELS")
     urls = _sentinel_urls(where, sentinels)
     if not isinstance(service, str) or not re.fullmatch(r"[\w.-]+", service) or not urls:
-        raise InvalidRedlockError(
+        raise _bad_node(
             f"{where} needs SENTINELS, a list of (host, port) or of URLs such as 'redis://sentinel-1:26379', and the "
-            f"SERVICE_NAME that they know the master by; write, for example, {SENTINEL_EXAMPLE}.",
-            "redlock.E003",
+            f"SERVICE_NAME that they know the master by; write, for example, {SENTINEL_EXAMPLE}."
         )
     options = _node_options(where, entry)
     scheme = "rediss" if any(key.startswith("ssl_") for key in options) else "redis"
@@ -286,10 +285,9 @@ def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for redis-py that are not in the URL."""
     options = entry.get("OPTIONS", {})
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise InvalidRedlockError(
+        raise _bad_node(
             f"{where}['OPTIONS'] must be a dict with the names of redis-py's options as keys, such as "
-            f"{{'ssl_ca_certs': '/etc/ssl/locks.pem'}}, not {type(options).__name__}.",
-            "redlock.E003",
+            f"{{'ssl_ca_certs': '/etc/ssl/locks.pem'}}, not {type(options).__name__}."
         )
     return dict(options)
 
@@ -298,10 +296,9 @@ def _masters(where: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the hosts that may be the master; none if any host may."""
     masters = entry.get("MASTERS", ())
     if not isinstance(masters, (list, tuple)) or not all(isinstance(host, str) and host for host in masters):
-        raise InvalidRedlockError(
+        raise _bad_node(
             f"{where}['MASTERS'] must be a list of hosts as the servers announce them, such as ['10.0.0.1'], "
-            f"not {type(masters).__name__}.",
-            "redlock.E003",
+            f"not {type(masters).__name__}."
         )
     return tuple(masters)
 
@@ -324,32 +321,26 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
     """Return the primary of a ``CACHES`` entry; never its replicas, which do not vote."""
     caches = settings.CACHES
     if "//" in alias:  # it may have a password
-        advice = "must name a cache of CACHES after 'cache:', such as 'cache:default', not a URL."
-        raise InvalidRedlockError(f"{where} {advice}", "redlock.E005")
+        raise _bad_cache(f"{where} must name a cache of CACHES after 'cache:', such as 'cache:default', not a URL.")
     if alias not in caches:
-        raise InvalidRedlockError(
-            f"{where} names the cache {alias!r}, which CACHES does not have{nearest(alias, caches)}", "redlock.E005"
-        )
+        raise _bad_cache(f"{where} names the cache {alias!r}, which CACHES does not have{nearest(alias, caches)}")
     cache = caches[alias]
     options = cache.get("OPTIONS") or {}
     backend, client = str(cache.get("BACKEND")), str(options.get("CLIENT_CLASS", ""))
     if "Cluster" in backend + client:
-        raise InvalidRedlockError(
+        raise _bad_cache(
             f"{where} names the cache {alias!r}, which is a cluster; write redis+cluster://host-1,host-2 with a few of "
-            "its members instead.",
-            "redlock.E005",
+            "its members instead."
         )
     if backend not in REDIS_CACHES:
-        raise InvalidRedlockError(
+        raise _bad_cache(
             f"{where} names the cache {alias!r}, whose backend is not Redis; it must be one of "
-            f"{', '.join(REDIS_CACHES)}.",
-            "redlock.E005",
+            f"{', '.join(REDIS_CACHES)}."
         )
     if "Shard" in client:
-        raise InvalidRedlockError(
+        raise _bad_cache(
             f"{where} names the cache {alias!r}, whose CLIENT_CLASS spreads keys over several servers; a node must be "
-            "one master. Write its URL instead.",
-            "redlock.E005",
+            "one master. Write its URL instead."
         )
     url, chosen = _primary(where, cache), dict(_cache_options(options))
     classes = [options.get(key) for key in SENTINEL_CLASSES] + [getattr(settings, key, "") for key in FACTORIES]
@@ -370,10 +361,9 @@ def _sentinel_of_cache(
     except ValueError:
         service, db = None, 0
     if not urls or not service:
-        raise InvalidRedlockError(
+        raise _bad_cache(
             f"{cache} master is found by Redis Sentinel, but whose SENTINELS are no list of (host, port), or whose "
-            "LOCATION is no URL of a service such as 'redis://mymaster/0'.",
-            "redlock.E005",
+            "LOCATION is no URL of a service such as 'redis://mymaster/0'."
         )
     access = ":".join(quote(str(how.get(key) or ""), safe="") for key in ("username", "password")) + "@"
     scheme = "rediss" if how.get("ssl") else "redis"
@@ -393,9 +383,8 @@ def servers_of(cache: Mapping[str, Any]) -> list[str]:
 def _primary(where: str, cache: Mapping[str, Any]) -> str:
     url = _url(next(iter(servers_of(cache)), ""))
     if _scheme(f"{where} names a cache that", url) not in KINDS:
-        raise InvalidRedlockError(
-            f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'.",
-            "redlock.E005",
+        raise _bad_cache(
+            f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'."
         )
     return url
 
