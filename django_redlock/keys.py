@@ -176,7 +176,7 @@ class TaskKey:
 
 def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
     # JSON marks its own end, so no value can look like the next parameter.
-    return ",".join([f"{name}={_encoded(name, values[name])}" for name in names])
+    return ",".join([f"{name}={_plain(values[name]) or _through_json(name, values[name])}" for name in names])
 
 
 def signature_of(body: Callable[..., Any]) -> Signature:
@@ -190,11 +190,6 @@ def signature_of(body: Callable[..., Any]) -> Signature:
     own = signature(body, follow_wrapped=False)
     anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
     return signature(body) if anything else own
-
-
-def _encoded(name: str, value: Any) -> str:
-    plain = _plain(value)
-    return _through_json(name, value) if plain is None else plain
 
 
 def _plain(value: Any) -> str | None:
@@ -253,7 +248,9 @@ def _encoder() -> json.JSONEncoder:
 
         def default(self, value: Any) -> Any:
             if isinstance(value, Model):
-                return {"__model__": [value._meta.label_lower, _saved(value)]}
+                if value._state.adding or value.pk is None:
+                    raise ValueError(f"{value._meta.label} is not saved, so nothing identifies it yet")
+                return {"__model__": [value._meta.label_lower, value.pk]}
             if isinstance(value, Enum):
                 return {"__enum__": [f"{type(value).__module__}.{type(value).__qualname__}", value.name]}
             if isinstance(value, datetime):
@@ -288,12 +285,6 @@ def _without_trailing_zeros(value: Decimal) -> Decimal:
 
 
 _sorting = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def _saved(instance: Model) -> Any:
-    if instance._state.adding or instance.pk is None:
-        raise ValueError(f"{instance._meta.label} is not saved, so nothing identifies it yet")
-    return instance.pk
 
 
 def _shortened(key: str) -> str:
@@ -414,9 +405,13 @@ class ViewKey:
 
     def _read(self, key: Key[...]) -> list[str | _Field]:
         if isinstance(key, str):
-            return self._read_text(key)
+            if not key:
+                raise self._error("it must not be empty")
+            return self.read_source(key) or self._read_template(key)
         if callable(key):
-            return [self._read_callable(key)]
+            if iscoroutinefunction(key):
+                raise self._error("a callable must not be a coroutine function; it is called in a thread and may block")
+            return [_Field("the callable", lambda call: (_joined(self.call(key, call)),))]
         if not isinstance(key, list | tuple) or not key:
             raise self._error(f"it must be a str, a callable or a list of these, not {key!r}")
         parts: list[str | _Field] = []
@@ -427,19 +422,9 @@ class ViewKey:
             parts += self._read(item)
         return parts
 
-    def _read_callable(self, key: Callable[..., Any]) -> _Field:
-        if iscoroutinefunction(key):
-            raise self._error("a callable must not be a coroutine function; it is called in a thread and may block")
-        return _Field("the callable", lambda call: (_joined(self.call(key, call)),))
-
     def call(self, key: Callable[..., Any], call: ViewCall) -> object:
         """Return the callable's result for one call of the view."""
         return key(call.request, *call.args, **call.kwargs)
-
-    def _read_text(self, text: str) -> list[str | _Field]:
-        if not text:
-            raise self._error("it must not be empty")
-        return self.read_source(text) or self._read_template(text)
 
     def read_source(self, text: str) -> list[str | _Field]:
         """Return the field of a short name such as ``user``, or an empty list if *text* is not a short name."""
@@ -578,19 +563,11 @@ def _find_session(call: ViewCall) -> tuple[object, ...]:
     return ("session", _digest(key))  # a reader of the plain key could take over the session
 
 
-def _find_path_of_url(call: ViewCall) -> tuple[object, ...]:
-    return ("path", call.request.path)
-
-
 def _find_header(name: str, call: ViewCall) -> tuple[object, ...]:
     value = call.request.headers.get(name)
     if not value:
         raise MissingError(f"the client sent no header {name}", client=True)
     return ("header", name.lower(), _digest(value))  # the value may be a secret, as in Authorization
-
-
-def _find_get(name: str, call: ViewCall) -> tuple[object, ...]:
-    return ("get", name, _sent(call.request.GET.get(name), name))
 
 
 def _find_post(name: str, call: ViewCall) -> tuple[object, ...]:
@@ -610,10 +587,6 @@ def _sent(value: object, name: str) -> object:
     return value
 
 
-def _find_kwarg(name: str, call: ViewCall) -> tuple[object, ...]:
-    return ("kwarg", name, *_find_path([name], call))
-
-
 @dataclass(frozen=True, slots=True)
 class _Source:
     find: Callable[[str, ViewCall], tuple[object, ...]]
@@ -625,13 +598,13 @@ SOURCES: Mapping[str, Callable[[ViewCall], tuple[object, ...]]] = {
     "user_or_ip": _find_user_or_ip,
     "session": _find_session,
     "ip": _find_ip,
-    "path": _find_path_of_url,
+    "path": lambda call: ("path", call.request.path),
 }
 SOURCES_OF: Mapping[str, _Source] = {
     "header": _Source(_find_header, "Idempotency-Key"),
-    "get": _Source(_find_get, "id"),
+    "get": _Source(lambda name, call: ("get", name, _sent(call.request.GET.get(name), name)), "id"),
     "post": _Source(_find_post, "id"),
-    "kwarg": _Source(_find_kwarg, "pk"),
+    "kwarg": _Source(lambda name, call: ("kwarg", name, *_find_path([name], call)), "pk"),
 }
 
 
