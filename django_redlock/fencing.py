@@ -152,9 +152,6 @@ class Fenced(Block[None]):
     _nested: bool
     _route_reads: bool
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def __repr__(self) -> str:
         return f"<Fenced {', '.join(lease.name for lease in self._leases)}>"
 

@@ -251,9 +251,6 @@ class RowLock(Block[Result]):
     _using: str
     _route_reads: bool
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def __repr__(self) -> str:
         return f"<RowLock {self._target.label}>"
 

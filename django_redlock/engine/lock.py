@@ -434,9 +434,8 @@ class Block(ABC, Generic[Result]):
     remedy = ""
     """The advice in the error about entering it twice."""
 
-    def __init__(self) -> None:
-        self._entered: AbstractContextManager[Result] | None = None
-        self._aentered: AbstractAsyncContextManager[Result] | None = None
+    _entered: AbstractContextManager[Result] | None = None
+    _aentered: AbstractAsyncContextManager[Result] | None = None
 
     @abstractmethod
     def _hold(self) -> AbstractContextManager[Result]:
