@@ -116,10 +116,10 @@ def locked_view(
     """
     if isinstance(key, type):
         raise TypeError(MISSING_KEY)
-    return Decorator(Options(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using))
+    return Decorator(key, ttl, wait, check_methods(methods), check_on_busy(on_busy), using)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Options:
     """The checked options of :func:`~django_redlock.views.locked_view`."""
 
@@ -140,16 +140,8 @@ class Options:
         decorators.add(self.example)
 
 
-class Decorator:
-    """
-    The result of :func:`locked_view`; as a class, so that the system checks find one that decorates nothing.
-
-    Args:
-        options: The checked options of :func:`locked_view`.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
+class Decorator(Options):
+    """The result of :func:`locked_view`; as a class, so that the system checks find one that decorates nothing."""
 
     def __call__(self, view: Any) -> Any:
         """
@@ -163,12 +155,12 @@ class Decorator:
         if not callable(view):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
         if inspect.isfunction(view) and next(iter(inspect.signature(view).parameters), "") == "self":
-            return LockedMethod(view, self._options)
+            return LockedMethod(view, self)
         if not isinstance(view, type):
-            guard = Guard.of_view(view, self._options)
+            guard = Guard.of_view(view, self)
             return guard.around_async(view) if guard.asynchronous else guard.around(view)
         if hasattr(view, "perform_content_negotiation"):  # an APIView of Django REST framework
-            return lock_api_view(view, self._options)
+            return lock_api_view(view, self)
         if not hasattr(view, "dispatch"):
             raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
         return method_decorator(self, name="dispatch")(view)
@@ -182,27 +174,27 @@ class LockedMethod:
 
     Args:
         method: The decorated method.
-        options: The checked options of :func:`locked_view`.
+        decorator: The decorator.
     """
 
-    def __init__(self, method: Callable[..., Any], options: Options) -> None:
+    def __init__(self, method: Callable[..., Any], decorator: Decorator) -> None:
         update_wrapper(cast(Any, self), method)
-        self._own = method, options, {*vars(self), "_own"}
+        self._own = method, decorator, {*vars(self), "_own"}
 
     def __set_name__(self, owner: Any, name: str) -> None:
-        method, options, own = self._own
+        method, decorator, own = self._own
         # Decorators above this one, such as @action, have left their notes on this object.
         method.__dict__.update({key: value for key, value in vars(self).items() if key not in own})
         setattr(owner, name, method)
         called = f"{owner.__module__}.{owner.__qualname__}.{name}"
         parameters = list(inspect.signature(method).parameters.values())
-        ViewKey(called, options.key, inspect.Signature(parameters[1:]))  # raises if it can never be resolved
-        if name.upper() in KNOWN_METHODS and options.methods is None:
-            options = replace(options, methods=check_methods([name]))
+        ViewKey(called, decorator.key, inspect.Signature(parameters[1:]))  # raises if it can never be resolved
+        if name.upper() in KNOWN_METHODS and decorator.methods is None:
+            decorator = replace(decorator, methods=check_methods([name]))
         if hasattr(owner, "perform_content_negotiation"):
-            lock_api_view(owner, options, only=name)
+            lock_api_view(owner, decorator, only=name)
         elif hasattr(owner, "dispatch") and name.upper() in KNOWN_METHODS:
-            method_decorator(Decorator(options), name="dispatch")(owner)
+            method_decorator(decorator, name="dispatch")(owner)
         else:
             raise TypeError(f"@locked_view decorates views, and {called}() gets no request. Decorate the class.")
 
