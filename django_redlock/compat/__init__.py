@@ -35,12 +35,7 @@ try:
     from valkey.exceptions import LockError as ValkeyLockError
     from valkey.exceptions import LockNotOwnedError as ValkeyLockNotOwnedError
 except ImportError:  # code that does not use valkey-py catches no such errors
-
-    class ValkeyLockError(Exception):  # type: ignore[no-redef]
-        """Stands for the error of valkey-py."""
-
-    class ValkeyLockNotOwnedError(ValkeyLockError):  # type: ignore[no-redef]
-        """Stands for the error of valkey-py."""
+    ValkeyLockError = ValkeyLockNotOwnedError = Exception  # type: ignore[misc, assignment]
 
 
 log = logging.getLogger("django_redlock")
@@ -247,10 +242,10 @@ class BaseLock:
             log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
             self._manager.notify("lock_forced", name=self._key, outcome=outcome)
             if not gone:
-                replies = [
-                    str(round.replies.get(number, "not waited for")) for number in range(len(self._manager.nodes))
-                ]
-                nodes = dict(zip([node.name for node in self._manager.nodes], replies, strict=True))
+                nodes = {
+                    node.name: str(round.replies.get(index, "not waited for"))
+                    for index, node in enumerate(self._manager.nodes)
+                }
                 raise QuorumUnavailableError(self._key, nodes=nodes, needed=needed)
 
     async def _locked(self) -> bool:
