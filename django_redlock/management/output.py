@@ -137,8 +137,7 @@ class OperatorCommand(BaseCommand):
 
     def width(self, wide: bool) -> int | None:
         """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""
-        at_terminal = hasattr(self.stdout, "isatty") and self.stdout.isatty()
-        return shutil.get_terminal_size().columns if at_terminal and not wide else None
+        return shutil.get_terminal_size().columns if self.stdout.isatty() and not wide else None
 
 
 def agreed(question: str) -> bool:
@@ -314,12 +313,9 @@ def holder(lock: HeldLock) -> str:
 
 def remaining(lock: HeldLock) -> str:
     """Return for how long a lock is held unless its holder extends it, for people."""
-    return "never ends" if lock.state is State.NO_EXPIRY else left(lock.remaining)
-
-
-def left(remaining: float | None) -> str:
-    """Format a remaining time for people."""
-    return "-" if remaining is None else f"{remaining:.1f} s"
+    if lock.remaining is None:
+        return "never ends" if lock.state is State.NO_EXPIRY else "-"
+    return f"{lock.remaining:.1f} s"
 
 
 def local(moment: float | None) -> str:

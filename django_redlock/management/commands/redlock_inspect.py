@@ -21,7 +21,6 @@ from ..output import (
     entry,
     holder,
     iso,
-    left,
     listing,
     local,
     remaining,
@@ -128,7 +127,7 @@ def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
     if not view.fingerprint:
         return (view.node, "nothing", "-", str(view.fence or "-"), "-")
     has = "this holder" if view.fingerprint == lock.fingerprint else "another"
-    ends = "never ends" if view.left is None else left(view.left)
+    ends = "never ends" if view.left is None else f"{view.left:.1f} s"
     return (view.node, has, ends, str(view.fence or "-"), described(view.owner) or "(another program)")
 
 

@@ -35,8 +35,7 @@ class Command(OperatorCommand):
     @no_translations
     def handle(self, *, using: str, interval: float, once: bool, wide: bool, **options: Any) -> None:
         """Show the locks and the nodes again after each interval, until Ctrl-C."""
-        at_terminal = hasattr(self.stdout, "isatty") and self.stdout.isatty()
-        anew = at_terminal and sys.platform != "win32" and not once
+        anew = self.stdout.isatty() and sys.platform != "win32" and not once
         try:
             self.stdout.write(ENTER if anew else "", ending="")
             while True:
