@@ -13,6 +13,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from . import inventory
+from .exceptions import printable
 from .nodes.database.table import TABLE
 
 MAX_SHOWN = 200  # characters of a lock's name in the table of fences
@@ -108,7 +109,7 @@ class HeldLock(models.Model):
         """Return the row that shows a lock."""
         row = cls(
             key=key_of(lock.fingerprint, lock.alias, lock.slug),
-            name=inventory.printable(lock.name),
+            name=printable(lock.name),
             alias=lock.alias,
             state=lock.state.value,
             remaining=lock.remaining,

@@ -26,7 +26,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language, gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..inventory import MAX_RELEASE, middle, printable
+from ..exceptions import printable
+from ..inventory.model import middle
 from ..models import HeldLock
 from .base import ReadOnlyAdmin, column
 from .changelist import FILTERS, HeldLockChangeList
@@ -44,7 +45,6 @@ from .rows import (
     LONGEST,
     audit,
     breakable,
-    clock,
     copy_button,
     countdown,
     held_for,
@@ -59,8 +59,6 @@ REFRESH = 5  # seconds
 POLL = "X-Redlock-Poll"  # the header of requests that a page makes by itself, as held_locks.js does
 MAX_REASON = 200  # characters
 KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key and its name
-
-__all__ = ["MAX_RELEASE", "HeldLockAdmin", "HeldLockAdminMixin", "clock"]
 
 
 class HeldLockAdminMixin(ReadOnlyAdmin):

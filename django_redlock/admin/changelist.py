@@ -23,10 +23,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..core.names import slug
+from ..exceptions import printable
 from ..handler import locks
-from ..inventory import TROUBLE, Snapshot, State, duration, held_locks, printable
 from ..inventory import HeldLock as Held
-from ..inventory.model import urgency
+from ..inventory import held_locks
+from ..inventory.model import TROUBLE, Snapshot, State, duration, urgency
 from ..models import HeldLock, key_of
 from .rows import DASH, FOREIGN, KINDS, known_aliases, note_requests
 

@@ -17,22 +17,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..core.names import is_cut
+from ..exceptions import printable
 from ..handler import locks
-from ..inventory import (
-    MAX_RELEASE,
-    ActionResult,
-    Snapshot,
-    View,
-    ask_to_stop,
-    described,
-    find_locks,
-    force_release,
-    name_of,
-    printable,
-    slugs_of,
-    stale_keys,
-)
+from ..inventory import ActionResult, Snapshot, View, ask_to_stop, find_locks, force_release, slugs_of, stale_keys
 from ..inventory import HeldLock as Held
+from ..inventory.actions import MAX_RELEASE
+from ..inventory.model import described, name_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
 from ..singleton.handle import is_of_django

@@ -20,9 +20,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..core.names import SHARED_KIND, is_cut
+from ..exceptions import printable
 from ..handler import locks
 from ..inventory import HeldLock as Held
-from ..inventory import State, duration, middle, printable
+from ..inventory.model import State, duration, middle
 from ..models import HeldLock
 
 DASH = "\N{EN DASH}"

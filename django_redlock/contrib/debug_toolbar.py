@@ -16,8 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..core.names import Owner
 from ..core.protocol import EndReason
 from ..engine.lease import Lease
-from ..exceptions import LockTakenError
-from ..inventory import printable
+from ..exceptions import LockTakenError, printable
 from ..signals import lock_acquired, lock_taken
 
 # The locks that the request tried to take: leases, and errors of failed attempts. A context variable follows a request

@@ -16,32 +16,14 @@ from ..core.names import check_name, is_cut, permit_slug
 from ..core.names import slug as slug_of
 from ..core.protocol import SHOWN_WAITERS
 from ..core.rules import MAX_LIMIT
-from ..exceptions import printable
 from ..handler import locks
-from .actions import MAX_RELEASE, ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
-from .model import (
-    TROUBLE,
-    HeldLock,
-    NodeStatus,
-    Snapshot,
-    StaleKey,
-    Staleness,
-    State,
-    View,
-    Waiting,
-    described,
-    duration,
-    middle,
-    name_of,
-)
+from .actions import ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
+from .model import HeldLock, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting
 from .survey import MAX_NAMES, MAX_SECONDS, PAGE, Poll, arun, run
 
 __all__ = [
     "MAX_NAMES",
-    "MAX_RELEASE",
-    "MAX_SECONDS",
     "PAGE",
-    "TROUBLE",
     "ActionResult",
     "HeldLock",
     "NodeStatus",
@@ -54,15 +36,10 @@ __all__ = [
     "afind_locks",
     "aheld_locks",
     "ask_to_stop",
-    "described",
-    "duration",
     "find_lock",
     "find_locks",
     "force_release",
     "held_locks",
-    "middle",
-    "name_of",
-    "printable",
     "remove_stale",
     "slugs_of",
     "stale_keys",

@@ -18,11 +18,12 @@ from ..core.admission import MAX_SKEW
 from ..core.protocol import Outcome
 from ..core.rules import Rules
 from ..engine.manager import LockManager
-from ..exceptions import RedlockError
+from ..exceptions import RedlockError, printable
 from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
-from . import held_locks, name_of, printable
+from . import held_locks
+from .model import name_of
 from .node_checks import CHECKS, Finding, Level, severity
 
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip

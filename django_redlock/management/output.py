@@ -20,17 +20,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ..conf import InvalidRedlockError
-from ..inventory import (
-    HeldLock,
-    Snapshot,
-    State,
-    duration,
-    find_locks,
-    held_locks,
-    middle,
-    printable,
-    slugs_of,
-)
+from ..exceptions import printable
+from ..inventory import HeldLock, Snapshot, State, find_locks, held_locks, slugs_of
+from ..inventory.model import duration, middle
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
 NO_QUORUM = 3  # exit code

@@ -30,8 +30,10 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import now
 
 from django_redlock import LockManager, lock, locks
-from django_redlock import admin as pages
+from django_redlock.admin import HeldLockAdminMixin
+from django_redlock.admin.rows import clock
 from django_redlock.inventory import MAX_NAMES, ask_to_stop
+from django_redlock.inventory.actions import MAX_RELEASE
 from django_redlock.models import HeldLock, key_of
 from tests.held import (
     DETAIL,
@@ -273,7 +275,7 @@ def test_a_lock_without_expiry_shows_no_number(nodes, operator):
 
 def test_durations_are_written_like_a_clock():
     """Minutes and seconds, and hours when there are any."""
-    assert list(map(pages.clock, (59.9, 61, 3600))) == ["0:59", "1:01", "1:00:00"]
+    assert list(map(clock, (59.9, 61, 3600))) == ["0:59", "1:01", "1:00:00"]
 
 
 def test_several_aliases_are_shown_together(nodes, operator):
@@ -644,13 +646,13 @@ def test_an_action_of_the_project_gets_the_selected_locks(nodes, operator, monke
 
 def test_no_more_is_released_than_one_can_read(nodes, operator):
     """Neither too many locks, nor all: that includes locks that were on no page."""
-    keys = [put(f"orders:{number}") for number in range(pages.MAX_RELEASE + 1)]
+    keys = [put(f"orders:{number}") for number in range(MAX_RELEASE + 1)]
 
     everything = act(operator, "release", keys[0], confirmed=False, select_across="1")
     many = act(operator, "release", *keys)
 
     assert "Nothing was done" in said(everything)[0]
-    assert f"at most {pages.MAX_RELEASE}" in said(many)[0]
+    assert f"at most {MAX_RELEASE}" in said(many)[0]
     assert look("orders:0") is not None
 
 
@@ -946,7 +948,7 @@ def test_tickbox_is_that_of_django_or_of_a_theme(name, language):
         def action_checkbox(self, obj):
             return format_html('<theme-box value="{}">{}</theme-box>', obj.pk, obj)
 
-    class Themed(pages.HeldLockAdminMixin, Theme):
+    class Themed(HeldLockAdminMixin, Theme):
         pass
 
     row = HeldLock(key=f"{name}/default/{{{name}}}", name=name)

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...admin.base import ReadOnlyAdmin, column
 from ...admin.rows import DASH, labelled
-from ...inventory import duration
+from ...inventory.model import duration
 from ...models import HeldLock
 from .models import Hold, KindStatistics, kinds
 

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import DatabaseError, close_old_connections, connections
 from django.utils import timezone
 
-from ...inventory import printable
+from ...exceptions import printable
 from ...nodes.clock import steady
 from ...nodes.threads import Background
 from ..telemetry import listen, outcome_of, template, unlisten

@@ -7,7 +7,8 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import ActionResult, StaleKey, Staleness, printable, remove_stale, stale_keys
+from ...exceptions import printable
+from ...inventory import ActionResult, StaleKey, Staleness, remove_stale, stale_keys
 from ..output import OperatorCommand, deletion, listing, positive
 
 PARTIAL = 1

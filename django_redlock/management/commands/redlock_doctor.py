@@ -7,7 +7,7 @@ from django.apps import apps
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import InvalidRedlockError, aliases
-from ...inventory import printable
+from ...exceptions import printable
 from ...inventory.doctor import Diagnosis, diagnose
 from ...inventory.node_checks import Level
 from ...nodes.redis.inspect import Inspection

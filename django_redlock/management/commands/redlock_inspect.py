@@ -9,7 +9,9 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from django.utils.module_loading import import_string
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import HeldLock, Snapshot, View, described, duration, printable, stale_keys
+from ...exceptions import printable
+from ...inventory import HeldLock, Snapshot, View, stale_keys
+from ...inventory.model import described, duration
 from ...singleton.handle import explain_call
 from ...singleton.slots import SlotState
 from ..output import (

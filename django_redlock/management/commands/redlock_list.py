@@ -11,7 +11,8 @@ from typing import Any
 from django.core.management.base import CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import HeldLock, Snapshot, State, printable
+from ...exceptions import printable
+from ...inventory import HeldLock, Snapshot, State
 from ..output import VERSION, OperatorCommand, entry, holder, iso, listing, matching, positive, table
 
 ORDERS: dict[str, Callable[[HeldLock], Any]] = {

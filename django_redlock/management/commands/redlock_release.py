@@ -6,7 +6,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import MAX_RELEASE, ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
+from ...exceptions import printable
+from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release
+from ...inventory.actions import MAX_RELEASE
 from ...nodes.clock import steady
 from ...singleton.handle import is_of_django
 from ..output import (
