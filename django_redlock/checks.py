@@ -27,7 +27,6 @@ from .conf import (
     InvalidRedlockError,
     UnknownAliasError,
     aliases,
-    caches_of,
     databases_of,
     nodes_named,
     read_alias,
@@ -309,8 +308,9 @@ def _failovers(config: AliasConfig) -> Iterator[CheckMessage]:
 
 
 def _replicas_of_caches(config: AliasConfig) -> Iterator[CheckMessage]:
-    for cache in caches_of(config.alias):
-        if len(servers_of(settings.CACHES[cache])) > 1:
+    named = nodes_named(config.alias)
+    for cache, entry in settings.CACHES.items():
+        if f"cache:{cache}" in named and len(servers_of(entry)) > 1:
             yield Warning(
                 f"The cache {cache!r} has several servers; REDLOCK[{config.alias!r}] uses only the first, its primary.",
                 hint="Replicas do not vote: list independent masters as nodes of their own.",

@@ -131,11 +131,6 @@ def read_alias(alias: str) -> AliasConfig:
     return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), nodes))
 
 
-def caches_of(alias: str) -> list[str]:
-    """Return the ``CACHES`` aliases that a well-formed alias uses as nodes."""
-    return [url.removeprefix("cache:") for url in nodes_named(alias) if url.startswith("cache:")]
-
-
 def databases_of(alias: str) -> list[str]:
     """Return the ``DATABASES`` aliases that a well-formed alias uses as nodes."""
     return [url.removeprefix("database://") for url in nodes_named(alias) if url.startswith("database://")]
