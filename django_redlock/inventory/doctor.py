@@ -36,13 +36,11 @@ class Diagnosis:
 
     Args:
         alias: The alias in ``REDLOCK``.
-        rules: The rules of the alias.
         nodes: What each node reports about itself.
         findings: What is wrong, the worst first.
     """
 
     alias: str
-    rules: Rules
     nodes: tuple[Inspection, ...]
     findings: tuple[Finding, ...]
 
@@ -82,7 +80,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
     found += [finding for finding in _trials(manager, inspected, timeout) if finding.node not in explained]
     shown = [finding for finding in found if f"redlock.{finding.id}" not in settings.SILENCED_SYSTEM_CHECKS]
     worst_first = sorted(shown, key=lambda finding: -severity(finding.level))
-    return Diagnosis(using, manager.rules, tuple(inspected), tuple(worst_first))
+    return Diagnosis(using, tuple(inspected), tuple(worst_first))
 
 
 def _settings(alias: str) -> Iterator[Finding]:
