@@ -171,12 +171,12 @@ def _locked(
 ) -> Any:
     """Return a ``handle()`` under its lock; one that a subclass calls while it has the lock runs as it is."""
     label = module.rpartition(".")[2]
-    resolve = (lambda given: label) if key is None else CommandKey(module, key).resolve_for
+    parsed = None if key is None else CommandKey(module, key)
 
     @wraps(handle)
     def locked(self: BaseCommand, *args: Any, **given: Any) -> Any:
         try:
-            name = f"command:{resolve(given)}"
+            name = f"command:{parsed.resolve(ViewCall(HttpRequest(), (), given, given)) if parsed else label}"
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from None
         outer = getattr(self, "lease", None)
@@ -257,12 +257,3 @@ class CommandKey(ViewKey):
     def call(self, key: Callable[..., Any], call: ViewCall) -> object:
         """Return the callable's result for the options."""
         return key(**call.kwargs)
-
-    def resolve_for(self, options: dict[str, Any]) -> str:
-        """
-        Return the key of a run with these options.
-
-        Raises:
-            ImproperlyConfigured: An option that the key needs has no value.
-        """
-        return self.resolve(ViewCall(HttpRequest(), (), options, options))
