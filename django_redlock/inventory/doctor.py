@@ -24,7 +24,7 @@ from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
 from . import held_locks
 from .model import name_of
-from .node_checks import CHECKS, Finding, Level, severity
+from .node_checks import CHECKS, Finding, Level, error, severity, warning
 
 CLOCKS_APART = 0.1  # seconds; clocks further apart may cost tokens a second round trip
 
@@ -94,9 +94,8 @@ def _settings(alias: str) -> Iterator[Finding]:
 def _quorum(inspected: list[Inspection], rules: Rules) -> Iterator[Finding]:
     reached = sum(not node.detail for node in inspected)
     if reached < rules.needed:
-        yield Finding(
+        yield error(
             "no-quorum",
-            Level.ERROR,
             f"{reached} of {rules.nodes} nodes can be reached, and {rules.needed} are needed: no lock can be taken.",
             "Restore nodes; the findings below show what each of them lacks.",
         )
@@ -107,9 +106,8 @@ def _duplicates(inspected: list[Inspection]) -> Iterator[Finding]:
     for node in inspected:
         run_id = node.info.get("run_id", "")
         if run_id and first.setdefault(run_id, node.name) != node.name:
-            yield Finding(
+            yield error(
                 "duplicate",
-                Level.ERROR,
                 f"It is the same server as {first[run_id]}: one server has one vote, however often it is listed.",
                 "List independent servers in NODES.",
                 node.name,
@@ -134,9 +132,8 @@ def _clocks(inspected: list[Inspection]) -> Iterator[Finding]:
                 node.name,
             )
     if abs(middle) > MAX_SKEW:
-        yield Finding(
+        yield warning(
             "own-clock",
-            Level.WARNING,
             f"The clock of this machine is {abs(middle):.1f} s {'behind' if middle > 0 else 'ahead of'} the nodes': "
             "tokens cost a second round trip, and ages are shown wrong.",
             "Run NTP on this host.",
@@ -148,9 +145,8 @@ def _tokens(alias: str) -> Iterator[Finding]:
     for slug, nodes in sorted(held_locks(alias).absurd.items()):
         name = printable(name_of(slug))
         for node in nodes:
-            yield Finding(
+            yield error(
                 "absurd-token",
-                Level.ERROR,
                 f"Its fencing token for the lock {name!r} is absurd, so it gives no vote on this lock.",
                 f"manage.py redlock_clear --using {alias}, or with --name for this lock alone; find out what wrote it.",
                 node,
@@ -164,9 +160,8 @@ def _trials(manager: LockManager, inspected: list[Inspection], timeout: float) -
             continue
         problem = _trial(node, manager.rules, timeout)
         if problem:
-            yield Finding(
+            yield error(
                 "trial",
-                Level.ERROR,
                 f"A lock of the doctor's own could not be taken, extended and released on it: {problem}",
                 "See the other findings about it, its log, and the explanation of these words in the documentation of "
                 "settings.",
@@ -194,7 +189,7 @@ def _trial(node: Node, rules: Rules, timeout: float) -> str:
         extended = lease.extend()
         outcome = lease.release()
         return "" if extended and outcome is Outcome.RELEASED else f"extended: {extended}, release: {outcome}."
-    except RedlockError as error:
-        return str(error)
+    except RedlockError as problem:
+        return str(problem)
     finally:
         manager.close()

@@ -46,6 +46,21 @@ class Finding(NamedTuple):
     node: str = ""
 
 
+def note(id: str, text: str, remedy: str) -> Finding:
+    """Return a finding that is no trouble."""
+    return Finding(id, Level.NOTE, text, remedy)
+
+
+def warning(id: str, text: str, remedy: str, node: str = "") -> Finding:
+    """Return a finding that will surprise."""
+    return Finding(id, Level.WARNING, text, remedy, node)
+
+
+def error(id: str, text: str, remedy: str, node: str = "") -> Finding:
+    """Return a finding that makes locks fail, or lets two hold one."""
+    return Finding(id, Level.ERROR, text, remedy, node)
+
+
 OLDEST = {"Redis": (6, 2), "Valkey": (8, 0)}
 FULL = 0.9  # share of the memory above which a node is nearly full
 
@@ -53,7 +68,7 @@ FULL = 0.9  # share of the memory above which a node is nearly full
 def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.detail:
         why = f"It cannot be reached ({node.detail}): it gives no vote, and locks need {rules.needed} votes."
-        yield Finding("unreachable", Level.WARNING, why, remedy_of(node.failure))
+        yield warning("unreachable", why, remedy_of(node.failure))
 
 
 def remedy_of(failure: Failure | None) -> str:
@@ -101,9 +116,8 @@ REMEDIES = {
 
 def _silent(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.known and not node.detail and not node.info and rules.guards_restarts:
-        yield Finding(
+        yield error(
             "no-info",
-            Level.ERROR,
             "It refuses INFO, so it is unknown when it restarted, and it gives no vote.",
             f"{_grant(node, '+info')} Or OPTIONS['restart_guard'] = False.",
         )
@@ -111,24 +125,21 @@ def _silent(node: Inspection, rules: Rules) -> Iterator[Finding]:
 
 def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.info.get("role") == "slave":
-        yield Finding(
+        yield error(
             "replica",
-            Level.ERROR,
             "It is a replica: it takes no locks, and after a promotion it may lack the latest ones.",
             "List its master in NODES, or make it one: REPLICAOF NO ONE.",
         )
     mode = node.info.get("redis_mode", node.info.get("server_mode", "standalone"))
     if node.info and mode != node.mode:
-        yield Finding(
+        yield error(
             "mode",
-            Level.ERROR,
             f"It runs in {mode} mode: it gives no vote.",
             "List standalone masters, or all members of a cluster as one node: redis+cluster://host-1,host-2.",
         )
     if node.number("connected_slaves") and not node.guide:
-        yield Finding(
+        yield note(
             "has-replicas",
-            Level.NOTE,
             f"It has replicas ({node.number('connected_slaves')}): if one replaces it, the latest locks are missing.",
             "Use a master without replicas, or make failovers visible, with a node of Redis Sentinel.",
         )
@@ -138,9 +149,8 @@ def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
     version = tuple(int(part) for part in node.version.split(".")[:2] if part.isdigit())
     if node.info and len(version) == 2 and version < OLDEST[node.server]:
         oldest = ".".join(map(str, OLDEST[node.server]))
-        yield Finding(
+        yield warning(
             "version",
-            Level.WARNING,
             f"It is version {node.version}; the oldest that is supported is {oldest}.",
             f"Upgrade it to {oldest} or later.",
         )
@@ -173,9 +183,8 @@ def _memory(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "CONFIG SET maxmemory-policy noeviction, and in redis.conf; or use a separate server for the locks.",
         )
     if node.number("evicted_keys"):
-        yield Finding(
+        yield warning(
             "evicted",
-            Level.WARNING,
             f"It has evicted {node.number('evicted_keys')} keys since it started; locks may have been among them.",
             "CONFIG SET maxmemory-policy noeviction and a larger maxmemory; CONFIG RESETSTAT sets the count to 0.",
         )
@@ -196,27 +205,24 @@ def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if not node.info:
         return
     if node.name in rules.durable and not appends:
-        yield Finding(
+        yield error(
             "not-durable",
-            Level.ERROR,
             "OPTIONS['durable'] names it, but it keeps no append-only file: after a restart it votes at once, has "
             "forgotten its locks, and two callers may hold the same one.",
             "CONFIG SET appendonly yes and appendfsync always, and in redis.conf; or remove it from "
             "OPTIONS['durable'].",
         )
     elif not appends and not rules.guards_restarts:
-        yield Finding(
+        yield warning(
             "forgets",
-            Level.WARNING,
             "It keeps no append-only file, and restarts are not guarded: after a restart it has forgotten its locks "
             "and votes at once.",
             "Set OPTIONS['restart_guard'] = True, or appendonly yes with appendfsync always.",
         )
     broken = [what for what in WRITES if node.info.get(what) == "err"]
     if broken:
-        yield Finding(
+        yield warning(
             "cannot-save",
-            Level.WARNING,
             f"It cannot write its data to disk ({', '.join(broken)}): it may refuse every lock (MISCONF).",
             "Check its log and its disk; CONFIG SET stop-writes-on-bgsave-error no lets it go on meanwhile.",
         )
@@ -229,17 +235,15 @@ def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if not node.info or not rules.guards_restarts or node.name in rules.durable:
         return
     if node.age is None:
-        yield Finding(
+        yield warning(
             "no-age",
-            Level.WARNING,
             "It does not report since when it has served these locks: it gives no vote to any process until that "
             f"process has known it for {rules.guard:.0f} s.",
             "See the other findings about it: it may be full, or its user may lack a right.",
         )
     elif (left := rules.guard - node.age) > 0:
-        yield Finding(
+        yield warning(
             "restarted",
-            Level.WARNING,
             f"It has served these locks for {node.age:.0f} s and may lack earlier ones: it gives no vote for "
             f"{left:.0f} s. It restarted, took the place of another server, was emptied, or is new.",
             "Wait; every earlier lease has ended by then. Unless it is new, find out what happened (its log, dmesg).",
@@ -250,9 +254,8 @@ def _rights(node: Inspection, rules: Rules) -> Iterator[Finding]:
     for right in node.refused:
         if right == "+info":
             continue  # where this right matters, it has a finding of its own
-        yield Finding(
+        yield error(
             "right",
-            Level.ERROR,
             f"Its user lacks the right {right}: requests fail with NOPERM.",
             f"{_grant(node, right)} The documentation lists all rights under Security.",
         )
@@ -271,9 +274,8 @@ GUIDES = {
 
 def _guides(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.deaf:
-        yield Finding(
+        yield warning(
             node.guide,
-            Level.WARNING,
             f"Not every {node.guide} reports where the master is: {', '.join(node.deaf)}. Another one does; if none "
             "does, the node cannot be found.",
             f"{GUIDES[node.guide]} Or remove it from the list.",
@@ -282,17 +284,15 @@ def _guides(node: Inspection, rules: Rules) -> Iterator[Finding]:
 
 def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.known and not node.encrypted and not node.local:
-        yield Finding(
+        yield warning(
             "no-tls",
-            Level.WARNING,
             "The connection is not encrypted: anyone who can listen can read names, and forge and end locks.",
             "Write rediss:// and give the server a certificate; or, if the network is trusted, put 'redlock.no-tls' "
             "into SILENCED_SYSTEM_CHECKS.",
         )
     if node.ignored:
-        yield Finding(
+        yield note(
             "ignored-options",
-            Level.NOTE,
             f"Its OPTIONS or URL set {', '.join(node.ignored)}, which locks do not use: a request that is sent twice "
             "could take a lock twice, so there are no retries, and timeouts come from OPTIONS['node_timeout'].",
             "Take them out.",
@@ -325,24 +325,21 @@ def _replicated(node: Inspection, rules: Rules) -> Iterator[Finding]:
             f"Upgrade all members to {NEWEST_STORES[kind]}.",
         )
     if rules.ttl < LONG_TTL or timeout < LONG_TIMEOUT:
-        yield Finding(
+        yield warning(
             f"{kind.lower()}-election",
-            Level.WARNING,
             f"An election of a leader takes one to five seconds. With a ttl of {rules.ttl:g} s and a node timeout of "
             f"{timeout:g} s, holders may lose their locks meanwhile, and slow disks cost votes.",
             f"OPTIONS['ttl'] of at least {LONG_TTL:g}, and OPTIONS['node_timeout'] of {LONG_TIMEOUT:g}.",
         )
     if silent := facts.get("silent"):
-        yield Finding(
+        yield warning(
             f"{kind.lower()}-member",
-            Level.WARNING,
             f"Not every member answers: {silent}. If one more fails, locks may stop.",
             f"Check that it runs and that its address in NODES is right: {LIST_MEMBERS[kind]}.",
         )
     if alone := facts.get("alone"):
-        yield Finding(
+        yield error(
             f"{kind.lower()}-alone",
-            Level.ERROR,
             f"Not all of its members belong together. These grant the same lock as the others: {alone}.",
             "List the members of one cluster, or one server that runs alone.",
         )
@@ -350,18 +347,16 @@ def _replicated(node: Inspection, rules: Rules) -> Iterator[Finding]:
 
 def _etcd(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if alarms := node.facts.get("alarms"):
-        yield Finding(
+        yield error(
             "etcd-alarm",
-            Level.ERROR,
             f"It has raised an alarm: {alarms}. It takes no locks.",
             "NOSPACE: compact and defragment (`etcdctl compact`, `etcdctl defrag`), then `etcdctl alarm disarm`; use "
             "--auto-compaction-retention. CORRUPT: replace the member that differs.",
         )
     used = float(node.facts.get("used", 0))
     if used > FULL_STORE:
-        yield Finding(
+        yield warning(
             "etcd-space",
-            Level.WARNING,
             f"{used:.0%} of its space quota is used: when it is full, it takes no locks.",
             "Compact and defragment, use --auto-compaction-retention, or raise --quota-backend-bytes.",
         )

@@ -21,8 +21,9 @@ HERE = Path(__file__)
 TESTS = HERE.read_text() + HERE.with_name("test_doctor.py").read_text()
 FINDINGS = (HERE.parents[2] / "docs" / "operate" / "doctor.md").read_text().partition("## Findings")[2]
 SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, node_checks))
-OF_STORES = set(re.findall(r'Finding\(\s*f"\{kind.lower\(\)\}(-[a-z]+)"', SOURCE))  # every kind of store may have them
-IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE)) | GUIDES.keys()
+MADE = r"(?:Finding|note|warning|error)\(\s*"
+OF_STORES = set(re.findall(MADE + r'f"\{kind.lower\(\)\}(-[a-z]+)"', SOURCE))  # every kind of store may have them
+IDS = set(re.findall(MADE + r'"([a-z-]+)"', SOURCE)) | GUIDES.keys()
 IDS |= {f"{kind}{what}" for kind in ("etcd", "zookeeper") for what in OF_STORES}
 
 
