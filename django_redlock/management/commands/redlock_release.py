@@ -88,12 +88,13 @@ class Command(OperatorCommand):
         count = "1 lock" if len(seen) == 1 else f"{len(seen)} locks"
         if seen and self.confirmed("release", f"Release {count}", f"{count} would be released", **options):
             reason = printable(reason[:200])
-            asked, left = self._ask(seen, polite) if polite else (set[str](), set[str]())
+            asked = self._ask(seen, polite) if polite else {}
             revoked = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
             outcomes = set()
             stands = "".join(self.done.partition("; ")[1:])
             for number, lock in enumerate(seen, start=1):
-                outcome = RELEASED if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
+                released = asked.get(lock.slug, False)
+                outcome = RELEASED if released else force_release(lock, lock.fingerprint, reason=reason)
                 self.done = f"{number} of {count} handled for certain, redlock_list shows the others{stands}"
                 if (outcome is GONE and revoked) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
                     outcome = RELEASED  # the holder released it
@@ -114,23 +115,22 @@ class Command(OperatorCommand):
         if not locks:
             self.stdout.write("Nothing is held.")
 
-    def _ask(self, locks: list[HeldLock], grace: float) -> tuple[set[str], set[str]]:
+    def _ask(self, locks: list[HeldLock], grace: float) -> dict[str, bool]:
         """
         Ask the holders to stop, and wait until they have stopped or *grace* has passed.
 
         Returns:
-            The slugs of the locks whose holders were asked, and of those among them that have been released by now.
+            Whether each lock has been released by now whose holder was asked, by the lock's slug.
         """
-        asked = set()
+        waiting: dict[str, HeldLock] = {}
         for lock in locks:
             outcome = ask_to_stop(lock, lock.fingerprint)
             if outcome is ActionResult.ASKED:
-                asked.add(lock.slug)
-                count = "1 holder was" if len(asked) == 1 else f"{len(asked)} holders were"
+                waiting[lock.slug] = lock
+                count = "1 holder was" if len(waiting) == 1 else f"{len(waiting)} holders were"
                 self.done = f"nothing was released by force; {count} asked to stop, and the request stands"
             self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or OUTCOME_TEXTS[outcome]}")
-        waiting = {lock.slug: lock for lock in locks if lock.slug in asked}
-        until = steady() + grace
+        asked, until = list(waiting), steady() + grace
         while waiting and steady() < until:
             time.sleep(min(EVERY, max(0.0, until - steady())))
             snapshot = find_locks(list(waiting), locks[0].alias)
@@ -139,7 +139,7 @@ class Command(OperatorCommand):
                 views = held[slug].views if slug in held else ()
                 if snapshot.has_quorum and all(view.fingerprint != lock.fingerprint for view in views):
                     del waiting[slug]
-        return asked, asked - waiting.keys()
+        return {slug: slug not in waiting for slug in asked}
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
         """Revoke the task that holds a lock; return False if the request did not reach the workers."""
