@@ -98,8 +98,7 @@ class Vote(NamedTuple):
     @property
     def about(self) -> str:
         """The description of the holder; empty if another program wrote the value."""
-        about = read_value(self.value)[1]
-        return about or next((about for row in self.rows.values() if (about := read_value(row.value)[1])), "")
+        return next((about for row in self.rows.values() if (about := read_value(row.value)[1])), "")
 
     @property
     def owner(self) -> Owner | None:
