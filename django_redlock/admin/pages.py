@@ -25,7 +25,7 @@ from ..inventory.actions import MAX_RELEASE
 from ..inventory.model import described, name_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
-from ..singleton.handle import is_of_django
+from ..singleton.handle import celery_task
 from .changelist import Banner, banners
 from .rows import (
     DASH,
@@ -262,8 +262,7 @@ class Choice:
     @property
     def task(self) -> str:
         """The id of the Celery task that holds the lock; empty if none does."""
-        owner = self.row.lock.owner if self.row else None
-        return owner.ref if owner and owner.kind == "task" and not is_of_django(owner.label) else ""
+        return celery_task(self.row.lock.owner) if self.row else ""
 
     @property
     def unrenewed(self) -> bool:

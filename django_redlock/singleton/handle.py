@@ -280,10 +280,13 @@ class Slots(Generic[P]):
         return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
 
 
-def is_of_django(name: str) -> bool:
-    """Return whether a task of Django's own has this name, as far as its module is loaded."""
-    module, _, function = name.rpartition(".")
-    return hasattr(getattr(getattr(sys.modules.get(module), function, None), "func", None), "singleton_function")
+def celery_task(owner: Owner | None) -> str:
+    """Return the id of the Celery task that holds a lock; empty if none does, or, as far as is known, one of Django."""
+    if owner is None or owner.kind != "task":
+        return ""
+    module, _, function = owner.label.rpartition(".")
+    found = getattr(getattr(sys.modules.get(module), function, None), "func", None)
+    return "" if hasattr(found, "singleton_function") else owner.ref
 
 
 def explain_call(task: Any, args: str, kwargs: str) -> Explanation:

@@ -10,7 +10,7 @@ from ...exceptions import printable
 from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release
 from ...inventory.actions import MAX_RELEASE
 from ...nodes.clock import steady
-from ...singleton.handle import is_of_django
+from ...singleton.handle import celery_task
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -143,15 +143,15 @@ class Command(OperatorCommand):
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
         """Revoke the task that holds a lock; return False if the request did not reach the workers."""
-        owner = lock.owner
-        if owner is None or owner.kind != "task" or not owner.ref or is_of_django(owner.label):
+        ref = celery_task(lock.owner)
+        if not ref:
             self.stderr.write(f"{printable(lock.name)}: not held by a Celery task.", self.style.WARNING)
             return True
         from ...celery.handle import revoke  # only here: Celery is optional
 
-        name, task = printable(lock.name), printable(owner.ref)
+        name, task = printable(lock.name), printable(ref)
         try:
-            revoke(owner.ref, terminate=terminate)
+            revoke(ref, terminate=terminate)
         except Exception as error:  # from any broker's client, or from its settings
             text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
             self.stderr.write(text, self.style.ERROR)
