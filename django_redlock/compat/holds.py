@@ -7,13 +7,13 @@ import math
 import threading
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
 from ..engine.twins import Awaiting, Blocking, Flavour
-from ..engine.watchdog import Dog
+from ..engine.watchdog import Chore, Dog
 from ..nodes.base import run
 
 SLACK = 0.001  # seconds; a smaller difference is a rounding error, and nodes count in milliseconds
@@ -82,7 +82,7 @@ class TaskSlot(Slot):
         self.mine().hold = hold
 
 
-class TimedLease:
+class TimedLease(Chore):
     """
     A lease that is extended until the lock's ``timeout``, and no further.
 
@@ -136,22 +136,6 @@ class TimedLease:
     def _watchdog(self) -> Dog:
         return self._flavour.watchdog(self.lease.hold.keeper.runtime)
 
-    # Used by the watchdog
-
-    renewed = True
-
-    @property
-    def hold(self) -> Self:
-        """The object that knows when the watchdog must look at the lease: itself."""
-        return self
-
-    @property
-    def keeper(self) -> Self:
-        """The object that extends the lease: itself."""
-        return self
-
-    slack = 0.0
-
     def due(self) -> float:
         """Return when to extend the lease next; infinity if it has ended or reaches the end of the timeout."""
         return math.inf if self.lease.reason or self._covered >= self.until - SLACK else self._next
@@ -160,11 +144,11 @@ class TimedLease:
         """Return whether the lock is still held."""
         return self.lease.valid()
 
-    def extend(self, terms: object) -> int:
+    def extend(self, leases: object) -> int:
         """Extend the lease towards the end of the timeout."""
         return run(self._go_on(Blocking))
 
-    async def aextend(self, terms: object) -> int:
+    async def aextend(self, leases: object) -> int:
         """Do what :meth:`extend` does without blocking."""
         return await self._go_on(Awaiting)
 
