@@ -127,9 +127,7 @@ class Child:
 
     def _dismiss(self) -> None:
         self._guardian.kill()
-        assert self._guardian.stdin is not None
-        self._guardian.stdin.close()
-        self._guardian.wait()
+        self._guardian.communicate()  # closes the pipe, and waits
 
 
 def _kill_group(group: int, number: int) -> bool:
