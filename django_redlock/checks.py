@@ -127,8 +127,7 @@ def _beginnings(resolver: Any) -> Iterator[str]:
 @register(TAG)
 def check_databases(**kwargs: Any) -> list[CheckMessage]:
     """Report the problems that the database settings show, without a connection."""
-    entries = {alias: connections.settings[alias] for alias in connections}
-    return [message for alias, entry in entries.items() for message in _check_entry(alias, entry)]
+    return [message for alias in connections for message in _check_entry(alias, connections.settings[alias])]
 
 
 @register(TAG)
