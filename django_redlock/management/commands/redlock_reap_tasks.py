@@ -2,6 +2,7 @@
 
 import time
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -40,11 +41,9 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=MISUSED) from None
         try:
             self._look(reaper, every is not None)
-            while True:
-                time.sleep(APART if every is None else every)
+            for pause in [APART] if every is None else repeat(every):
+                time.sleep(pause)
                 self._look(reaper, every is not None)
-                if every is None:
-                    return
         except KeyboardInterrupt:
             self.stderr.write("")  # the terminal has shown ^C
             raise CommandError("Interrupted; what is listed above is done.", returncode=INTERRUPTED) from None
