@@ -47,7 +47,7 @@ class State(TextChoices):
     @property
     def severity(self) -> int:
         """The rank of the state. A higher rank needs attention sooner; ranks 0 and 1 are no trouble."""
-        return RANKS[self]
+        return SEVERITY.index(self)
 
 
 MEANINGS = {
@@ -80,7 +80,6 @@ SEVERITY = (
     *(State.HELD, State.PARTIAL, State.DEGRADED, State.SPLIT),
     *(State.UNRENEWED, State.ORPHANED, State.NO_EXPIRY),
 )
-RANKS = {state: rank for rank, state in enumerate(SEVERITY)}
 TROUBLE = SEVERITY[2:]
 
 
