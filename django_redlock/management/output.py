@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -122,6 +122,25 @@ class OperatorCommand(BaseCommand):
         if not snapshot.has_quorum:
             raise CommandError(f"Too few nodes answer to say {unknown}.", returncode=NO_QUORUM)
 
+    def table(self, locks: Iterable[HeldLock], snapshot: Snapshot, wide: bool) -> str:
+        """
+        Return locks as lines of plain text; if there are none, say so only if enough nodes answered.
+
+        Args:
+            locks: The locks to show.
+            snapshot: The listing that has them.
+            wide: Whether lines may be wider than the terminal.
+        """
+        now, width = time.time(), self.width(wide)
+        rows = [tuple(map(self.readable, cells(lock, now))) for lock in locks]  # which changes the length of a name
+        if not rows:
+            return "No locks." if snapshot.has_quorum else "Unknown: too few nodes answer."
+        if not width:
+            return columns([COLUMNS, *rows])
+        text = columns(fitted([COLUMNS, *rows], width))
+        text = text if self.readable("…") == "…" else text.replace("…", "~")  # where a name is cut
+        return "\n".join(clipped(line, width) for line in text.split("\n"))
+
     def readable(self, text: str) -> str:
         """Return a text as this terminal or file shows it; signs that its encoding lacks are escaped."""
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"
@@ -183,33 +202,6 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
 def matching(snapshot: Snapshot, match: str | None) -> list[HeldLock]:
     """Return the locks whose names match a glob, in the order of the snapshot; all of them without one."""
     return [lock for lock in snapshot.locks if match is None or fnmatchcase(lock.name, match)]
-
-
-def table(
-    locks: Iterable[HeldLock],
-    *,
-    known: bool = True,
-    width: int | None = None,
-    readable: Callable[[str], str] = str,
-) -> str:
-    """
-    Return locks as lines of plain text; if there are none, say so only if that is *known*.
-
-    Args:
-        locks: The locks to show.
-        known: Whether enough nodes answered.
-        width: How many characters a line may have; None means any number.
-        readable: Escapes the signs that the output cannot show, which changes the length of a name.
-    """
-    now = time.time()
-    rows = [tuple(map(readable, cells(lock, now))) for lock in locks]
-    if not rows:
-        return "No locks." if known else "Unknown: too few nodes answer."
-    if not width:
-        return columns([COLUMNS, *rows])
-    text = columns(fitted([COLUMNS, *rows], width))
-    text = text if readable("…") == "…" else text.replace("…", "~")  # where a name is cut
-    return "\n".join(clipped(line, width) for line in text.split("\n"))
 
 
 def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from django.core.management.base import CommandParser, no_translations
 from ...conf import DEFAULT_ALIAS
 from ...exceptions import printable
 from ...inventory import HeldLock, Snapshot, State
-from ..output import VERSION, OperatorCommand, entry, holder, iso, listing, matching, positive, table
+from ..output import VERSION, OperatorCommand, entry, holder, iso, listing, matching, positive
 
 ORDERS: dict[str, Callable[[HeldLock], Any]] = {
     "remaining": lambda lock: (lock.remaining is None, lock.remaining),
@@ -79,8 +79,7 @@ class Command(OperatorCommand):
         if format == "json":
             self.stdout.write(document(snapshot, locks))
         else:
-            text = table(locks, known=snapshot.has_quorum, width=self.width(wide), readable=self.readable)
-            self.stdout.write(sheet(locks) if format == "csv" else text)
+            self.stdout.write(sheet(locks) if format == "csv" else self.table(locks, snapshot, wide))
             if unlisted and format == "table":
                 self.stdout.write(f"Notes of singleton tasks, which hold no lock: {unlisted}. List them with --notes.")
         self.warn(snapshot, "what is held")

@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from textwrap import wrap
 from typing import Any
 
@@ -13,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
 from ...inventory.model import urgency
-from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds, table
+from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds
 
 CLEAR = "\x1b[H\x1b[2J"
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"  # the terminal's other screen, which has no lines to scroll back to
@@ -43,7 +42,7 @@ class Command(OperatorCommand):
                 width = self.width(wide)
                 endless = os.terminal_size((width, sys.maxsize)) if width else None  # its lines may scroll
                 size = shutil.get_terminal_size() if anew else endless
-                text = screen(snapshot, size, wide=wide, readable=self.readable)
+                text = self._screen(snapshot, size, wide)
                 self.stdout.write(CLEAR + text if anew else text)
                 self.stdout.flush()  # the reader of a pipe sees it at once
                 if once and not snapshot.has_quorum:
@@ -56,37 +55,28 @@ class Command(OperatorCommand):
         finally:
             self.stdout.write(LEAVE if anew else "", ending="")
 
+    def _screen(self, snapshot: Snapshot, size: os.terminal_size | None, wide: bool) -> str:
+        """
+        Return one screen: the nodes in words, the number of locks in each state, and the locks in the worst states.
 
-def screen(
-    snapshot: Snapshot,
-    size: os.terminal_size | None = None,
-    *,
-    wide: bool = False,
-    readable: Callable[[str], str] = str,
-) -> str:
-    """
-    Return one screen: the nodes in words, the number of locks in each state, and the locks in the worst states.
-
-    Args:
-        snapshot: A listing.
-        size: The size of the screen; locks that do not fit are left out. None cuts no lines.
-        wide: Whether the table keeps all columns and cuts no names.
-        readable: Escapes the signs that the terminal cannot show.
-    """
-    counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}
-    summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or (
-        "nothing held" if snapshot.has_quorum else "unknown"
-    )
-    taken = time.strftime("%H:%M:%S", time.localtime(snapshot.taken))
-    lines = [f"{snapshot.alias} at {taken}: {snapshot.quorum}"]
-    lines += [f"Trouble: {snapshot.trouble}."] if snapshot.trouble else []
-    more = " or more" if snapshot.cut_short else ""
-    lines += [f"{summary}{more}"]
-    lines = [*(part for line in lines for part in (wrap(line, size.columns) if size else [line])), ""]
-    room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # 3: titles, last line, cursor
-    worst = sorted(snapshot.locks, key=urgency)
-    width = size.columns if size and not wide else None
-    lines += table(worst[:room], known=snapshot.has_quorum, width=width, readable=readable).split("\n")
-    hidden = len(snapshot.locks) - room
-    lines += [f"... and {hidden}{more} that are no worse"] if hidden > 0 else []
-    return "\n".join(clipped(line, size.columns) for line in lines) if size else "\n".join(lines)
+        Args:
+            snapshot: A listing.
+            size: The size of the screen; locks that do not fit are left out. None cuts no lines.
+            wide: Whether the table keeps all columns and cuts no names.
+        """
+        counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}
+        summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or (
+            "nothing held" if snapshot.has_quorum else "unknown"
+        )
+        taken = time.strftime("%H:%M:%S", time.localtime(snapshot.taken))
+        lines = [f"{snapshot.alias} at {taken}: {snapshot.quorum}"]
+        lines += [f"Trouble: {snapshot.trouble}."] if snapshot.trouble else []
+        more = " or more" if snapshot.cut_short else ""
+        lines += [f"{summary}{more}"]
+        lines = [*(part for line in lines for part in (wrap(line, size.columns) if size else [line])), ""]
+        room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # 3: titles, last line, cursor
+        worst = sorted(snapshot.locks, key=urgency)
+        lines += self.table(worst[:room], snapshot, wide).split("\n")
+        hidden = len(snapshot.locks) - room
+        lines += [f"... and {hidden}{more} that are no worse"] if hidden > 0 else []
+        return "\n".join(clipped(line, size.columns) for line in lines) if size else "\n".join(lines)
