@@ -243,16 +243,6 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     except InvalidRedlockError as error:
         yield _error(error)
         return
-    yield from _memory_outside_debug(config)
-    yield from _node_count(config)
-    yield from _failovers(config)
-    yield from _shared_servers(config)
-    yield from _replicas_of_caches(config)
-    yield from _databases_in_memory(alias)
-    yield from _file_of_requests(config)
-
-
-def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
     # Django's test runner switches DEBUG off before it runs the checks. An outbox shows that the test runner is there.
     tolerated = settings.DEBUG or hasattr(mail, "outbox")
     if not tolerated and any(node.address.startswith("memory:") for node in config.nodes):
@@ -261,6 +251,26 @@ def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
             hint="List Redis or Valkey masters. Nodes in memory are for tests, and for DEBUG = True.",
             id="redlock.E008",
         )
+    yield from _node_count(config)
+    for node in config.nodes:
+        if node.fails_over:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, whose master can be replaced: a failover "
+                "can lose the locks that the replica did not have yet, and with them a vote.",
+                hint="Use a master without replicas, or silence this check: it gives no vote for max_ttl seconds "
+                "after a failover, and the other nodes decide meanwhile.",
+                id="redlock.W004",
+            )
+    yield from _shared_servers(config)
+    named = nodes_named(config.alias)
+    for cache, entry in settings.CACHES.items():
+        if f"cache:{cache}" in named and len(servers_of(entry)) > 1:
+            yield Warning(
+                f"The cache {cache!r} has several servers; REDLOCK[{config.alias!r}] uses only the first, its primary.",
+                hint="Replicas do not vote: list independent masters as nodes of their own.",
+                id="redlock.W003",
+            )
+    yield from _databases_that_are_nodes(config)
 
 
 def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
@@ -294,43 +304,17 @@ def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
         )
 
 
-def _failovers(config: AliasConfig) -> Iterator[CheckMessage]:
-    for node in config.nodes:
-        if node.fails_over:
-            yield Warning(
-                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, whose master can be replaced: a failover "
-                "can lose the locks that the replica did not have yet, and with them a vote.",
-                hint="Use a master without replicas, or silence this check: it gives no vote for max_ttl seconds "
-                "after a failover, and the other nodes decide meanwhile.",
-                id="redlock.W004",
-            )
-
-
-def _replicas_of_caches(config: AliasConfig) -> Iterator[CheckMessage]:
-    named = nodes_named(config.alias)
-    for cache, entry in settings.CACHES.items():
-        if f"cache:{cache}" in named and len(servers_of(entry)) > 1:
-            yield Warning(
-                f"The cache {cache!r} has several servers; REDLOCK[{config.alias!r}] uses only the first, its primary.",
-                hint="Replicas do not vote: list independent masters as nodes of their own.",
-                id="redlock.W003",
-            )
-
-
-def _databases_in_memory(alias: str) -> Iterator[CheckMessage]:
-    for database in databases_of(alias):
+def _databases_that_are_nodes(config: AliasConfig) -> Iterator[CheckMessage]:
+    """Warn about databases of SQLite that are nodes and cannot be: in memory, or in a transaction at each request."""
+    for database in databases_of(config.alias):
         connection: Any = connections.create_connection(database)
         if connection.vendor == "sqlite" and connection.is_in_memory_db():
             yield Warning(
-                f"REDLOCK[{alias!r}] uses the database {database!r} as a node, which is SQLite in memory: no other "
-                "process would find its locks, so it gives no vote.",
+                f"REDLOCK[{config.alias!r}] uses the database {database!r} as a node, which is SQLite in memory: no "
+                "other process would find its locks, so it gives no vote.",
                 hint="Use a file or a server. For tests of one process, list memory://a instead.",
                 id="redlock.W010",
             )
-
-
-def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
-    """Warn about a SQLite file that is a node and in which the transactions of requests are opened."""
     files = {getattr(node, "file", "") for node in config.nodes} - {""}
     for database in connections:
         entry = connections.settings[database]
