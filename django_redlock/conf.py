@@ -190,22 +190,17 @@ def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
 
 def _node_list(where: str, nodes: Any) -> list[Any]:
     if isinstance(nodes, str):
-        nodes = _split(nodes)
+        urls: list[str] = []
+        for part in filter(None, map(str.strip, nodes.split(","))):
+            if urls and "://" in urls[-1] and "://" not in part and not part.startswith("cache:"):
+                urls[-1] += f",{part}"  # a host without a scheme belongs to the URL before it
+            else:
+                urls.append(part)
+        nodes = urls
     if not isinstance(nodes, (list, tuple)) or not nodes:
         wrong = f"{where} must list the URLs of the nodes, or name them in one string with commas."
         raise _with_example(wrong, "redlock.E003")
     return list(nodes)
-
-
-def _split(nodes: str) -> list[str]:
-    """Return the nodes that one string names: a host without a scheme belongs to the URL before it."""
-    urls: list[str] = []
-    for part in filter(None, map(str.strip, nodes.split(","))):
-        if urls and "://" in urls[-1] and "://" not in part and not part.startswith("cache:"):
-            urls[-1] += f",{part}"
-        else:
-            urls.append(part)
-    return urls
 
 
 def _node_spec(where: str, node: Any) -> NodeSpec:
@@ -337,7 +332,12 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
             f"{where} names the cache {alias!r}, whose CLIENT_CLASS spreads keys over several servers; a node must be "
             "one master. Write its URL instead."
         )
-    url, chosen = _primary(where, cache), dict(_cache_options(options))
+    url = _url(next(iter(servers_of(cache)), ""))
+    if _scheme(f"{where} names a cache that", url) not in KINDS:
+        raise _bad_cache(
+            f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'."
+        )
+    chosen = dict(_cache_options(options))
     classes = [options.get(key) for key in SENTINEL_CLASSES] + [getattr(settings, key, "") for key in FACTORIES]
     if backend != REDIS_CACHES[0] and any("Sentinel" in str(each) for each in classes):
         return _sentinel_of_cache(f"{where} names the cache {alias!r}, whose", url, name, options, chosen)
@@ -373,15 +373,6 @@ def servers_of(cache: Mapping[str, Any]) -> list[str]:
     if isinstance(location, str):
         return re.split("[;,]", location)
     return [str(each) for each in location] if isinstance(location, (list, tuple)) else []
-
-
-def _primary(where: str, cache: Mapping[str, Any]) -> str:
-    url = _url(next(iter(servers_of(cache)), ""))
-    if _scheme(f"{where} names a cache that", url) not in KINDS:
-        raise _bad_cache(
-            f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'."
-        )
-    return url
 
 
 def _cache_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

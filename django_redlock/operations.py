@@ -156,10 +156,6 @@ class RequireFence(Operation):
         for text, field, *_ in Formatter().parse(self.lock):
             parts[-1] += text  # a literal brace splits a text
             if field is not None:
-                parts += [_column(model, field), ""]
+                found: Any = model._meta.pk if field == "pk" else model._meta.get_field(field)
+                parts += [str(found.column), ""]
         return parts
-
-
-def _column(model: type[Model], field: str) -> str:
-    found: Any = model._meta.pk if field == "pk" else model._meta.get_field(field)
-    return str(found.column)

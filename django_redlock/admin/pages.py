@@ -85,26 +85,21 @@ def detail(key: str) -> dict[str, Any]:
         **about,
         "stopping": stopping(row.asked),
         "key": key_of(held.fingerprint, alias, slug),
-        "facts": _facts(row),
+        "facts": [
+            (_("Remaining"), remaining(held)),
+            (_("Votes"), f"{held.votes}/{held.nodes}"),
+            (_("Holder"), isolated(held.holder or gettext("another program"))),
+            (_("Held for"), held_for(row, titled=True)),
+            (_("Waiting"), str(held.waiting or gettext("nobody"))),
+            (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),
+            (_("Extended"), str(held.extensions)),
+            (_("Fencing token"), str(held.fencing_token or DASH)),
+            (_("Fingerprint"), held.fingerprint),
+        ],
         "views": [_view(held, view) for view in held.views],
         "waiters": [printable(str(waiter)) for waiter in held.waiters],
         "more_waiters": held.waiting - len(held.waiters),
     }
-
-
-def _facts(row: HeldLock) -> list[tuple[Any, str]]:
-    held = row.lock
-    return [
-        (_("Remaining"), remaining(held)),
-        (_("Votes"), f"{held.votes}/{held.nodes}"),
-        (_("Holder"), isolated(held.holder or gettext("another program"))),
-        (_("Held for"), held_for(row, titled=True)),
-        (_("Waiting"), str(held.waiting or gettext("nobody"))),
-        (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),
-        (_("Extended"), str(held.extensions)),
-        (_("Fencing token"), str(held.fencing_token or DASH)),
-        (_("Fingerprint"), held.fingerprint),
-    ]
 
 
 def _view(held: Held, view: View) -> tuple[str, ...]:
