@@ -12,7 +12,7 @@ import os
 import random
 import time
 from asyncio import CancelledError, shield
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -234,10 +234,11 @@ class Fenced(Block[None]):
                     return
                 for alias in self._databases:
                     transaction.set_rollback(True, using=alias)
-            # Create them outside the transaction: on InnoDB, an insert after a failed update deadlocks, because both
-            # lock the gap.
-            for alias, rows in missing.items():
-                create(alias, rows)
+            # Create fences that any lease can claim, outside the transaction: on InnoDB, an insert after a failed
+            # update deadlocks, because both lock the gap.
+            for alias, names in missing.items():
+                fences = [Fence(key=key, name=name, updated=Now()) for key, name in sorted(names.items())]
+                Fence.objects.using(alias).bulk_create(fences, batch_size=BATCH // 5, ignore_conflicts=True)
         raise RuntimeError(
             f"The fence of {self!r} disappears as soon as it is created: something deletes rows of "
             f"{Fence._meta.db_table}."
@@ -337,12 +338,6 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
         # thread. Either way, this transaction does not hold it.
         missing |= {key: fences[key] for key in [key for key in some if key not in found] or some}
     return missing
-
-
-def create(using: str, rows: Mapping[str, str]) -> None:
-    """Create fences that any lease can claim; leave existing fences as they are."""
-    fences = [Fence(key=key, name=name, updated=Now()) for key, name in sorted(rows.items())]
-    Fence.objects.using(using).bulk_create(fences, batch_size=BATCH // 5, ignore_conflicts=True)
 
 
 def shown(name: str, permit: str) -> str:

@@ -147,20 +147,18 @@ def lock_for_update(
     check_switch("route_reads", route_reads)
     check_wait(wait)
     optional_seconds("ttl", ttl)
-    chosen = _target(target, Related(of))
-    if skip_locked and isinstance(target, Model):
-        raise ValueError(
-            "skip_locked needs a queryset or a list, from which a row can be left out; use nowait for an instance."
-        )
-    return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using, route_reads)
-
-
-def _target(target: Any, related: Related) -> Target:
+    related = Related(of)
     if isinstance(target, Model):
-        return Instances([target], related, single=True)
-    if isinstance(target, list | tuple):
-        return Instances(target, related)
-    return Rows(target.all() if isinstance(target, BaseManager) else target, related)
+        chosen: Target = Instances([target], related, single=True)
+        if skip_locked:
+            raise ValueError(
+                "skip_locked needs a queryset or a list, from which a row can be left out; use nowait for an instance."
+            )
+    elif isinstance(target, list | tuple):
+        chosen = Instances(target, related)
+    else:
+        chosen = Rows(target.all() if isinstance(target, BaseManager) else target, related)
+    return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using, route_reads)
 
 
 def _with_the_same_options(method: Callable[P, Result]) -> Callable[P, Result]:
@@ -301,9 +299,23 @@ class RowLock(Block[Result]):
 
     def _refuse(self) -> None:
         """Raise before any lock is taken if the block could not begin, or would read elsewhere."""
-        refuse_transaction(self._target)
+        target, connection = self._target, connections[self._target.db]
+        if in_transaction(connection):
+            raise RuntimeError(
+                f"lock_for_update() of {target.label} is inside a transaction of database {target.db!r}, which would "
+                "commit after the lock is released, so that the next holder reads old rows. Either move it out of "
+                "atomic(): in a view under ATOMIC_REQUESTS, use @locked_view instead, or "
+                f"@transaction.non_atomic_requests({target.db!r}); in a migration, set atomic = False. Or keep the "
+                "transaction, and use select_for_update() in it."
+            )
+        if not connection.in_atomic_block and not connection.get_autocommit():
+            raise RuntimeError(
+                f"lock_for_update() of {target.label} needs to commit before it releases, but autocommit is off for "
+                f"database {target.db!r}, so that the commit is up to you. Either turn autocommit on, or use "
+                "select_for_update()."
+            )
         if not self._route_reads:
-            refuse_reads_elsewhere("lock_for_update()", [self._target.db])
+            refuse_reads_elsewhere("lock_for_update()", [target.db])
 
     def _reads(self) -> AbstractContextManager[None]:
         """Pin the reads of the block; the routers have been asked by now, so fenced() need not ask them again."""
@@ -371,27 +383,3 @@ class RowLock(Block[Result]):
 @async_unsafe("This would block the event loop. Write 'async with lock_for_update(...):'.")
 def refuse_event_loop() -> None:
     """Raise SynchronousOnlyOperation in an event loop, as Django's database does."""
-
-
-def refuse_transaction(target: Target) -> None:
-    """
-    Make sure that the transaction of the block will be the outermost.
-
-    Raises:
-        RuntimeError: A transaction is already open, or autocommit is off.
-    """
-    connection = connections[target.db]
-    if in_transaction(connection):
-        raise RuntimeError(
-            f"lock_for_update() of {target.label} is inside a transaction of database {target.db!r}, which would "
-            "commit after the lock is released, so that the next holder reads old rows. Either move it out of "
-            "atomic(): in a view under ATOMIC_REQUESTS, use @locked_view instead, or "
-            f"@transaction.non_atomic_requests({target.db!r}); in a migration, set atomic = False. Or keep the "
-            "transaction, and use select_for_update() in it."
-        )
-    if not connection.in_atomic_block and not connection.get_autocommit():
-        raise RuntimeError(
-            f"lock_for_update() of {target.label} needs to commit before it releases, but autocommit is off for "
-            f"database {target.db!r}, so that the commit is up to you. Either turn autocommit on, or use "
-            "select_for_update()."
-        )
