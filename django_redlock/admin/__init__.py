@@ -4,6 +4,7 @@ The admin page *Held locks*: a change list over the nodes instead of a table, a 
 Its templates extend the admin's instead of copying them, because these differ between releases of Django.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,6 +28,7 @@ from django.utils.translation import get_language, gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import printable
+from ..inventory import ask_to_stop, force_release
 from ..inventory.model import middle
 from ..models import HeldLock
 from .base import ReadOnlyAdmin, column
@@ -58,6 +60,8 @@ from .rows import (
 REFRESH = 5  # seconds
 POLL = "X-Redlock-Poll"  # the header of requests that a page makes by itself, as held_locks.js does
 MAX_REASON = 200  # characters
+log = logging.getLogger("django_redlock")
+
 KEY, NAME = "\ue000", "\ue001"  # where the tickbox of a row has the row's key and its name
 
 
@@ -235,7 +239,12 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
 
     def _act_on(self, request: HttpRequest, action: str, choice: Choice, reason: str) -> bool:
         """Carry out an action, report its result and log it; return whether anything was done."""
-        outcome = choice.carry_out(action, reason)
+        if choice.problem:
+            outcome = choice.problem
+        elif action == "stop":
+            outcome = ask_to_stop("", choice.fingerprint, choice.alias, slug=choice.slug)
+        else:
+            outcome = force_release("", choice.fingerprint, choice.alias, slug=choice.slug, reason=reason)
         level, text = OUTCOMES[outcome]
         self.message_user(request, text % {"lock": choice.name}, level)
         done = not choice.problem and outcome in DONE
@@ -244,14 +253,20 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
         return done
 
     def _revoke(self, request: HttpRequest, choice: Choice) -> None:
-        """Revoke the task that holds a lock, and log that."""
+        """Tell Celery's workers to end the task that holds a lock, and log that."""
         if not choice.task:
             return
-        problem = choice.revoke_task()
-        if problem:
+        from ..celery.handle import revoke  # only here: Celery is optional
+
+        outcome = "revoked"
+        try:
+            revoke(choice.task, terminate=True)
+        except Exception as error:  # from any broker's client, or from its settings
+            log.warning("revoking the task that holds a lock failed", exc_info=True)
+            outcome = f"not revoked: {type(error).__name__}"
             text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.")
-            self.message_user(request, text % {"lock": choice.name, "why": problem}, messages.WARNING)
-        outcome = f"not revoked: {problem}" if problem else "revoked"
+            why = {"lock": choice.name, "why": type(error).__name__}
+            self.message_user(request, text % why, messages.WARNING)
         key = (choice.name, choice.alias, choice.fingerprint)
         audit(request, "revoke", choice.row, key, outcome, f"task {printable(choice.task)}")
 

@@ -2,7 +2,6 @@
 The page of one lock, the panel of nodes, and the choices on the page that confirms an action (internal).
 """
 
-import logging
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import is_cut
 from ..exceptions import printable
 from ..handler import locks
-from ..inventory import ActionResult, Snapshot, View, ask_to_stop, find_locks, force_release, slugs_of, stale_keys
+from ..inventory import ActionResult, Snapshot, View, find_locks, slugs_of, stale_keys
 from ..inventory import HeldLock as Held
 from ..inventory.actions import MAX_RELEASE
 from ..inventory.model import described, name_of
@@ -43,8 +42,6 @@ from .rows import (
 INSPECT_TIMEOUT = 0.5  # seconds to wait for each answer; the page must not wait for a silent node
 ENTRIES = 10  # entries of the admin's log on the page
 MAX_ADDRESS = 4000  # characters; Gunicorn accepts a request line of 4,094, other servers about 8,000
-
-log = logging.getLogger("django_redlock")
 
 
 # The page of one lock
@@ -219,25 +216,6 @@ class Choice:
     slug: str
     row: HeldLock | None
     problem: ActionResult | None
-
-    def carry_out(self, action: str, reason: str) -> ActionResult:
-        """Carry out the confirmed action, and return the result."""
-        if self.problem:
-            return self.problem
-        if action == "stop":
-            return ask_to_stop("", self.fingerprint, self.alias, slug=self.slug)
-        return force_release("", self.fingerprint, self.alias, slug=self.slug, reason=reason)
-
-    def revoke_task(self) -> str:
-        """Tell Celery's workers to end the task that holds the lock; return why that failed, or an empty text."""
-        from ..celery.handle import revoke  # only here: Celery is optional
-
-        try:
-            revoke(self.task, terminate=True)
-        except Exception as error:  # from any broker's client, or from its settings
-            log.warning("revoking the task that holds a lock failed", exc_info=True)
-            return type(error).__name__
-        return ""
 
     @property
     def name(self) -> str:
