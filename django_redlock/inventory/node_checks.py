@@ -22,9 +22,9 @@ class Level(StrEnum):
     ERROR = "error"  # locks fail, or may be held twice
 
 
-def severity(level: Level) -> int:
-    """Return how bad a level is: the higher, the worse."""
-    return tuple(Level).index(level)
+def severity(level: Level | None) -> int:
+    """Return how bad a level is, which is also the exit code of the doctor: 0 without a finding or for a note."""
+    return tuple(Level).index(level) if level else 0
 
 
 class Finding(NamedTuple):

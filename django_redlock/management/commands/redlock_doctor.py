@@ -9,12 +9,11 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...conf import InvalidRedlockError, aliases
 from ...exceptions import printable
 from ...inventory.doctor import Diagnosis, diagnose
-from ...inventory.node_checks import Level
+from ...inventory.node_checks import Level, severity
 from ...nodes.redis.inspect import Inspection
 from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
-EXIT = {None: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
 STYLES = {Level.NOTE: "NOTICE", Level.WARNING: "WARNING", Level.ERROR: "ERROR"}
 NEVER = "never"  # the command does not fail
 
@@ -72,10 +71,10 @@ class Command(OperatorCommand):
         else:
             for diagnosis in found:
                 self._show(diagnosis)
-        worst = max((diagnosis.level for diagnosis in found), key=EXIT.__getitem__, default=None)
-        if fail_level != NEVER and EXIT[worst] >= (least := EXIT[Level(fail_level)]):
-            count = sum(EXIT[finding.level] >= least for each in found for finding in each.findings)
-            raise CommandError(f"Not all is well: {count} to look at.", returncode=EXIT[worst])
+        worst = max((severity(diagnosis.level) for diagnosis in found), default=0)
+        if fail_level != NEVER and worst >= (least := severity(Level(fail_level))):
+            count = sum(severity(finding.level) >= least for each in found for finding in each.findings)
+            raise CommandError(f"Not all is well: {count} to look at.", returncode=worst)
 
     def _advise(self, using: list[str] | None) -> None:
         if not apps.is_installed("django_redlock.contrib.history"):
@@ -131,7 +130,7 @@ def document(found: list[Diagnosis]) -> str:
     return json.dumps(
         {
             "version": VERSION,
-            "level": max((each.level for each in found), key=EXIT.__getitem__, default=None) or "ok",
+            "level": max((each.level for each in found), key=severity, default=None) or "ok",
             "aliases": [
                 {
                     "using": each.alias,
