@@ -120,11 +120,7 @@ class RequireFence(Operation):
     def _statements(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model]) -> list[str]:
         table, fences = (schema_editor.quote_name(each._meta.db_table) for each in (model, Fence))
         arguments = ", ".join(schema_editor.quote_value(part) for part in self._arguments(model))
-        writes, level = (
-            ("INSERT OR UPDATE OR DELETE", "ROW")
-            if self._per_row()
-            else ("INSERT OR UPDATE OR DELETE OR TRUNCATE", "STATEMENT")
-        )
+        level, truncate = ("ROW", "") if self._per_row() else ("STATEMENT", " OR TRUNCATE")
         statements = [
             NOTE_CLAIM,
             REQUIRE_FENCE,
@@ -132,7 +128,7 @@ class RequireFence(Operation):
             f"CREATE TRIGGER redlock_note_claim AFTER UPDATE OF token, owner ON {fences} "
             "FOR EACH ROW EXECUTE FUNCTION redlock_note_claim()",
             *self._removal(schema_editor, model),
-            f"CREATE TRIGGER {TRIGGER} BEFORE {writes} ON {table} "
+            f"CREATE TRIGGER {TRIGGER} BEFORE INSERT OR UPDATE OR DELETE{truncate} ON {table} "
             f"FOR EACH {level} EXECUTE FUNCTION redlock_require_fence({arguments})",
         ]
         if self._per_row():
