@@ -220,7 +220,7 @@ class Choice:
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self.row.name if self.row else printable(self.slug.removeprefix("{").removesuffix("}"))
+        return printable(name_of(self.slug))
 
     @property
     def explanation(self) -> str:
