@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -238,19 +238,14 @@ def columns_of(text: str) -> int:
 
 def clipped(text: str, width: int) -> str:
     """Return as much of the beginning of a text as fits a number of columns."""
-    if columns_of(text) <= width:
-        return text
-    end = min(len(text), width)
-    while columns_of(text[:end]) > width:
-        end -= 1
-    return text[:end]
+    return _cut(text, width, lambda text, length: text[:length])
 
 
-def _cut(text: str, room: int) -> str:
+def _cut(text: str, room: int, part: Callable[[str, int], str] = middle) -> str:
     if columns_of(text) <= room:
         return text
     length = room
-    while columns_of(short := middle(text, length)) > room:
+    while columns_of(short := part(text, length)) > room:
         length -= 1
     return short
 
