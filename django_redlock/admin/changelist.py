@@ -255,7 +255,7 @@ class HeldLockChangeList(ChangeList):
         page = paginator.get_page(self.page_num)
         self.page_num = page.number
         self.result_count = self.full_result_count = Counted(paginator.count)
-        self.result_count.sign = "?" if not self.is_known else "" if self.is_complete else "+"
+        self.result_count.sign = "?" if self.unknown else "" if self.is_complete else "+"
         self.show_full_result_count = False
         self.can_show_all = paginator.count <= self.list_max_show_all
         self.multi_page = paginator.count > self.list_per_page
@@ -265,11 +265,6 @@ class HeldLockChangeList(ChangeList):
             note_requests(self.result_list)
         self.show_admin_actions = bool(self.result_list)
         self.paginator = paginator
-
-    @property
-    def is_known(self) -> bool:
-        """Whether enough nodes answered to list the held locks."""
-        return not self.unknown
 
     @property
     def unknown(self) -> list[str]:
