@@ -165,9 +165,12 @@ class Instances:
 
     def rows(self) -> list[ModelRow]:
         """Name the rows; query the database only if related rows are locked, too."""
-        if self.related:
-            return [row for model, some in self._by_model() for row in self._find(model, some)]
-        return list({row.key: row for row in map(_row, self._instances)}.values())
+        found: dict[str, frozenset[str]] = {}
+        for model, some in self._by_model() if self.related else ():
+            related = self.related.rows(_fetch(model, self.db, some))
+            found |= {_identity_of(model, row.pk): row.names for row in related}
+        rows = {row.key: row for row in map(_row, self._instances)}
+        return [replace(row, names=row.names | found.get(key, frozenset())) for key, row in rows.items()]
 
     def again(self, rows: list[ModelRow]) -> list[ModelRow]:
         """Name the rows again, because their related rows may have changed."""
@@ -195,12 +198,6 @@ class Instances:
                 _refresh(instance, fresh[_identity(instance)])
         found = [instance for instance in self._instances if _identity(instance) in chosen]
         return found[0] if self.single else found
-
-    def _find(self, model: type[Model], some: list[Any]) -> Iterator[ModelRow]:
-        found = {_identity_of(model, row.pk): row.names for row in self.related.rows(_fetch(model, self.db, some))}
-        for instance in some:
-            row = _row(instance)
-            yield replace(row, names=row.names | found.get(row.key, frozenset()))
 
     def _by_model(self) -> list[tuple[type[Model], list[Any]]]:
         models: dict[type[Model], list[Any]] = {}
