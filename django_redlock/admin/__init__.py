@@ -29,6 +29,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import printable
 from ..inventory import ask_to_stop, force_release
+from ..inventory.actions import MAX_RELEASE
 from ..inventory.model import middle
 from ..models import HeldLock
 from .base import ReadOnlyAdmin, column
@@ -41,7 +42,6 @@ from .pages import (
     detail,
     look_again,
     panels,
-    problem_with,
 )
 from .rows import (
     LONGEST,
@@ -204,7 +204,11 @@ class HeldLockAdminMixin(ReadOnlyAdmin):
 
     def _act(self, request: HttpRequest, action: str) -> HttpResponse | None:
         keys = list(dict.fromkeys(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))
-        problem = problem_with(request, keys)
+        problem = ""
+        if request.POST.get("select_across", "0") not in ("", "0"):
+            problem = gettext("Nothing was done: “select all” includes locks that you have not seen. Tick them.")
+        elif len(keys) > MAX_RELEASE:
+            problem = gettext("Nothing was done: select at most %(max)d locks at a time.") % {"max": MAX_RELEASE}
         if problem:
             self.message_user(request, problem, messages.ERROR)
             return None

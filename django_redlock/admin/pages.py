@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest
+from django.http import Http404
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -20,7 +20,6 @@ from ..exceptions import printable
 from ..handler import locks
 from ..inventory import ActionResult, Snapshot, View, find_locks, slugs_of, stale_keys
 from ..inventory import HeldLock as Held
-from ..inventory.actions import MAX_RELEASE
 from ..inventory.model import described, name_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
@@ -292,15 +291,6 @@ OUTCOMES: dict[ActionResult, tuple[int, Any]] = {
     ),
 }
 DONE = (ActionResult.RELEASED, ActionResult.UNKNOWN, ActionResult.ASKED)  # or perhaps done
-
-
-def problem_with(request: HttpRequest, keys: list[str]) -> str:
-    """Return why the selection cannot be acted on; empty if it can."""
-    if request.POST.get("select_across", "0") not in ("", "0"):
-        return gettext("Nothing was done: “select all” includes locks that you have not seen. Tick them.")
-    if len(keys) > MAX_RELEASE:
-        return gettext("Nothing was done: select at most %(max)d locks at a time.") % {"max": MAX_RELEASE}
-    return ""
 
 
 def look_again(keys: Iterable[str], action: str) -> Iterator[Choice]:
