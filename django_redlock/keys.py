@@ -326,7 +326,7 @@ SHOWN_VALUE = 120  # characters of a value that stay readable in the lock's name
 
 @dataclass(frozen=True, slots=True)
 class ViewCall:
-    """One call of a view, with its arguments as passed and by name."""
+    """One call of a view, with its arguments as passed, including the request, and by name."""
 
     request: HttpRequest
     args: tuple[Any, ...]
@@ -411,7 +411,7 @@ class ViewKey:
         if callable(key):
             if iscoroutinefunction(key):
                 raise self._error("a callable must not be a coroutine function; it is called in a thread and may block")
-            return [_Field("the callable", lambda call: (_joined(self.call(key, call)),))]
+            return [_Field("the callable", lambda call: (_joined(key(*call.args, **call.kwargs)),))]
         if not isinstance(key, list | tuple) or not key:
             raise self._error(f"it must be a str, a callable or a list of these, not {key!r}")
         parts: list[str | _Field] = []
@@ -421,10 +421,6 @@ class ViewKey:
             parts += [":"] if index else []
             parts += self._read(item)
         return parts
-
-    def call(self, key: Callable[..., Any], call: ViewCall) -> object:
-        """Return the callable's result for one call of the view."""
-        return key(call.request, *call.args, **call.kwargs)
 
     def read_source(self, text: str) -> list[str | _Field]:
         """Return the field of a short name such as ``user``, or an empty list if *text* is not a short name."""

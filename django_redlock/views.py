@@ -475,7 +475,7 @@ class Guard:
                 )
         bound = self._signature.bind_partial(request, *args, **kwargs)
         bound.apply_defaults()
-        call = ViewCall(request, args, kwargs, bound.arguments | kwargs | {"request": request})
+        call = ViewCall(request, (request, *args), kwargs, bound.arguments | kwargs | {"request": request})
         label = f"{self.name} {request.method}"
         try:
             name = check_name(f"{self._options.prefix}:{self._key.resolve(call)}")

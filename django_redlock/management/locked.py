@@ -253,7 +253,3 @@ class CommandKey(ViewKey):
 
     def check_constant(self, text: str) -> None:
         """Accept a key that is the same for every run, as most keys of commands are."""
-
-    def call(self, key: Callable[..., Any], call: ViewCall) -> object:
-        """Return the callable's result for the options."""
-        return key(**call.kwargs)
