@@ -49,7 +49,6 @@ class Execution:
         ticket: The information about the slot that its message carries.
         options: The options of the task.
         lease: The slot, RUNNING; None for a run that has none.
-        since: When the run began, in seconds on the steady clock.
         in_queue: Whether the message still holds the slot of a waiting message, because the nodes did not answer.
         kept: Whether somebody may read its result and then expect the slot to be free.
     """
@@ -60,7 +59,6 @@ class Execution:
         ticket: Ticket,
         options: SingletonOptions,
         lease: Lease | None,
-        since: float | None = None,
         in_queue: bool = False,
         kept: bool = True,
     ) -> None:
@@ -72,17 +70,14 @@ class Execution:
         self.goes_on = False  # in another message, which has the slot
         self._in_queue = in_queue
         self._kept = kept
-        self.interrupt = Interrupt() if lease and options.on_lost == "raise" else None
+        self._interrupt: Interrupt | None = None
         self._clock = locks[ticket.using].runtime.clock
-        self._since = self._clock() if since is None else since
+        self._since = self._clock()
         if lease:
             log_loss_with(lease, self._report_loss)
-            lease.on_lost(self._interrupt_body)
-
-    @property
-    def hold(self) -> float:
-        """The seconds for which the slot must stay taken, whether or not the task still runs."""
-        return self.options.hold_for - (self._clock() - self._since)
+            if options.on_lost == "raise":
+                self._interrupt = interrupt = Interrupt()
+                lease.on_lost(lambda lease: interrupt.strike())
 
     def hand_over(self, ticket: Ticket, ttl: float) -> Claim:
         """
@@ -142,25 +137,27 @@ class Execution:
             return
         self.handed_over = True
         if hold:
-            note_length(self.task, self.ticket.using, self._clock() - self._since)
-        if hold and self.lease and self.hold > 0 and self.lease.valid() and self._keep_held():
-            return
+            length = self._clock() - self._since
+            note_length(self.task, self.ticket.using, length)
+            if self._keep_held(self.options.hold_for - length):
+                return
         if self.lease:
             outcome = release_at_end(self.lease) if hold and not self._kept else self.lease.release()
             note_late_loss(self.lease, outcome)
         elif self._in_queue:
             self.ticket.free()
 
-    def _keep_held(self) -> bool:
-        """Replace the slot by one that is not renewed; return whether that worked."""
-        assert self.lease
+    def _keep_held(self, seconds: float) -> bool:
+        """Replace the slot by one that is not renewed, if it must stay taken; return whether that worked."""
+        if seconds <= 0 or not self.lease or not self.lease.valid():
+            return False
         request = self.task.request
         inline = request.is_eager or request.called_directly  # no caller can read the result by its id
-        return self.ticket.keep_held(self.lease, self.hold, self.task.name, "" if inline else self.ticket.task_id)
+        return self.ticket.keep_held(self.lease, seconds, self.task.name, "" if inline else self.ticket.task_id)
 
     def _disarm(self) -> None:
-        if self.interrupt:
-            self.interrupt.disarm()
+        if self._interrupt:
+            self._interrupt.disarm()
 
     def _report_loss(self, lease: Lease) -> None:
         reason = lease.reason or EndReason.EXPIRED
@@ -168,10 +165,6 @@ class Execution:
         about = {"task_id": self.ticket.task_id, "name": lease.name, "lease": lease, "reason": reason}
         values = (lease.name, self.ticket.task_id, reason, successor(lease))
         report(self.task, event, "%s was lost by task %s (%s)%s", *values, **about)
-
-    def _interrupt_body(self, lease: Lease) -> None:
-        if self.interrupt:
-            self.interrupt.strike()
 
 
 def note_length(task: Any, using: str, seconds: float) -> None:
