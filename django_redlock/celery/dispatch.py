@@ -19,23 +19,10 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..singleton.options import SingletonOptions
-from ..singleton.slots import (
-    HEADER,
-    RECEIVED_HEADER,
-    RUN_HEADER,
-    RUNNING,
-    Claim,
-    Holder,
-    SlotState,
-    Ticket,
-    once_confirmed,
-    peek,
-)
+from ..singleton.slots import HEADER, OURS, RUNNING, Claim, Holder, SlotState, Ticket, once_confirmed, peek
 from .execution import Execution
 from .signals import DUPLICATE, report
 
-OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
-T = TypeVar("T")
 R = TypeVar("R", covariant=True)
 log = logging.getLogger("django_redlock")
 _beat = 0  # the thread in which beat runs; 0 if beat does not run in this process

@@ -44,6 +44,7 @@ from ..signals import lock_acquired, lock_taken
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
 RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, on the steady clock
+OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 FORMAT = 3
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
@@ -115,11 +116,7 @@ class Ticket:
     @property
     def waiting(self) -> str:
         """Name of the lock that the message holds while it waits; empty if it holds none."""
-        if self.trailing:
-            return self.following
-        if self.scope == RUNNING:
-            return ""
-        return f"queued:{self.name}" if self.scope == BOTH else self.name
+        return self.following if self.trailing else self.queue
 
     @property
     def following(self) -> str:
@@ -134,7 +131,9 @@ class Ticket:
     @property
     def queue(self) -> str:
         """Name of the lock that calls with this key hold while they wait; empty if they hold none."""
-        return {LIFETIME: self.name, WAITING: self.name, BOTH: f"queued:{self.name}"}.get(self.scope, "")
+        if self.scope == RUNNING:
+            return ""
+        return f"queued:{self.name}" if self.scope == BOTH else self.name
 
     @property
     def running(self) -> str:
@@ -170,7 +169,7 @@ class Ticket:
             version, name, using, owner, secret, tries, scope, number, waited, watch, joined, again = json.loads(
                 header  # type: ignore[arg-type]
             )
-            secrets = is_secret(secret, or_empty=True) and is_secret(watch, or_empty=True)
+            secrets = is_secret(secret) and is_secret(watch)
             if version == FORMAT and owner == task_id and secrets and scope in SCOPES:
                 done = (int(tries), scope, int(number), float(waited), watch, str(joined), bool(again))
                 return cls(str(name), str(using), owner, secret, *done)
@@ -455,9 +454,9 @@ def free(using: str, name: str, secret: str) -> Outcome:
         return Outcome.UNKNOWN
 
 
-def is_secret(value: Any, or_empty: bool = False) -> bool:
-    """Return whether *value* can be a lock's secret."""
-    return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{32}", value) or (or_empty and not value))
+def is_secret(value: Any) -> bool:
+    """Return whether *value* can be a lock's secret, or is empty, which stands for none."""
+    return isinstance(value, str) and bool(re.fullmatch("([0-9a-f]{32})?", value))
 
 
 class Record(NamedTuple):
