@@ -416,18 +416,17 @@ def once_confirmed(ticket: Ticket, look: Callable[[], tuple[T, Holder | None]]) 
     Raises:
         QuorumUnavailableError: That does not become known in time.
     """
-    found, holder = look()
-    if holder is None or holder.state is not SlotState.CLAIMED:
-        return found
-    runtime, pause = locks[ticket.using].runtime, FIRST_LOOK
-    until = runtime.clock() + UNCONFIRMED
-    while runtime.clock() + pause <= until:
-        runtime.sleep(pause * (0.5 + runtime.random()))
-        pause = min(2 * pause, LONGEST_LOOK)
+    until, pause = inf, FIRST_LOOK
+    while True:
         found, holder = look()
         if holder is None or holder.state is not SlotState.CLAIMED:
             return found
-    raise QuorumUnavailableError(ticket.waiting, nodes={str(holder): "may not have been sent"})
+        runtime = locks[ticket.using].runtime
+        until = min(until, runtime.clock() + UNCONFIRMED)
+        if runtime.clock() + pause > until:
+            raise QuorumUnavailableError(ticket.waiting, nodes={str(holder): "may not have been sent"})
+        runtime.sleep(pause * (0.5 + runtime.random()))
+        pause = min(2 * pause, LONGEST_LOOK)
 
 
 def state_of(owner: Owner) -> SlotState:
