@@ -32,7 +32,7 @@ from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
 from ..core.names import Owner, decode, secret_of, slug
 from ..core.protocol import SUPERSEDED, Outcome
-from ..core.rules import MIN_TTL, Wanted
+from ..core.rules import MIN_TTL
 from ..engine.lease import Lease, passed_on, stop_renewal
 from ..engine.manager import LockManager, fresh_secret
 from ..engine.options import LockOptions
@@ -188,8 +188,10 @@ class Ticket:
         Raises:
             QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
         """
-        about = {"label": label, "secret": self.secret, "adopt": adopt, "call": call, "state": SlotState.CLAIMED}
-        manager, wanted = self._wanted(self.waiting, min(CLAIM, ttl), **about)
+        manager, ttl = locks[self.using], max(MIN_TTL, min(CLAIM, ttl))
+        about: dict[str, Any] = {"kind": "task", "label": label, "ref": self.task_id, "state": SlotState.CLAIMED}
+        about |= {"call": call, "secret": self.secret, "adopt": adopt}
+        wanted = manager.acquirer.left_alone(self.waiting, ttl=ttl, **about)
         outcome = manager.acquirer.run(wanted)
         # Signals are sent only to those who receive them: their arguments take time.
         if isinstance(outcome, Granted):
@@ -204,7 +206,9 @@ class Ticket:
             return Holder.of(taken)
         raise AssertionError("an attempt that gave up has an error")
 
-    def take(self, name: str, ttl: float, label: str, state: str, secret: str = "", **options: Any) -> None:
+    def take(
+        self, name: str, ttl: float, label: str, state: str, secret: str = "", *, ref: str | None = None, **options: Any
+    ) -> None:
         """
         Take a lock that is not renewed; it ends with its ttl.
 
@@ -214,27 +218,23 @@ class Ticket:
             label: The task's name.
             state: The purpose of the lock.
             secret: Its secret; empty draws a fresh one.
+            ref: What identifies the holder; None is the task's id.
             **options: ``adopt``: the secret of a holder from which it may be taken over. ``strict``: whether it must
                 be taken over, from *adopt* or from *secret* itself; a free lock is then refused. ``call``: what
-                describes a pending call. ``ref``: what identifies the holder, instead of the task's id.
+                describes a pending call.
 
         Raises:
             LockTakenError: Another task has it.
             QuorumUnavailableError: Too few nodes answered.
         """
-        manager, wanted = self._wanted(name, ttl, label=label, state=state, secret=secret or fresh_secret(), **options)
+        manager, ttl = locks[self.using], max(MIN_TTL, ttl)
+        about: dict[str, Any] = {"kind": "task", "label": label, "ref": self.task_id if ref is None else ref}
+        about |= {"state": state, "call": "", "secret": secret or fresh_secret(), **options}
+        wanted = manager.acquirer.left_alone(name, ttl=ttl, **about)
         outcome = manager.acquirer.run(wanted)
         # A lock that is not renewed needs a lease only as the signal's argument.
         if isinstance(outcome, GaveUp) or lock_acquired.receivers:
             manager.acquirer.held(wanted, outcome, renew=False)
-
-    def _wanted(
-        self, name: str, ttl: float, *, call: str = "", ref: str | None = None, **about: Any
-    ) -> tuple[LockManager, Wanted]:
-        """Return the manager of the slot's alias, and the description of a lock that is not renewed."""
-        manager = locks[self.using]
-        about |= {"kind": "task", "ref": self.task_id if ref is None else ref, "call": call}
-        return manager, manager.acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), **about)
 
     def take_running(
         self, times: LockOptions, label: str, secret: str, inline: bool = False, wait: float = 0.0
