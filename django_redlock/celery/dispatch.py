@@ -159,7 +159,9 @@ class Call:
         # Not inside the handler: an error of the broker would be reported as a consequence of this one. Some nodes may
         # have created the record of a first message, so that message keeps its secret.
         sent = self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, secret=""))
-        _warn_once(self.ticket.using, unanswered)
+        if self.ticket.using not in _unanswered:
+            _unanswered.add(self.ticket.using)
+            log.warning("singleton tasks are sent without a slot, and workers decide: %s", unanswered)
         return sent
 
     def send_owned(self) -> SingletonResult[Any]:
@@ -362,12 +364,6 @@ def _note_beat(**about: Any) -> None:
 
 
 signals.beat_init.connect(_note_beat, dispatch_uid="django_redlock.beat")
-
-
-def _warn_once(alias: str, error: QuorumUnavailableError) -> None:
-    if alias not in _unanswered:
-        _unanswered.add(alias)
-        log.warning("singleton tasks are sent without a slot, and workers decide: %s", error)
 
 
 def eager_result(result: Any) -> Any:

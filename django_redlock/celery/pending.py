@@ -47,6 +47,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -191,15 +192,16 @@ class TrailingCall(Call):
         found = self._pending(record)
         moved = self.rules.on_duplicate == "replace"
         sent = record.holder.state is SlotState.QUEUED
-        return found is not None and sent and not moved and found.digest == self._digest()
+        return found is not None and sent and not moved and found.digest == self._digest
 
     @property
     def call(self) -> str:
         """For a pending call, the number of the message that counts and a digest of its arguments."""
-        return f"{self.ticket.number}.{self._digest()}" if self.ticket.trailing else ""
+        return f"{self.ticket.number}.{self._digest}" if self.ticket.trailing else ""
 
+    @cached_property
     def _digest(self) -> str:
-        """Return a digest of the arguments, which reveals nothing about them."""
+        """A digest of the arguments, which reveals nothing about them."""
         try:
             text = self.task.singleton_key.canonical(self.args, self.kwargs)
         except (TypeError, ValueError):  # the arguments cannot be compared, so they may be new
