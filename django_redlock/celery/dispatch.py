@@ -202,18 +202,7 @@ class Call:
         if not mine:  # the slot may be kept for this very message, as a worker does for a dead child
             seen = peek(ticket.using, ticket.waiting)
             adopt = seen.secret if seen.holder.waits_as(ticket.task_id) else ""
-        return self._claims(adopt)
-
-    def _claims(self, adopt: str) -> bool:
-        """
-        Claim the slot of the waiting message once; return whether it is claimed.
-
-        Raises:
-            QuorumUnavailableError: Too few nodes answered.
-        """
-        found = self.ticket.claim(self.ttl, self.task.name, adopt)
-        self.claimed = None if isinstance(found, Holder) else found
-        return self.claimed is not None
+        return self._claim_once(adopt) is None
 
     def publish(self, ticket: Ticket) -> SingletonResult[Any]:
         """Send the message with its ticket, and confirm its claim; if sending fails, free the slot."""
@@ -266,15 +255,26 @@ class Call:
             QuorumUnavailableError: Too few nodes answered, or none of this is known in time.
         """
 
-        def look() -> tuple[Claim | Holder, Holder | None]:
-            found = self.ticket.claim(self.ttl, self.task.name, call=self.call)
-            return found, found if isinstance(found, Holder) else None
+        def look() -> tuple[Holder | None, Holder | None]:
+            holder = self._claim_once()
+            return holder, holder
 
-        found = once_confirmed(self.ticket, look)
+        holder = once_confirmed(self.ticket, look)
+        if holder is None:
+            _unanswered.discard(self.ticket.using)
+        return holder
+
+    def _claim_once(self, adopt: str = "") -> Holder | None:
+        """
+        Claim the slot of the waiting message, also from the holder with the secret *adopt*; return the holder if taken.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        found = self.ticket.claim(self.ttl, self.task.name, adopt, self.call)
         if isinstance(found, Holder):
             return found
         self.claimed = found
-        _unanswered.discard(self.ticket.using)
         return None
 
     @property
@@ -349,7 +349,7 @@ class Call:
     def _take_from(self, holder: Holder) -> bool:
         """Take the slot from a waiting holder; return whether the holder was still waiting."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        return seen.holder.waits_as(holder.task_id) and self._claims(adopt=seen.secret)
+        return seen.holder.waits_as(holder.task_id) and self._claim_once(seen.secret) is None
 
     def result(self, task_id: str) -> SingletonResult[Any]:
         """Return the result of a message of this task."""
