@@ -42,18 +42,16 @@ class Singleton(Slots[P]):
 
     answers = ANSWERS
 
-    def __init__(self, task: "SingletonTask[P, Any]") -> None:
-        super().__init__(task)
-        self._celery_task = task
+    _task: "SingletonTask[P, Any]"
 
     # In the body
 
     def _own_lease(self) -> Lease | None:
-        execution = self._celery_task.singleton_run
+        execution = self._task.singleton_run
         return execution.lease if execution and not execution.handed_over else None
 
     def _given_up(self) -> str:
-        execution = self._celery_task.singleton_run
+        execution = self._task.singleton_run
         if not execution or not execution.lease:
             return ""
         execution.end(hold=False)
@@ -79,9 +77,9 @@ class Singleton(Slots[P]):
             holder: Holder = seen.holder
             if seen.value and holder.task_id and holder.waits:
                 ticket = self._task.singleton_ticket("", args, kwargs)
-                discard_seen(ticket, name, seen, self._celery_task)  # first, because the revocation may fail
-                self._celery_task.app.control.revoke(holder.task_id)
-                store_revoked(self._celery_task, holder.task_id, "Cancelled.", not self._celery_task.ignore_result)
+                discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
+                self._task.app.control.revoke(holder.task_id)
+                store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
                 return holder.task_id
         self._check_decided(slots)
         return None

@@ -221,7 +221,7 @@ class TrailingCall(Call):
         using, name, repairs = self.ticket.using, self.ticket.following, 0
         while seen.split:
             if repairs == REPAIRS:
-                raise QuorumUnavailableError(name, nodes=seen.reported, needed=locks[using].rules.needed)
+                raise seen.undecided(using, name)
             repairs += 1
             newest, *older = seen.split
             for value in older:
@@ -366,8 +366,7 @@ class PendingMessage:
         secrets = self._secrets(self.record) or [ticket.secret]
         outcomes = [free(ticket.using, ticket.following, secret) for secret in secrets]
         if "unknown" in outcomes and self._secrets(seen := peek(ticket.using, ticket.following)):
-            needed = locks[ticket.using].rules.needed
-            raise QuorumUnavailableError(ticket.following, nodes=seen.reported, needed=needed)
+            raise seen.undecided(ticket.using, ticket.following)
         self.note_number()
 
     def note_number(self) -> None:

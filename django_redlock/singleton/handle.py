@@ -144,8 +144,7 @@ class Slots(Generic[P]):
             if seen.value:
                 owner, holder = seen.owner or Owner(), seen.holder
                 return SlotHolder(holder.task_id, holder.state, owner.since, seen.left, owner.host, seen.nodes)
-            if seen.split:
-                raise self._undecided(name, seen)
+            self._check_decided([(name, seen)])
         return None
 
     def is_locked(self, *args: P.args, **kwargs: P.kwargs) -> bool:
@@ -273,11 +272,7 @@ class Slots(Generic[P]):
         """Raise QuorumUnavailableError if the nodes do not agree on one of the slots."""
         for name, seen in slots:
             if seen.split:
-                raise self._undecided(name, seen)
-
-    def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
-        needed = locks[self._task.singleton_options.using].rules.needed
-        return QuorumUnavailableError(name, nodes=seen.reported, needed=needed)
+                raise seen.undecided(self._task.singleton_options.using, name)
 
 
 def celery_task(owner: Owner | None) -> str:

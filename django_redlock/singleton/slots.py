@@ -552,6 +552,10 @@ class Seen(NamedTuple):
         """The holder as an error about a taken lock would name it."""
         return Holder.described(self.owner, self.left)
 
+    def undecided(self, using: str, name: str) -> QuorumUnavailableError:
+        """Return the error of a caller that has to know who holds this lock, on which the nodes do not agree."""
+        return QuorumUnavailableError(name, nodes=self.reported, needed=locks[using].rules.needed)
+
 
 FREE = Seen("", 0.0, 0)
 
