@@ -166,7 +166,9 @@ class Call:
 
     def send_owned(self) -> SingletonResult[Any]:
         """Send a call whose id is known elsewhere; if it continues a run, it gets the slot of that run."""
-        mine = self._own_run()
+        mine: Execution | None = self.task.singleton_run
+        if mine and (mine.handed_over or self.ticket.task_id != self.task.request.id):
+            mine = None  # its slot belongs to another message, or this message does not continue its work
         if mine and not mine.ticket.name:
             return self.publish(replace(self.ticket, name="", secret=""))
         if not mine and not self.options.get("retries"):
@@ -176,12 +178,6 @@ class Call:
         except (LockTakenError, QuorumUnavailableError):
             passed = False
         return self.publish(self.ticket if passed else replace(self.ticket, secret=""))
-
-    def _own_run(self) -> Execution | None:
-        """Return the run in this thread if the message continues its work and the run still has its slot."""
-        execution: Execution | None = self.task.singleton_run
-        goes_on = execution and self.ticket.task_id == self.task.request.id and not execution.handed_over
-        return execution if goes_on else None
 
     def _pass_on(self, mine: Execution | None) -> bool:
         """
