@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from ..conf import DEFAULT_ALIAS
 from ..core.rules import Rules, nearest, number, optional_seconds, seconds
-from ..engine.options import LockOptions
+from ..engine.options import LockOptions, check_switch
 from ..keys import CallKey
 from .slots import LIFETIME, RUNNING, SCOPES, WAITING
 
@@ -46,11 +46,7 @@ class Return:
 Overlap = Literal["wait", "drop", "follow", "fail"]
 OnOverlap = Overlap | Return | None
 
-ON_DUPLICATE = get_args(OnDuplicate)
-ON_OVERLAP = get_args(Overlap)
 ON_UNAVAILABLE = {"enqueue": get_args(EnqueueChoice), "run": get_args(RunChoice)}
-ON_LOST = get_args(OnLost)
-REDELIVERY = get_args(Redelivery)
 
 # Names that other parts of this package, or other packages, have for one of our options.
 OTHER_NAMES = {
@@ -127,20 +123,29 @@ class SingletonOptions:
 
     def __post_init__(self) -> None:
         _choice("scope", self.scope, SCOPES)
-        _choice("on_duplicate", self.on_duplicate, ON_DUPLICATE)
+        _choice("on_duplicate", self.on_duplicate, get_args(OnDuplicate))
         if not isinstance(self.overlap, Return):
-            _choice("on_overlap", self.overlap, ON_OVERLAP)
-        _choice("on_lost", self.on_lost, ON_LOST)
-        _choice("redelivery", self.redelivery, REDELIVERY)
+            _choice("on_overlap", self.overlap, get_args(Overlap))
+        _choice("on_lost", self.on_lost, get_args(OnLost))
+        _choice("redelivery", self.redelivery, get_args(Redelivery))
         seconds("lease", self.lease)
         optional_seconds("max_hold", self.max_hold)
         seconds("queue_ttl", self.queue_ttl)
         _from_zero("hold_for", self.hold_for)
-        _flag("lock_direct_calls", self.lock_direct_calls)
+        check_switch("lock_direct_calls", self.lock_direct_calls)
         if self.wait_for is not None:
             _from_zero("wait_for", self.wait_for)
-        self._check_names()
-        self._check_on_unavailable()
+        if not isinstance(self.using, str) or not self.using:
+            raise TypeError(f"using must be the name of an alias in REDLOCK, not {self.using!r}.")
+        if self.group is not None and (not isinstance(self.group, str) or not self.group):
+            raise TypeError(f"group must be None or a name that several tasks share, not {self.group!r}.")
+        if isinstance(self.version, bool) or not isinstance(self.version, int):
+            raise TypeError(f"version must be a whole number, not {self.version!r}.")
+        if not isinstance(self.on_unavailable, Mapping):
+            raise TypeError(f"on_unavailable must be a dict such as {{'run': 'fail'}}, not {self.on_unavailable!r}.")
+        for stage, choice in self.on_unavailable.items():
+            _choice("A stage of on_unavailable", stage, tuple(ON_UNAVAILABLE))
+            _choice(f"on_unavailable[{stage!r}]", choice, ON_UNAVAILABLE[stage])
         self._check_combinations()
 
     @property
@@ -205,21 +210,6 @@ class SingletonOptions:
             raise TypeError(f"on_duplicate={how!r} is for the task as a whole: workers must know of it too.")
         return replace(self, **chosen)
 
-    def _check_names(self) -> None:
-        if not isinstance(self.using, str) or not self.using:
-            raise TypeError(f"using must be the name of an alias in REDLOCK, not {self.using!r}.")
-        if self.group is not None and (not isinstance(self.group, str) or not self.group):
-            raise TypeError(f"group must be None or a name that several tasks share, not {self.group!r}.")
-        if isinstance(self.version, bool) or not isinstance(self.version, int):
-            raise TypeError(f"version must be a whole number, not {self.version!r}.")
-
-    def _check_on_unavailable(self) -> None:
-        if not isinstance(self.on_unavailable, Mapping):
-            raise TypeError(f"on_unavailable must be a dict such as {{'run': 'fail'}}, not {self.on_unavailable!r}.")
-        for stage, choice in self.on_unavailable.items():
-            _choice("A stage of on_unavailable", stage, tuple(ON_UNAVAILABLE))
-            _choice(f"on_unavailable[{stage!r}]", choice, ON_UNAVAILABLE[stage])
-
     def _check_combinations(self) -> None:
         if self.scope == RUNNING and "enqueue" in self.on_unavailable:
             raise ValueError(
@@ -251,11 +241,6 @@ def suggested(name: str) -> str:
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{option} must be one of {', '.join(map(repr, known))}, not {value!r}{nearest(value, known)}")
-
-
-def _flag(option: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{option} must be True or False, not {value!r}.")
 
 
 def _from_zero(option: str, value: float) -> None:

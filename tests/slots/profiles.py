@@ -1,10 +1,10 @@
 """The profiles that schedules are drawn from."""
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args
 
 from django_redlock.celery import SingletonOptions
-from django_redlock.singleton.options import ON_DUPLICATE
+from django_redlock.singleton.options import OnDuplicate
 
 from .oracles import (
     answers_are_true,
@@ -55,7 +55,7 @@ CROWD = {"callers": 6, "spread": 1.0, "length": 0.5, "workers": 3}
 STRATEGIES: tuple[dict[str, Any], ...] = (
     *(
         {"on_duplicate": strategy, "scope": scope}
-        for strategy in ON_DUPLICATE
+        for strategy in get_args(OnDuplicate)
         for scope in ("until_executed", "until_executing", "until_and_while_executing")
     ),
     *({"scope": "while_executing", "on_overlap": overlap} for overlap in ("wait", "drop", "follow", "fail")),
