@@ -292,6 +292,7 @@ def turn(ticket: Ticket, longest: float = LONGEST_LINE) -> Iterator[Lease]:
         ) from error
 
 
+@dataclass
 class PendingMessage:
     """
     The message of a pending call in a worker, and what the nodes say about that call.
@@ -303,11 +304,10 @@ class PendingMessage:
         began: The note of the message that has begun.
     """
 
-    def __init__(self, ticket: Ticket, task: Any, record: Seen, began: Seen) -> None:
-        self.ticket = ticket
-        self.task = task
-        self.record = record
-        self.began = began
+    ticket: Ticket
+    task: Any
+    record: Seen
+    began: Seen
 
     @classmethod
     def look_up(cls, ticket: Ticket, task: Any) -> "PendingMessage":
