@@ -96,26 +96,18 @@ class SingletonRequest(Request):
         if ticket.trailing:
             discard(ticket, self.task)  # first, so that a caller can no longer take the call over unnoticed
         try:
-            return (ticket.trailing and self._is_superseded(ticket)) or self._runs(ticket)
+            return (ticket.trailing and self._is_superseded(ticket)) or ticket.live_run() is not None
         except QuorumUnavailableError:  # with "retry", the child puts the message back, and it expires later
             return bool(cast(Any, self.task).singleton_options.without_nodes("run") == "retry")
 
     def _is_superseded(self, ticket: Ticket) -> bool:
         return PendingMessage.look_up(ticket, self.task).is_superseded()
 
-    def _runs(self, ticket: Ticket) -> bool:
-        if not ticket.running:
-            return False
-        holder = peek(ticket.using, ticket.running).holder
-        return holder.task_id == self.id and holder.state is SlotState.RUNNING
-
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Free the slot of a message that was revoked or has expired, before its result shows that."""
         # Not if it was terminated: that is announced before the child is dead, and the body may outlive the signal.
-        if not terminated:
-            ticket = self._ticket()
-            if ticket:
-                discard(ticket, self.task)
+        if not terminated and (ticket := self._ticket()):
+            discard(ticket, self.task)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
     def _comes_back(self, error: BaseException) -> bool:
@@ -191,8 +183,6 @@ def mixed_request(base: Any) -> Any:
     cls = symbol_by_name(base)
     if issubclass(cls, SingletonRequest):
         return cls
-    if cls is Request:
-        return SingletonRequest
     return type(f"Singleton{cls.__name__}", (SingletonRequest, cls), {"__module__": cls.__module__})
 
 

@@ -10,13 +10,7 @@ from typing import Any, NoReturn
 
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import (
-    Ignore,
-    Reject,
-    Retry,
-    SoftTimeLimitExceeded,
-    TaskRevokedError,
-)
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
 from ..core.names import GOES_ON, NOTE, slug
@@ -413,7 +407,7 @@ class Arrival:
             ticket = replace(ticket, joined=ticket.joined or holder.task_id)
             with suppress(NoResultsError):  # it waits anyway
                 self._answer_with(ticket.joined)
-        pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
+        pause = backoff(LONGEST_WAIT, ticket.tries)
         if self._is_serial:  # a burst that is put back must not come back all at once
             spread = max(pause, SPREAD) - FIRST_WAIT
             pause = FIRST_WAIT + spread * locks[ticket.using].runtime.random()
@@ -568,9 +562,7 @@ class Arrival:
         Raises:
             Ignore: Always.
         """
-        ticket = self.ticket
-        holder = peek(ticket.using, ticket.running).holder if ticket.running else None
-        if holder and holder.task_id == self.request.id and holder.state is SlotState.RUNNING:
+        if holder := self.ticket.live_run():
             self._watch(holder)
         self._end_without_a_run()
 
@@ -775,9 +767,9 @@ def result_ignored(task: Any) -> bool:
     return bool(task.ignore_result if ignored is None else ignored)
 
 
-def backoff(first: float, longest: float, tries: int) -> float:
+def backoff(longest: float, tries: int) -> float:
     """Return the next pause, in seconds, of a message that has been put back *tries* times."""
-    return min(longest, first * 2.0 ** min(tries, 32))
+    return min(longest, FIRST_WAIT * 2.0 ** min(tries, 32))
 
 
 def pause_after(error: Exception, tries: int) -> float:
@@ -785,4 +777,4 @@ def pause_after(error: Exception, tries: int) -> float:
     if isinstance(error, QuorumUnavailableError) and error.retry_after is not None:
         # A little longer, so that the nodes vote again when the message arrives.
         return min(LONGEST_PAUSE, error.retry_after + 0.5)
-    return backoff(1.0, LONGEST_PAUSE, tries)
+    return backoff(LONGEST_PAUSE, tries)

@@ -276,6 +276,17 @@ class Ticket:
         passed_on(lease)
         return True
 
+    def live_run(self) -> "Holder | None":
+        """
+        Return the run of this same message that has the slot; None if another message has it, or none.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        holder = peek(self.using, self.running).holder if self.running else None
+        runs = holder and holder.task_id == self.task_id and holder.state is SlotState.RUNNING
+        return holder if runs else None
+
     def free(self) -> Outcome:
         """Free the lock that the message holds while it waits."""
         return free(self.using, self.waiting, self.secret)
