@@ -166,7 +166,12 @@ class QueueOnce(MigratedTask):
                 known = " and ".join(map(repr, PER_CALL))
                 raise TypeError(f"once={{...}} of a call may have {known}, not {name!r}{nearest(name, PER_CALL)}")
         if once and options.get("singleton") is not False:
-            options["singleton"] = _chosen(once) | (options.get("singleton") or {})
+            chosen: dict[str, Any] = {}
+            if "graceful" in once:
+                chosen["on_duplicate"] = "join" if once["graceful"] else "raise"
+            if "timeout" in once:
+                chosen["queue_ttl"] = once["timeout"]
+            options["singleton"] = chosen | (options.get("singleton") or {})
         return SingletonTask.apply_async(self, *args, **options)
 
     @classmethod
@@ -230,7 +235,7 @@ class Singleton(MigratedTask):
         """Return the equivalent of the attributes and the app's ``singleton_`` settings."""
         raises = conf.get("singleton_raise_on_duplicate") if cls.raise_on_duplicate is None else cls.raise_on_duplicate
         return SingletonOptions(
-            key=_key(_names(cls.unique_on), conf.get("singleton_json_encoder_class")),
+            key=_key(cls.unique_on, conf.get("singleton_json_encoder_class")),
             on_duplicate="raise" if raises else "join",
             queue_ttl=float(cls.lock_expiry or conf.get("singleton_lock_expiry") or 3600),
         )
@@ -250,24 +255,11 @@ class Singleton(MigratedTask):
         return self.singleton.release(*(task_args or ()), force=True, **(task_kwargs or {}))
 
 
-def _chosen(once: Mapping[str, Any]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
-    if "graceful" in once:
-        chosen["on_duplicate"] = "join" if once["graceful"] else "raise"
-    if "timeout" in once:
-        chosen["queue_ttl"] = once["timeout"]
-    return chosen
-
-
-def _names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    """Return the parameters that count; None for all. With an empty list or name, all calls have the same key."""
-    if names is None:
-        return None
-    return tuple(filter(None, (names,) if isinstance(names, str) else names))
-
-
-def _key(names: tuple[str, ...] | None, encoder: type[json.JSONEncoder] | str | None) -> CallKey:
-    """Return the key made from these parameters by the encoder named in the app's settings."""
+def _key(unique_on: Sequence[str] | str | None, encoder: type[json.JSONEncoder] | str | None) -> CallKey:
+    """Return the key made from these parameters, None for all, by the encoder named in the app's settings."""
+    names: tuple[str, ...] | None = None
+    if unique_on is not None:  # with an empty list or name, all calls have the same key
+        names = tuple(filter(None, (unique_on,) if isinstance(unique_on, str) else unique_on))
     if encoder is None:
         return names
     chosen = symbol_by_name(encoder) if isinstance(encoder, str) else encoder
