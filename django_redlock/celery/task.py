@@ -330,7 +330,7 @@ class SingletonTask(BaseTask[P, R]):
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         rules = self.singleton_options.for_call(singleton) if singleton else self.singleton_options
         args, kwargs = args or (), kwargs or {}
-        if singleton is False or switched_off():
+        if singleton is False or _switched_off:
             ticket = Ticket("", rules.using, task_id or uuid())
             done = Call(self, args, kwargs, options, rules, ticket).publish(ticket)
             return cast(SingletonResult[R], eager_result(done))
@@ -370,7 +370,7 @@ class SingletonTask(BaseTask[P, R]):
         request = self.request
         if self.singleton_run:  # in a body, self(...) finds the request of the enclosing run
             return super().__call__(*args, **kwargs)
-        if switched_off():
+        if _switched_off:
             self._store_started()
             return super().__call__(*args, **kwargs)
         if request.called_directly:
@@ -477,13 +477,7 @@ def mixed_with(base: Any) -> Any:
     return type(f"Singleton{base.__name__}", (SingletonTask, base), {"__module__": __name__, "abstract": True})
 
 
-_off: list[object] = []  # the blocks that have switched singletons off
-
-
-def switched_off() -> bool:
-    """Return whether tasks are now sent and run without slots."""
-    return bool(_off)
-
+_switched_off: list[object] = []  # the blocks that have switched singletons off
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -526,9 +520,9 @@ class override_singleton(ContextDecorator):
 
     def __enter__(self) -> Self:
         if not self._enabled:
-            _off.append(self)
+            _switched_off.append(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         if not self._enabled:
-            _off.remove(self)
+            _switched_off.remove(self)
