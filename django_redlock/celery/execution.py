@@ -26,7 +26,6 @@ from ..exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..nodes.clock import steady
 from ..nodes.threads import STARTS
-from ..singleton.options import SingletonOptions
 from ..singleton.slots import CLAIM, Claim, Holder, Ticket
 from .signals import LOST, STOLEN, report
 
@@ -47,24 +46,16 @@ class Execution:
     Args:
         task: The task.
         ticket: The information about the slot that its message carries.
-        options: The options of the task.
         lease: The slot, RUNNING; None for a run that has none.
         in_queue: Whether the message still holds the slot of a waiting message, because the nodes did not answer.
         kept: Whether somebody may read its result and then expect the slot to be free.
     """
 
     def __init__(
-        self,
-        task: Any,
-        ticket: Ticket,
-        options: SingletonOptions,
-        lease: Lease | None,
-        in_queue: bool = False,
-        kept: bool = True,
+        self, task: Any, ticket: Ticket, lease: Lease | None, in_queue: bool = False, kept: bool = True
     ) -> None:
         self.task = task
         self.ticket = ticket
-        self.options = options
         self.lease = lease
         self.handed_over = False  # or given up by the body itself
         self.goes_on = False  # in another message, which has the slot
@@ -75,7 +66,7 @@ class Execution:
         self._since = self._clock()
         if lease:
             log_loss_with(lease, self._report_loss)
-            if options.on_lost == "raise":
+            if task.singleton_options.on_lost == "raise":
                 self._interrupt = interrupt = Interrupt()
                 lease.on_lost(lambda lease: interrupt.strike())
 
@@ -139,7 +130,7 @@ class Execution:
         if hold:
             length = self._clock() - self._since
             note_length(self.task, self.ticket.using, length)
-            if self._keep_held(self.options.hold_for - length):
+            if self._keep_held(self.task.singleton_options.hold_for - length):
                 return
         if self.lease:
             outcome = release_at_end(self.lease) if hold and not self._kept else self.lease.release()

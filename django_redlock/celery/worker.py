@@ -167,7 +167,7 @@ class Arrival:
         return execution
 
     def _execution(self, lease: Lease | None, in_queue: bool = False) -> Execution:
-        return Execution(self.task, self.ticket, self.rules, lease, in_queue=in_queue, kept=self._stores_results)
+        return Execution(self.task, self.ticket, lease, in_queue, self._stores_results)
 
     def _look_at_notes(self) -> None:
         """End the message if it was answered meanwhile or must not run a second time."""
@@ -385,7 +385,7 @@ class Arrival:
         ticket, how = self.ticket, "wait" if waits else self.rules.overlap_of(self.ticket.scope)
         if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
             about: dict[str, Any] = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id}
-            strategy = "return" if isinstance(how, Return) else how
+            strategy = str(how)
             about |= {"state": str(holder.state), "strategy": strategy}
             what = CONSEQUENCES["drop" if self.request.is_eager and strategy in ("wait", "follow") else strategy]
             report(self.task, OVERLAP, "%s is %s; task %s %s", ticket.name, holder, ticket.task_id, what, **about)
@@ -749,7 +749,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         log.warning("%s runs without a slot: %s", printable(ticket.name), unanswered)
     except LockTakenError as taken:
         raise Holder.of(taken).error(task.singleton_error, ticket.name) from None
-    execution = Execution(task, ticket, rules, lease)
+    execution = Execution(task, ticket, lease)
     task.push_request(**{EXECUTION: execution})
     try:
         yield
