@@ -88,22 +88,17 @@ class Singleton(Slots[P]):
         return f"{super()._strategies(options)}, on_overlap={options.overlap!r}"
 
     def _next_call(self, options: SingletonOptions, holder: Holder) -> list[str]:
-        lines = super()._next_call(options, holder)
-        taken = holder.state not in (SlotState.FREE, SlotState.UNKNOWN, SlotState.CLAIMED)
-        if taken and options.scope != RUNNING and options.on_duplicate != "raise":
-            lines.append("With link= or link_error= it would raise DuplicateTask: the holder would not follow them.")
-        return lines + _next_message(options, holder)
-
-
-def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
-    if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
-        return []
-    if holder.state is SlotState.CLAIMED:
-        return ["A worker that gets another message for this slot now would put it back for a moment."]
-    how = options.overlap
-    what = "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
-    what = what.format(id=holder.task_id or "that has it")
-    return [f"A worker that gets another message for this slot now would {what}."]
+        lines, what = super()._next_call(options, holder), "put it back for a moment"
+        if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
+            return lines
+        if holder.state is not SlotState.CLAIMED:
+            if options.scope != RUNNING and options.on_duplicate != "raise":
+                linked = "With link= or link_error= it would raise DuplicateTask: the holder would not follow them."
+                lines.append(linked)
+            how = options.overlap
+            what = "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
+            what = what.format(id=holder.task_id or "that has it")
+        return [*lines, f"A worker that gets another message for this slot now would {what}."]
 
 
 def find(name: str) -> Any:

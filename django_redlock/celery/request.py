@@ -45,7 +45,9 @@ class SingletonRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         """Free the slot of a dead child. For other failures, the child frees the slot."""
-        error = _cause(exc_info)
+        error: Any = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
         if isinstance(error, (WorkerLostError, Terminated)):
             self._free_dead_child(requeued=self._comes_back(error))
         elif isinstance(error, TimeLimitExceeded):
@@ -198,11 +200,6 @@ def freeing_unreadable(receive: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return receive_or_free
-
-
-def _cause(exc_info: Any) -> Any:
-    error = exc_info.exception
-    return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
 def _free_refused(message: Any = None, **about: Any) -> None:
