@@ -23,8 +23,9 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -486,7 +487,8 @@ class Record(NamedTuple):
     task: str
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True)
+class Seen:
     """
     The state of a lock's key on the nodes.
 
@@ -505,29 +507,26 @@ class Seen(NamedTuple):
     nodes: int
     fence: int = 0
     split: tuple["Seen", ...] = ()
-    reported: Mapping[str, str] = {}
+    reported: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, poll: Poll, slug: str) -> "Seen":
         """Return what a survey shows about the key of one lock."""
         tally = poll.tally(slug, by=str)  # a quorum must agree on the state, too
-        votes = [vote for vote in tally.votes if vote.value]  # a key that is empty or not a string names no holder
-        found = []
-        for vote in votes:
-            left, fence = min(vote.lefts), min(row.fence for row in vote.rows.values())
-            found.append(cls(vote.value, left if left < inf else 0.0, vote.nodes, fence))
         if tally.is_free or (tally.winner and not tally.winner.value):
             return FREE
-        reported = dict(poll.reported)
-        for index, node in enumerate(poll.manager.nodes):
-            if index not in poll.silent:
-                reported[node.name] = str(SlotState.FREE)
-        for seen, vote in zip(found, votes, strict=True):
-            reported |= {poll.manager.nodes[index].name: str(seen.holder) for index in vote.rows}
+        nodes = poll.manager.nodes
+        found: list[Seen] = []
+        reported = {node.name: poll.silent.get(index, str(SlotState.FREE)) for index, node in enumerate(nodes)}
+        for vote in tally.votes:
+            if vote.value:  # a key that is empty or not a string names no holder
+                left, fence = min(vote.lefts), min(row.fence for row in vote.rows.values())
+                seen = cls(vote.value, left if left < inf else 0.0, vote.nodes, fence, reported=reported)
+                reported |= {nodes[index].name: str(seen.holder) for index in vote.rows}
+                found.append(seen)
         if tally.winner:
-            return found[0]._replace(reported=reported)
-        split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
-        return FREE._replace(split=split, reported=reported)
+            return found[0]
+        return cls("", 0.0, 0, split=tuple(sorted(found, key=lambda seen: -seen.fence)), reported=reported)
 
     @property
     def free(self) -> bool:
@@ -544,12 +543,12 @@ class Seen(NamedTuple):
         """The holder's secret; empty if there is none."""
         return secret_of(self.value) if self.value else ""
 
-    @property
+    @cached_property
     def owner(self) -> Owner | None:
         """The holder; None if there is none, or if another program wrote the value."""
         return decode(self.value) if self.value else None
 
-    @property
+    @cached_property
     def record(self) -> "Record | None":
         """The pending call that the value describes; None if it describes none."""
         owner = self.owner
@@ -558,7 +557,7 @@ class Seen(NamedTuple):
             return None
         return Record(owner.ref, digest, int(number), owner.label)
 
-    @property
+    @cached_property
     def holder(self) -> Holder:
         """The holder as an error about a taken lock would name it."""
         return Holder.described(self.owner, self.left)

@@ -94,7 +94,7 @@ def quorums_only(right: Any) -> Any:
     """Take a record or a note for gone if no quorum of the nodes that answer has it."""
 
     def is_superseded(message: Any) -> bool:
-        message.record, message.began = (one._replace(split=()) for one in (message.record, message.began))
+        message.record, message.began = (replace(one, split=()) for one in (message.record, message.began))
         return bool(right(message))
 
     return is_superseded

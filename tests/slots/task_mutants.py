@@ -46,7 +46,7 @@ def whole_only(right: Any) -> Any:
     """Take over a slot only if a quorum of the nodes that answer has it."""
 
     def look_at(using: str, *names: str) -> Any:
-        return tuple(seen._replace(split=()) for seen in right(using, *names))
+        return tuple(replace(seen, split=()) for seen in right(using, *names))
 
     return look_at
 
