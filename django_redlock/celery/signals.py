@@ -46,10 +46,13 @@ OVERLAP = SlotEvent("singleton_overlap", singleton_overlap, logging.INFO, "worke
 LOST = SlotEvent("singleton_lost", singleton_lost, logging.ERROR, "worker_send_task_events")
 STOLEN = SlotEvent("singleton_stolen", singleton_stolen, logging.ERROR, "worker_send_task_events")
 
+# What Celery's events call our arguments; there, a field called "name" is the name of a task.
+IN_EVENTS = {"task_id": "uuid", "name": "lock"}
+
 log = logging.getLogger("django_redlock")
 
 
-def report(task: Any, event: SlotEvent, text: str, *values: object, **about: Any) -> None:
+def report(task: Any, event: SlotEvent, text: str, *values: object, lease: Any = None, **about: Any) -> None:
     """
     Report an event: by a log line, to the receivers of its signal, and to Celery if its events are switched on.
 
@@ -58,23 +61,21 @@ def report(task: Any, event: SlotEvent, text: str, *values: object, **about: Any
         event: The event.
         text: The log line.
         values: The value for each ``%s`` in the text; may have any characters.
-        about: The signal's arguments.
+        lease: An argument of the signal alone; None if it has none.
+        about: The other arguments of the signal.
     """
-    fields = {name: value for name, value in about.items() if name != "lease"}
     if log.isEnabledFor(event.level):
-        extra = {"event": event.name, "task": task.name, "lock": about["name"], "singleton": fields}
+        extra = {"event": event.name, "task": task.name, "lock": about["name"], "singleton": about}
         log.log(event.level, text, *(printable(str(value)) for value in values), extra=extra)
-    for receiver, result in event.signal.send_robust(sender=task, **about):
+    arguments = {**about, "lease": lease} if lease else about
+    for receiver, result in event.signal.send_robust(sender=task, **arguments):
         if isinstance(result, Exception):
             log.error("receiver %r of %s failed", receiver, event.name, exc_info=result)
     if getattr(task.app.conf, event.setting):
-        _send_event(task, event.name.replace("_", "-"), fields)
-
-
-def _send_event(task: Any, kind: str, fields: dict[str, Any]) -> None:
-    try:
-        with task.app.events.default_dispatcher() as dispatcher:
-            # In Celery's events, a field called "name" is the name of a task.
-            dispatcher.send(kind, uuid=fields.pop("task_id"), lock=fields.pop("name"), task=task.name, **fields)
-    except Exception:
-        log.exception("the event %s could not be sent", kind)
+        kind = event.name.replace("_", "-")
+        fields = {IN_EVENTS.get(name, name): value for name, value in about.items()}
+        try:
+            with task.app.events.default_dispatcher() as dispatcher:
+                dispatcher.send(kind, task=task.name, **fields)
+        except Exception:
+            log.exception("the event %s could not be sent", kind)
