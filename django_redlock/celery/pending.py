@@ -88,7 +88,8 @@ class TrailingCall(Call):
             QuorumUnavailableError: Too few nodes answered.
         """
         # A later call would take it over without its links, so a linked call is never replaced.
-        self.ticket = replace(self.ticket, number=int(self.task.singleton_options.pends and not self.linked))
+        if self.task.singleton_options.pends and not self.linked:
+            self.ticket = replace(self.ticket, number=1)
         takes_part = self.rules.trails and not self.linked
         run, record = self._look()
         if takes_part and self._has_these_arguments(record):
