@@ -280,7 +280,9 @@ def turn(ticket: Ticket, longest: float = LONGEST_LINE) -> Iterator[Lease]:
         ttl = manager.rules.check_ttl(TURN)
     except ValueError:
         ttl = manager.rules.ttl
-    lock = manager.on_behalf(f"turn:{ticket.name}", ttl=ttl, wait=longest, renew=False, kind="task", label="turn")
+    # Detached: a turn is over long before its lease, so it needs no watchdog, which would have to be told of its end.
+    about: dict[str, Any] = {"kind": "task", "label": "turn", "detached": True}
+    lock = manager.on_behalf(f"turn:{ticket.name}", ttl=ttl, wait=longest, renew=False, **about)
     try:
         lease = lock.acquire()
         try:
