@@ -36,6 +36,8 @@ ANSWER_FIELDS = ("duplicate", "reason", "holder_id", "accepted")
 
 
 if TYPE_CHECKING:
+    from .task import SingletonTask
+
     BaseResult = AsyncResult
 else:
 
@@ -132,7 +134,7 @@ class Call:
         claimed: The slot that was claimed for its message.
     """
 
-    task: Any
+    task: "SingletonTask[..., Any]"
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     options: dict[str, Any]
@@ -166,7 +168,7 @@ class Call:
 
     def send_owned(self) -> SingletonResult[Any]:
         """Send a call whose id is known elsewhere; if it continues a run, it gets the slot of that run."""
-        mine: Execution | None = self.task.singleton_run
+        mine = self.task.singleton_run
         if mine and (mine.handed_over or self.ticket.task_id != self.task.request.id):
             mine = None  # its slot belongs to another message, or this message does not continue its work
         if mine and not mine.ticket.name:
@@ -205,9 +207,8 @@ class Call:
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
         headers = {**theirs, HEADER: ticket.pack()}
         try:
-            sent: SingletonResult[Any] = self.task.singleton_publish(
-                self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
-            )
+            about = {**self.options, "headers": headers, "task_id": ticket.task_id}
+            sent = self.task.singleton_publish(self.args, self.kwargs, **about)
         except BaseException:
             ticket.free()
             raise
@@ -302,19 +303,20 @@ class Call:
         if self.is_over(holder) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
-        # Beat cannot catch the error and would log a traceback at every tick. The log line above is enough.
+        # Beat cannot catch the error and would log a traceback at every tick. The log line is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
         # The holder would not run the links of this call, and they would be lost without notice.
         if (how == "raise" and not beat) or self.linked:
             self.noted(holder, "raises an error")
             raise holder.error(self.task.singleton_error, self.ticket.name) from None
         if how != "skip" and holder.task_id and not self._is_gone(holder):
-            return self.noted(holder, JOINS).result(holder.task_id).about(holder, accepted=False)
+            self.noted(holder, JOINS)
+            return self.task.AsyncResult(holder.task_id).about(holder, accepted=False)
         self.noted(holder, "is skipped")
         wanted = not self.options.get("ignore_result", self.task.ignore_result)
         reason = f"Skipped: {printable(self.ticket.name)} is {holder}."
         store_revoked(self.task, self.ticket.task_id, reason, wanted)
-        return self.result(self.ticket.task_id).about(holder, accepted=False)
+        return self.task.AsyncResult(self.ticket.task_id).about(holder, accepted=False)
 
     def is_over(self, holder: Holder) -> bool:
         """
@@ -322,8 +324,8 @@ class Call:
 
         Other holders are not checked, because their slot is freed as soon as a worker gets the message.
         """
-        waits = holder.state is SlotState.QUEUED and holder.task_id
-        return bool(waits and (holder.retry_after or 0.0) > self.rules.queue_ttl and self._state(holder) in OVER)
+        waits = holder.state is SlotState.QUEUED and (holder.retry_after or 0.0) > self.rules.queue_ttl
+        return bool(waits and holder.task_id and self._state(holder.task_id) in OVER)
 
     def _is_gone(self, holder: Holder) -> bool:
         """
@@ -333,12 +335,12 @@ class Call:
         """
         if holder.state is not SlotState.HELD or self.task.ignore_result or time() - holder.since < STORED:
             return False
-        return self._state(holder) == states.PENDING
+        return self._state(str(holder.task_id)) == states.PENDING
 
-    def _state(self, holder: Holder) -> str:
-        """Return the state of a holder; empty if there is no result backend or it does not answer."""
+    def _state(self, task_id: str) -> str:
+        """Return the state of a task; empty if there is no result backend or it does not answer."""
         try:
-            return str(self.task.backend.get_state(holder.task_id))
+            return str(self.task.backend.get_state(task_id))
         except Exception:
             return ""
 
@@ -346,11 +348,6 @@ class Call:
         """Take the slot from a waiting holder; return whether the holder was still waiting."""
         seen = peek(self.ticket.using, self.ticket.waiting)
         return seen.holder.waits_as(holder.task_id) and self._claim_once(seen.secret) is None
-
-    def result(self, task_id: str) -> SingletonResult[Any]:
-        """Return the result of a message of this task."""
-        result: SingletonResult[Any] = self.task.AsyncResult(task_id)
-        return result
 
 
 def _note_beat(**about: Any) -> None:

@@ -143,8 +143,9 @@ class TrailingCall(Call):
         # First, so that there is always a message that counts: until the next line, the previous one does.
         sent = self.noted(holder, f"gives its arguments to the waiting task {record.task_id}").publish(ticket)
         # A delayed message may arrive after the one that counts, so the record lasts as long as the longest-lived one.
-        ttl, options = max(self.ttl, seen.left), {"adopt": seen.secret, "strict": True, "call": self.call}
-        ticket.take(ticket.following, ttl, self.task.name, SlotState.QUEUED, ticket.secret, **options)
+        about: dict[str, Any] = {"adopt": seen.secret, "strict": True, "call": self.call}
+        ttl = max(self.ttl, seen.left)
+        ticket.take(ticket.following, ttl, self.task.name, SlotState.QUEUED, ticket.secret, **about)
         return sent.about(holder, accepted=True)
 
     def _joined(self, run: Seen, record: Seen) -> SingletonResult[Any]:
@@ -152,7 +153,7 @@ class TrailingCall(Call):
         holder = run.holder if run.value else record.holder
         waiting = str(record.holder.task_id)
         self.noted(holder, f"sends nothing, and has the result of the waiting task {waiting}")
-        return self.result(waiting).about(holder, accepted=False)
+        return self.task.AsyncResult(waiting).about(holder, accepted=False)
 
     def _look(self) -> tuple[Seen, Seen]:
         """
@@ -352,7 +353,7 @@ class PendingMessage:
         ticket, owner = self.ticket, self.record.owner
         if self.record.secret == ticket.secret and owner and self.record.left <= ttl / 2:
             with suppress(LockTakenError):
-                options = {"strict": True, "call": owner.call}
+                options: dict[str, Any] = {"strict": True, "call": owner.call}
                 ticket.take(ticket.following, ttl, owner.label, SlotState.QUEUED, ticket.secret, **options)
 
     def begin(self) -> None:
@@ -378,7 +379,7 @@ class PendingMessage:
         left = (one.left for one in self.record.sightings)
         ttl = max(LONGEST_PAUSE, self.task.singleton_options.queue_ttl, *left)
         ticket, older = self.ticket, self.began.sightings
-        options = {"call": str(ticket.number), "adopt": older[0].secret if older else ""}
+        options: dict[str, Any] = {"call": str(ticket.number), "adopt": older[0].secret if older else ""}
         name, secret = began_name(ticket.task_id), began_secret(ticket.secret)
         ticket.take(name, ttl, self.task.name, NOTE, secret, **options)
 
