@@ -199,7 +199,7 @@ class Ticket:
             if lock_acquired.receivers:
                 manager.acquirer.held(wanted, outcome, renew=False)
             return Claim(manager, wanted.owner, outcome)
-        if outcome.taken and outcome.agreed and not lock_taken.receivers:
+        if outcome.agreed and not lock_taken.receivers:
             return Holder.described(decode(outcome.holder), outcome.retry_after)
         try:
             manager.acquirer.held(wanted, outcome, renew=False)  # raises
