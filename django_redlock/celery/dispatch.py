@@ -359,13 +359,12 @@ def _note_beat(**about: Any) -> None:
 signals.beat_init.connect(_note_beat, dispatch_uid="django_redlock.beat")
 
 
-def eager_result(result: Any) -> Any:
+def eager_result(result: Any) -> SingletonResult[Any]:
     """Add our attributes to a result of Celery's eager mode, in which no other call waits or runs."""
-    if isinstance(result, SingletonResult):
-        return result
-    for name in ANSWER_FIELDS:
-        setattr(result, name, getattr(SingletonResult, name))
-    return result
+    if not isinstance(result, SingletonResult):
+        for name in ANSWER_FIELDS:
+            setattr(result, name, getattr(SingletonResult, name))
+    return cast("SingletonResult[Any]", result)
 
 
 def store_revoked(task: Any, task_id: str, reason: str, wanted: bool) -> None:

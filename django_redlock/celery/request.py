@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, wraps
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery import signals
@@ -24,6 +24,9 @@ from ..nodes.clock import steady
 from ..singleton.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, SlotState, Ticket, free, peek
 from .pending import PendingMessage, discard
 
+if TYPE_CHECKING:
+    from .task import SingletonTask
+
 KILL_TIME = 3.0  # seconds after which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
 log = logging.getLogger("django_redlock")
@@ -37,6 +40,8 @@ class SingletonRequest(Request):
     copy that may still run, so only the secret distinguishes the two. With it, the parent can free the slot of a child
     that died.
     """
+
+    task: "SingletonTask[..., Any]"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,7 +105,7 @@ class SingletonRequest(Request):
         try:
             return (ticket.trailing and self._is_superseded(ticket)) or ticket.live_run() is not None
         except QuorumUnavailableError:  # with "retry", the child puts the message back, and it expires later
-            return bool(cast(Any, self.task).singleton_options.without_nodes("run") == "retry")
+            return self.task.singleton_options.without_nodes("run") == "retry"
 
     def _is_superseded(self, ticket: Ticket) -> bool:
         return PendingMessage.look_up(ticket, self.task).is_superseded()
@@ -118,7 +123,7 @@ class SingletonRequest(Request):
             longest = self.task.max_retries
             if longest is None or (self.request_dict.get("retries") or 0) < longest:
                 return True
-        if not self.task.acks_late or cast(Any, self.task).singleton_options.redelivery == "drop":
+        if not self.task.acks_late or self.task.singleton_options.redelivery == "drop":
             return False
         # A worker that must stop at once cancels unacknowledged messages, which return to the broker.
         cancelled = isinstance(error, Terminated) and getattr(self, "_already_cancelled", False)
@@ -133,7 +138,7 @@ class SingletonRequest(Request):
         ticket = self._ticket()
         if not ticket:
             return
-        run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
+        run, task = self.request_dict[RUN_HEADER], self.task
         if ticket.trailing:  # the child may have died before it freed this lock
             if requeued:
                 ticket.free()
@@ -156,7 +161,7 @@ class SingletonRequest(Request):
         A body that has not begun has no slot to keep, so the slot of its message is free at once.
         """
         ticket = self._ticket()
-        run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
+        run, task = self.request_dict[RUN_HEADER], self.task
         if ticket:
             discard(ticket, task)
         if not ticket or not ticket.running:
@@ -170,10 +175,8 @@ class SingletonRequest(Request):
     def _ticket(self) -> Ticket | None:
         """Return the ticket of the message, or one made from its arguments."""
         try:
-            task: Any = self.task
-            return Ticket.unpack(self.request_dict.get(HEADER), self.id) or task.singleton_ticket(
-                self.id, self.args, self.kwargs
-            )
+            found = Ticket.unpack(self.request_dict.get(HEADER), self.id)
+            return found or self.task.singleton_ticket(self.id, self.args, self.kwargs)
         except Exception:
             log.exception("the slot of task %s could not be freed; it ends with its time", printable(str(self.id)))
             return None

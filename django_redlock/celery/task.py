@@ -196,7 +196,7 @@ def _shared(function: Callable[..., Any], options: SingletonOptions, celery_opti
         name = celery_options.get("name")
         return app.tasks[name or app.gen_task_name(function.__name__, function.__module__)]
 
-    return cast(Any, Proxy(find))
+    return Proxy(find)
 
 
 log = logging.getLogger("django_redlock")
@@ -285,7 +285,7 @@ class SingletonTask(BaseTask[P, R]):
         result: Any = super().AsyncResult(task_id, **options)
         # Not a second object: when the first one ends, Celery stops waiting for the result with this id.
         result.__class__ = mixed_result(result.__class__)
-        return cast(SingletonResult[R], result)
+        return cast("SingletonResult[R]", result)
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         """Mix our part into the request class of the task, whichever that is; workers call this."""
@@ -333,7 +333,7 @@ class SingletonTask(BaseTask[P, R]):
         if singleton is False or _switched_off:
             ticket = Ticket("", rules.using, task_id or uuid())
             done = Call(self, args, kwargs, options, rules, ticket).publish(ticket)
-            return cast(SingletonResult[R], eager_result(done))
+            return eager_result(done)
         if self.app.conf.task_always_eager:
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
@@ -352,18 +352,18 @@ class SingletonTask(BaseTask[P, R]):
         done: Any = self.singleton_publish(args, kwargs, **options)
         skipped = done.result if isinstance(done, EagerResult) else None  # the project's own class may return another
         if not isinstance(skipped, Skipped):
-            return cast(SingletonResult[R], eager_result(done))
-        done, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
+            return eager_result(done)
+        answer, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
         if holder and rules.on_duplicate == "raise" and options["task_id"] is None:
             raise holder.error(self.singleton_error, self.singleton.key(*args, **kwargs))
         if holder:
-            done.duplicate, done.reason, done.holder_id = True, str(holder.state), holder.task_id
-        done.accepted = False
-        return cast(SingletonResult[R], done)
+            answer.duplicate, answer.reason, answer.holder_id = True, str(holder.state), holder.task_id
+        answer.accepted = False
+        return answer
 
     def singleton_publish(self, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
         """Send a message as every task of Celery does."""
-        return cast(SingletonResult[R], super().apply_async(args, kwargs, **options))
+        return cast("SingletonResult[R]", super().apply_async(args, kwargs, **options))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the body, in a worker under the slot; a direct call takes a lock only with ``lock_direct_calls``."""

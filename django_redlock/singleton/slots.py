@@ -117,7 +117,7 @@ class Ticket:
     @property
     def waiting(self) -> str:
         """Name of the lock that the message holds while it waits; empty if it holds none."""
-        return self.following if self.trailing else self.queue
+        return self.following if self.number else self.queue
 
     @property
     def following(self) -> str:
