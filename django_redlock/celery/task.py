@@ -111,11 +111,7 @@ def singleton_task(
 ) -> "Callable[[Callable[P, R]], SingletonTask[P, R]]": ...
 
 
-def singleton_task(
-    function: Callable[..., Any] | None = None,
-    /,
-    **options: Any,
-) -> Any:
+def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """
     Make a Celery task that waits or runs at most once at any time for the same arguments.
 

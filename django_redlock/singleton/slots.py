@@ -305,11 +305,7 @@ class DuplicateTask(RedlockError):
     """
 
     def __init__(
-        self,
-        holder_id: str | None = None,
-        state: str = "held",
-        retry_after: float | None = None,
-        name: str = "",
+        self, holder_id: str | None = None, state: str = "held", retry_after: float | None = None, name: str = ""
     ) -> None:
         super().__init__(holder_id, state, retry_after, name)
         self.holder_id = holder_id
