@@ -21,7 +21,7 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..singleton.options import SingletonOptions
 from ..singleton.slots import HEADER, OURS, RUNNING, Claim, Holder, SlotState, Ticket, once_confirmed, peek
 from .execution import Execution
-from .signals import DUPLICATE, report
+from .signals import DUPLICATE, report_holder
 
 R = TypeVar("R", covariant=True)
 log = logging.getLogger("django_redlock")
@@ -286,9 +286,8 @@ class Call:
 
     def noted(self, holder: Holder, consequence: str) -> "Call":
         """Report that the call is a duplicate, and the consequence for it; return the call."""
-        about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
-        about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
-        report(self.task, DUPLICATE, "%s is %s; this call %s", self.ticket.name, holder, consequence, **about)
+        strategy, effect = self.rules.on_duplicate, f"this call {consequence}"
+        report_holder(self.task, DUPLICATE, self.ticket, holder, strategy, effect)
         return self
 
     # A duplicate

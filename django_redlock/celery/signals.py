@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from django.dispatch import Signal
 
 from ..exceptions import printable
+from ..singleton.slots import Holder, Ticket
 
 singleton_duplicate = Signal()
 """A call is a duplicate. Arguments: ``task_id``, ``name``, ``holder_id``, ``state``, ``strategy``."""
@@ -50,6 +51,23 @@ STOLEN = SlotEvent("singleton_stolen", singleton_stolen, logging.ERROR, "worker_
 IN_EVENTS = {"task_id": "uuid", "name": "lock"}
 
 log = logging.getLogger("django_redlock")
+
+
+def report_holder(task: Any, event: SlotEvent, ticket: Ticket, holder: Holder, strategy: str, effect: str) -> None:
+    """
+    Report that another holder has the slot of a call or a message.
+
+    Args:
+        task: The task.
+        event: The event.
+        ticket: The ticket of the call or the message.
+        holder: Who has the slot.
+        strategy: The option that says what happens then.
+        effect: What happens, for people.
+    """
+    about: dict[str, Any] = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id}
+    about |= {"state": str(holder.state), "strategy": strategy}
+    report(task, event, "%s is %s; %s", ticket.name, holder, effect, **about)
 
 
 def report(task: Any, event: SlotEvent, text: str, *values: object, lease: Any = None, **about: Any) -> None:

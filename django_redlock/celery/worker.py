@@ -38,7 +38,7 @@ from ..singleton.slots import (
 from .dispatch import Call
 from .execution import EXECUTION, Execution, SlotLostError, last_length, note_length
 from .pending import LONGEST_PAUSE, PendingMessage, discard, turn
-from .signals import OVERLAP, report
+from .signals import OVERLAP, report_holder
 
 # Seconds for which a message that waits for its slot is put back. Celery's delayed delivery over quorum queues counts
 # whole seconds, and fails with 0.
@@ -384,11 +384,9 @@ class Arrival:
         waits = self.ticket.trailing or self.unfinished or holder.state is SlotState.CLAIMED
         ticket, how = self.ticket, "wait" if waits else self.rules.overlap_of(self.ticket.scope)
         if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
-            about: dict[str, Any] = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id}
             strategy = str(how)
-            about |= {"state": str(holder.state), "strategy": strategy}
             what = CONSEQUENCES["drop" if self.request.is_eager and strategy in ("wait", "follow") else strategy]
-            report(self.task, OVERLAP, "%s is %s; task %s %s", ticket.name, holder, ticket.task_id, what, **about)
+            report_holder(self.task, OVERLAP, ticket, holder, strategy, f"task {ticket.task_id} {what}")
         if how == "fail":
             error = holder.error(self.task.singleton_error, ticket.name)
             self._store(error, states.FAILURE)
