@@ -206,16 +206,13 @@ class Interrupt:
             pending = self._armed and self.struck and self._greenlet is None
             self._armed = False
         if pending:
-            _take_back(self._thread)
-
-
-def _take_back(thread: int) -> None:
-    # Up to Python 3.12, withdrawing it would leave a mark in the interpreter that slows all threads down and makes
-    # ``sys.settrace`` hang. An exception that arrives removes the mark, so it is raised again where it is harmless.
-    with suppress(SlotLostError):
-        raise_in(thread, SlotLostError)
-        for _ in range(1000):
-            pass
+            # Up to Python 3.12, withdrawing it would leave a mark in the interpreter that slows all threads down and
+            # makes ``sys.settrace`` hang. An exception that arrives removes the mark, so it is raised again here, where
+            # it is harmless.
+            with suppress(SlotLostError):
+                raise_in(self._thread, SlotLostError)
+                for _ in range(1000):
+                    pass
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
