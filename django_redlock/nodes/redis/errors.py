@@ -81,14 +81,8 @@ ERROR_CLASSES: tuple[tuple[type[Exception], Failure], ...] = (
     (exceptions.AskError, Failure.ASK),
 )
 
-ERROR_WORDS = {
-    failure.value: failure
-    for failure in (
-        *(Failure.LOADING, Failure.READONLY, Failure.NOPERM, Failure.OOM, Failure.MASTERDOWN, Failure.CLUSTERDOWN),
-        *(Failure.CROSSSLOT, Failure.TRYAGAIN, Failure.MOVED, Failure.ASK, Failure.BUSY, Failure.MISCONF),
-        *(Failure.NOAUTH, Failure.NOREPLICAS, Failure.WRONGPASS, Failure.WRONGTYPE),
-    )
-}
+# The failures that are named after the first word of the error reply.
+ERROR_WORDS = {failure.value: failure for failure in Failure if failure.value.isupper()}
 
 # Errors without such a word, or that lose it in every version of redis-py.
 ERROR_PHRASES = (
