@@ -7,7 +7,7 @@ the majority logic never knows.
 
 from importlib import import_module
 
-from .base import AsyncLink, Link, LinkError, Node, NodeSpec, split_url
+from .base import LinkError, Node, NodeSpec, split_url
 
 KINDS = {
     "redis": ".redis.node",
@@ -26,10 +26,7 @@ KINDS = {
 }
 """The module that opens the nodes of a scheme, imported on first use: redis-py and Django are slow to import."""
 
-EXTRAS = {"kazoo": "zookeeper"}
-"""The extra of this package that installs a module which a kind of node needs."""
-
-__all__ = ["KINDS", "AsyncLink", "Link", "LinkError", "Node", "NodeSpec", "open_node"]
+__all__ = ["KINDS", "LinkError", "Node", "NodeSpec", "open_node"]
 
 
 def open_node(spec: NodeSpec, prefix: str) -> Node:
@@ -43,9 +40,8 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     try:
         opener = import_module(module, __package__)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in EXTRAS:
+        if (error.name or "").partition(".")[0] != "kazoo":
             raise
-        raise ValueError(f"it needs {missing}: pip install django-redlock[{EXTRAS[missing]}]") from None
+        raise ValueError("it needs kazoo: pip install django-redlock[zookeeper]") from None
     node: Node = opener.open_node(spec, prefix)
     return node
