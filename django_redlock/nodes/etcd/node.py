@@ -390,10 +390,6 @@ class EtcdNode(ReplicatedNode):
         """Return its records, not yet connected."""
         return EtcdTable(self.place, self.prefix, patience)
 
-    def channel(self, process: str) -> str:
-        """Return the key under which the notifications to a process are put."""
-        return f"{self.prefix}w/{process}"
-
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
         client = EtcdClient(self.place, number, timeout)

@@ -22,7 +22,7 @@ from .clock import Era, EraClock, Moment
 from .node import RecordNode
 from .record import Stored, in_present_era, is_held, needed_until
 from .table import ANSWERING, AnswerError, RecordTable, UntouchedError, link_error
-from .watch import AsyncWatchLink, Watch, WatchLink
+from .watch import AsyncWatchLink, Deliver, Watch, WatchLink
 
 ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
 CLEANING = 60.0  # seconds between two searches for useless records, and for which such records are kept
@@ -36,7 +36,7 @@ class ReplicatedNode(RecordNode):
     """
     All members of a replicated store: one vote, which is as available as the store.
 
-    A kind of store overrides :meth:`table`, :meth:`channel`, :meth:`ask` and the attributes.
+    A kind of store overrides :meth:`table`, :meth:`ask` and the attributes.
 
     Args:
         spec: A URL with some members, and the options for all of them.
@@ -63,19 +63,19 @@ class ReplicatedNode(RecordNode):
         self.authenticated = bool(self.place.options.get("password") or self.place.options.get("ssl_certfile"))
         self.remote = not all(is_local(host) for host, _ in self.place.members)
 
-    def channel(self, process: str) -> str:
-        """Return the key under which the notifications to a process are written."""
-        raise NotImplementedError
-
     def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> WatchLink:
         """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
-        return WatchLink(partial(self.watch, self.place, self.channel(process), timeout), timeout)
+        return WatchLink(self._watch(process, timeout), timeout)
 
     async def alisten(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> AsyncWatchLink:
         """Open a link for notifications to the running event loop."""
-        link = AsyncWatchLink(partial(self.watch, self.place, self.channel(process), timeout))
+        link = AsyncWatchLink(self._watch(process, timeout))
         await link.begin(timeout)
         return link
+
+    def _watch(self, process: str, timeout: float) -> Callable[[Deliver], Watch]:
+        """Return what makes the watch of the key to which the notifications to a process are written."""
+        return partial(self.watch, self.place, self.table(timeout).key("w", process), timeout)
 
     # For the doctor
 

@@ -184,7 +184,12 @@ class RecordTable:
         raise NotImplementedError
 
     def key(self, kind: str, name: str) -> str:
-        """Return the key of a record; *kind* is ``h`` for a name and ``x`` for a secret that was released."""
+        """
+        Return the key of a record.
+
+        The kind is ``h`` for a name, ``x`` for a secret that was released, and ``w``, in stores that notify waiters,
+        for the notifications to a process.
+        """
         raise NotImplementedError
 
     def read(self, keys: Sequence[str]) -> tuple[Moment, Mapping[str, Stored]]:

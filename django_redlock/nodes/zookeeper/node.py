@@ -88,7 +88,7 @@ class ZookeeperTable(MemberTable[ZookeeperClient]):
 
     def __init__(self, place: Place, prefix: str, patience: float) -> None:
         super().__init__(place, patience)
-        self.root = root_of(place, prefix)
+        self.root = f"{place.path}/{quote(prefix, safe=':')}"  # the folder of the alias
         self._id = f"{place.path}/{ID}"
         self._era: Era | None = None  # the era that was read last
         self._epoch = -1  # the epoch of the leader that wrote last
@@ -253,11 +253,6 @@ def identity_of(known: Znode | None) -> str:
     return f"zookeeper {known.data.decode('ascii', 'replace')[:40] if known else ''}"
 
 
-def root_of(place: Place, prefix: str) -> str:
-    """Return the folder of an alias."""
-    return f"{place.path}/{quote(prefix, safe=':')}"
-
-
 def dump(content: Mapping[str, Any]) -> bytes:
     """Return a record in the form in which it is stored."""
     return json.dumps(content, separators=(",", ":")).encode()
@@ -359,10 +354,6 @@ class ZookeeperNode(ReplicatedNode):
     def table(self, patience: float) -> ZookeeperTable:
         """Return the records, not yet connected."""
         return ZookeeperTable(self.place, self.prefix, patience)
-
-    def channel(self, process: str) -> str:
-        """Return the path of the znode to which the notifications to a process are written."""
-        return f"{root_of(self.place, self.prefix)}/w/{process}"
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
