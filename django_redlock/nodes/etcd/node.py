@@ -395,8 +395,8 @@ class EtcdNode(ReplicatedNode):
         client = EtcdClient(self.place, number, timeout)
         try:
             client.open()
-            trip = shortest(lambda: client.call("/v3/maintenance/status", {}))
-            add_facts(client, facts)
+            trip, status = shortest(lambda: client.call("/v3/maintenance/status", {}))
+            add_facts(client, status, facts)
             with suppress(EtcdError):  # the trial of the doctor reports it
                 identity = self.table(timeout).greet(client)
                 if facts.setdefault("identity", identity) != identity:
@@ -408,9 +408,8 @@ class EtcdNode(ReplicatedNode):
             client.close()
 
 
-def add_facts(client: EtcdClient, facts: dict[str, str]) -> None:
-    """Add the version of a member, its share of used space, and its alarms."""
-    status = client.call("/v3/maintenance/status", {})
+def add_facts(client: EtcdClient, status: Mapping[str, Any], facts: dict[str, str]) -> None:
+    """Add the version of a member and its share of used space, from its status, and its alarms."""
     facts["version"] = oldest(str(status.get("version", ""))[:20], facts.get("version", ""))
     if quota := number(status, "dbSizeQuota"):  # from version 3.6 on
         used = number(status, "dbSize") / quota

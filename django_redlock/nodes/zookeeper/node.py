@@ -357,13 +357,12 @@ class ZookeeperNode(ReplicatedNode):
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
-        outputs: list[str] = []
         try:
-            trip = shortest(lambda: outputs.append(self._command(number, timeout)))
+            trip, report = shortest(lambda: self._command(number, timeout))
         except OSError as error:
             raise link_error(error) from None
-        values = dict(line.partition(": ")[::2] for line in outputs[-1].splitlines())
-        if "Mode" not in values and "srvr" not in outputs[-1]:  # otherwise the member does not accept this command
+        values = dict(line.partition(": ")[::2] for line in report.splitlines())
+        if "Mode" not in values and "srvr" not in report:  # otherwise the member does not accept this command
             raise LinkError(Failure.NO_LEADER)
         if version := values.get("Zookeeper version", "").partition("-")[0][:20]:
             facts["version"] = oldest(version, facts.get("version", ""))
