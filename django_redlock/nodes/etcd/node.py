@@ -180,19 +180,16 @@ class EtcdTable(MemberTable[EtcdClient]):
 
     def write_era(self, era: Era, known: Era | None, version: int | None) -> None:
         """Write the record of the era unless it has changed; if it has, drop the lease that was granted for it."""
-        failure: EtcdError | None = None
+        unwritten = False
         try:
-            if self._txn([(self._clock_key, version or 0)], {self._clock_key: era.dump()}):
-                return
+            unwritten = self._txn([(self._clock_key, version or 0)], {self._clock_key: era.dump()}) is None
         except EtcdError as error:
-            if not error.certain:
-                raise  # the record may name the lease
-            failure = error
-        if known is None or era.source != known.source:
-            with suppress(EtcdError):
-                self.call("/v3/lease/revoke", {"ID": era.source})
-        if failure:
-            raise failure
+            unwritten = error.certain  # otherwise the record may name the lease
+            raise
+        finally:
+            if unwritten and (known is None or era.source != known.source):
+                with suppress(EtcdError):
+                    self.call("/v3/lease/revoke", {"ID": era.source})
 
     def _is_due(self, era: Era) -> bool:
         """Return whether to read the clock; readings are whole seconds, so one helps only at the turn of a second."""
