@@ -88,7 +88,6 @@ class EtcdTable(MemberTable[EtcdClient]):
         self._prefix = prefix
         self._id = f"{prefix}id"
         self._clock_key = f"{prefix}clock"
-        self._cluster = 0  # the id of the cluster, as soon as it is known
         self._header = Header(0, 0, 0)  # that of the last read
 
     # Connections
@@ -113,9 +112,7 @@ class EtcdTable(MemberTable[EtcdClient]):
             # Without a user, a cluster that wants one calls the request invalid.
             wants_user = error.code == INVALID_ARGUMENT and not self.place.options.get("username")
             raise EtcdError(Failure.NOAUTH) if wants_user else error from None
-        cluster = header_of(status).cluster
-        self._cluster = self._cluster or cluster
-        return identity_of(cluster, stored)
+        return identity_of(header_of(status).cluster, stored)
 
     def _own_id(self, client: EtcdClient) -> Stored:
         """Return the record with the random id of the alias in this cluster; create it if there is none."""
@@ -239,7 +236,8 @@ class EtcdTable(MemberTable[EtcdClient]):
             header = self._txn(versions, values)
             if header is None:
                 return False
-        return True if header and (header.cluster, header.term) == (self._cluster, self._header.term) else None
+        # The cluster of the read is the one that is known, because the identity was compared.
+        return True if header and (header.cluster, header.term) == (self._header.cluster, self._header.term) else None
 
     def _notify(self, decision: Decision, values: dict[str, dict[str, Any]]) -> None:
         """Add the records that notify waiters; if they do not fit, a waiter asks again by itself."""
