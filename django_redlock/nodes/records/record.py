@@ -113,7 +113,7 @@ class Known:
         slugs: Mapping[str, str],
         tombstones: Mapping[str, str],
         stored: Mapping[str, Stored],
-        wall: Clock = time,
+        wall: Clock,
     ) -> None:
         # A clock that counts from the election of a leader has no date, so the client's own bounds fencing tokens.
         self.store = NodeState(lambda: moment.low, wall=wall if moment.era else None)
@@ -141,24 +141,18 @@ class Known:
         records = {key: {"slug": slug, **known.dump(slug, now)} for key, slug in self._slugs.items()}
         return records | {key: known.dump_tombstone(secret, now) for key, secret in self._tombstones.items()}
 
-    def decide(self, requests: Sequence[Request], key: Callable[[str, str], str]) -> Decision:
-        """
-        Carry out requests.
-
-        Args:
-            requests: The requests, none of them a survey.
-            key: Returns the key of a record, by its kind and its name.
-        """
+    def decide(self, requests: Sequence[Request]) -> Decision:
+        """Carry out requests, none of which is a survey."""
         before, moment = self.dump(), self.moment
         replies = [self.execute(request) for request in requests]
         # A release with a tombstone changes the record, so that no request that was decided before is granted after it.
         releases = [one for one in requests if isinstance(one, Release) and one.tombstone]
-        touched = {key("h", slug) for release in releases for slug in release.slugs}
+        touched = {slug for release in releases for slug in release.slugs}
         era = {"era": moment.era, "written": moment.low} if moment.era else {}
         changes = [
             Change(where, self.stored[where].version if where in self.stored else None, record | era)
             for where, record in sorted(self.dump().items())
-            if record != before[where] or where in touched
+            if record != before[where] or self._slugs.get(where) in touched
         ]
         return Decision(replies, changes, self.notified, moment)
 

@@ -142,7 +142,7 @@ class RecordTable:
     def _decide(self, requests: Sequence[Request]) -> Decision:
         if surveys := [self.survey(request) for request in requests if isinstance(request, Survey)]:
             return Decision(surveys, [], [], Moment(0.0, 0.0))
-        return load(names_of(requests), self.key, self.read, self.wall).decide(requests, self.key)
+        return load(names_of(requests), self.key, self.read, self.wall).decide(requests)
 
     def look_up(self, request: Survey) -> Reply:
         """Report the locks that a survey names."""
