@@ -94,22 +94,19 @@ class RecordTable:
             UntouchedError: They have not been carried out, and the connection cannot be used any more.
         """
         chunks = [chunked(request, self.part) for request in requests]
-        replies = iter(self._execute([chunk for some in chunks for chunk in some]))
-        return [joined(list(islice(replies, len(some)))) for some in chunks]
-
-    def _execute(self, requests: Sequence[Request]) -> list[Reply]:
-        """Carry out requests that each have few terms, or a single one."""
-        replies: list[list[Reply]] = [[] for _ in requests]
-        for batch in batches(requests, self.part, self.most):
+        asked = [chunk for some in chunks for chunk in some]  # each has few terms, or a single one
+        replies: list[list[Reply]] = [[] for _ in asked]
+        for batch in batches(asked, self.part, self.most):
             try:
-                merged = self._together([part for _, part in batch])
+                answers = self._together([part for _, part in batch])
             except UntouchedError as error:
                 if any(replies):
                     raise LinkError(error.failure, error.detail) from None
                 raise
-            for (number, _), reply in zip(batch, merged, strict=True):
+            for (number, _), reply in zip(batch, answers, strict=True):
                 replies[number].append(reply)
-        return [merge(parts) for parts in replies]
+        merged = map(merge, replies)
+        return [joined(list(islice(merged, len(some)))) for some in chunks]
 
     def _together(self, requests: Sequence[Request]) -> list[Reply]:
         """Carry out requests together, or one by one if they are too large together."""
