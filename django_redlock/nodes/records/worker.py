@@ -334,21 +334,19 @@ class Worker:
                 self._gone.set()
 
     def _run(self) -> None:
-        outcome: Greeting | LinkError
         try:
             with self._at_work:
-                outcome = self._table.open()
+                self._greeting = self._table.open()
         except LinkError as error:
-            outcome = error
+            self._greeting = error
         except Exception as error:  # a driver's own error, such as for an option that it does not know
-            outcome = unusable(error)
-        self.ended = isinstance(outcome, LinkError)
-        self._greeting = outcome
+            self._greeting = unusable(error)
+        self.ended = isinstance(self._greeting, LinkError)
         self._opened.set()
         self._report_open()
         reason = LinkError(Failure.CLOSED)
         try:
-            while not isinstance(outcome, LinkError) and (jobs := self._take()):
+            while not isinstance(self._greeting, LinkError) and (jobs := self._take()):
                 for _, some in groupby(jobs, lambda job: isinstance(job.request, Survey)):
                     self._do(list(some))
         except LinkError as broken:
