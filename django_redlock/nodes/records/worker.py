@@ -397,12 +397,7 @@ class Worker:
             links = list(self._links)
         with self._at_work:
             self._table.close()
-        with suppress(Empty):
-            while True:
-                job = self._inbox.get_nowait()
-                if job:
-                    job.deliver(error)
-        for on_end in links:
+        for on_end in links:  # which also fails the requests that have not been taken from the inbox
             on_end(error)
 
     # A connection must not be carried over a fork: SQLite's locks belong to a process, and what the child sends when it
