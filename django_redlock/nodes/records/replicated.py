@@ -188,9 +188,7 @@ class MemberTable(RecordTable, Generic[Client]):
                 client.wait(self.patience * ANSWERING)
                 self.client = client
                 return Greeting(run_id=identity, age=float("inf"))
-            except Exception as error:
-                if not isinstance(error, (*self.errors, LinkError)):
-                    raise
+            except (*self.errors, LinkError) as error:
                 if client:
                     client.close()
                 failure = link_error(error)

@@ -204,9 +204,7 @@ class Worker:
         refused: Returns why the calling thread must not make a request now; None if it may.
     """
 
-    def __init__(
-        self, table: RecordTable, kind: str, refused: Callable[[Request], Failure | None] = lambda request: None
-    ) -> None:
+    def __init__(self, table: RecordTable, kind: str, refused: Callable[[Request], Failure | None]) -> None:
         self.ended = False
         self._kind = kind
         self._refused = refused
