@@ -46,7 +46,7 @@ GATHER = 0.001  # seconds
 Parse = Callable[[Any], Any]
 """Reads one reply to the first commands of a connection; raises LinkError if the server cannot be used."""
 
-SomeConnection = TypeVar("SomeConnection")
+SomeConnection = TypeVar("SomeConnection", AbstractConnection, aioconnection.AbstractConnection)
 SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 SomeNotificationLink = TypeVar("SomeNotificationLink", RedisNotificationLink, AsyncRedisNotificationLink)
 
@@ -110,9 +110,10 @@ class Dialer(ABC, Generic[SomeConnection, SomeLink, SomeNotificationLink]):
     def new(self, connector: Endpoint, where: Mapping[str, Any]) -> SomeConnection:
         """Return a connection that is not open yet."""
 
-    @abstractmethod
     async def credentials(self, connection: SomeConnection) -> tuple[str, ...]:
         """Return what the connection's credential provider gives; nothing if it has none."""
+        provider = connection.credential_provider
+        return provider.get_credentials() if provider else ()
 
     @abstractmethod
     async def begin(self, connection: SomeConnection, data: bytes, replies: "Exchange") -> None:
@@ -133,11 +134,6 @@ class BlockingDialer(Dialer[AbstractConnection, RedisLink, RedisNotificationLink
     def new(self, connector: Endpoint, where: Mapping[str, Any]) -> AbstractConnection:
         """Return a connection that is not open yet."""
         return connector.new(self.timeout, **where)
-
-    async def credentials(self, connection: AbstractConnection) -> tuple[str, ...]:
-        """Return what the connection's credential provider gives; nothing if it has none."""
-        provider = connection.credential_provider
-        return provider.get_credentials() if provider else ()
 
     async def begin(self, connection: AbstractConnection, data: bytes, replies: "Exchange") -> None:
         """Connect, send the first commands, and read the replies."""
@@ -193,11 +189,9 @@ class AsyncDialer(Dialer[aioconnection.AbstractConnection, AsyncRedisLink, Async
     async def credentials(self, connection: aioconnection.AbstractConnection) -> tuple[str, ...]:
         """Return what the connection's credential provider gives; nothing if it has none."""
         provider = connection.credential_provider
-        if provider is None:
-            return ()
-        if not hasattr(provider, "get_credentials_async"):  # redis-py 5.2
-            return provider.get_credentials()
-        return await provider.get_credentials_async()
+        if provider and hasattr(provider, "get_credentials_async"):  # not in redis-py 5.2
+            return await provider.get_credentials_async()
+        return await super().credentials(connection)
 
     async def begin(self, connection: aioconnection.AbstractConnection, data: bytes, replies: "Exchange") -> None:
         """Connect, send the first commands, and read the replies."""
