@@ -39,6 +39,8 @@ from urllib.parse import quote
 
 import redis
 
+from ..nodes.redis.wire import resp
+
 START_TIMEOUT = 60.0  # seconds; usually 0.05
 STOP_TIMEOUT = 20.0  # seconds; usually 0.1
 PATIENCE = 10.0  # seconds until a client gives up; usually 0.001 are enough, but a busy machine may pause
@@ -225,7 +227,7 @@ class Server:
         requests = [["AUTH", self.password]] if self.password else []
         requests.append(["FLUSHALL"])
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
-            connection.sendall(b"".join(map(_encode, requests)))
+            connection.sendall(b"".join(map(resp, requests)))
             with connection.makefile("rb") as replies:
                 return all(replies.readline() == b"+OK\r\n" for _ in requests)
         return False
@@ -378,11 +380,6 @@ def reserve_port(owner: object) -> int:
     reservation.bind(("127.0.0.1", 0))
     weakref.finalize(owner, reservation.close)
     return int(reservation.getsockname()[1])
-
-
-def _encode(request: Sequence[str]) -> bytes:
-    arguments = [argument.encode() for argument in request]
-    return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in arguments)
 
 
 def spawn(command: Sequence[str], *, user: str = "", **options: Any) -> subprocess.Popen[bytes]:
