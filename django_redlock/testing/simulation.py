@@ -169,10 +169,20 @@ class Simulation:
         return True
 
     def adopt(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make an event loop run in virtual time until the block ends; the loop's first lock does this by itself."""
-        if loop not in self._loops:
-            self._loops.add(loop)
-            self._stack.enter_context(virtual_time(loop, self))
+        """
+        Make an event loop run in virtual time until the block ends; the loop's first lock does this by itself.
+
+        A loop that is not written in Python keeps the real time.
+        """
+        selector = getattr(loop, "_selector", None)
+        if selector is None or loop in self._loops:
+            return
+        self._loops.add(loop)
+        virtual = VirtualLoop(loop, selector.select, self)
+        self._stack.enter_context(patch.object(selector, "select", virtual.select))
+        self._stack.enter_context(patch.object(loop, "time", virtual.time))
+        for method in ("run_in_executor", "shutdown_default_executor"):
+            self._stack.enter_context(patch.object(loop, method, virtual.at_work(getattr(loop, method))))
 
     @contextmanager
     def at(self, function: Callable[..., Any], line: str, action: Action) -> Iterator[None]:
@@ -488,31 +498,12 @@ class VirtualRedelivery:
         """Do nothing: there is no thread to end."""
 
 
-@contextmanager
-def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Simulation) -> Iterator[None]:
-    """
-    In the ``with`` block, let the timers of *loop* follow a simulated clock.
-
-    Whenever the loop has nothing to do, it jumps to its next timer. While a thread that the loop started is at work,
-    time passes at its real speed, because nobody knows how long that thread needs. A loop that is not written in Python
-    keeps the real time.
-    """
-    selector = getattr(loop, "_selector", None)
-    if selector is None:
-        yield
-        return
-    with ExitStack() as stack:
-        virtual = VirtualLoop(loop, selector.select, simulated)
-        stack.enter_context(patch.object(selector, "select", virtual.select))
-        stack.enter_context(patch.object(loop, "time", virtual.time))
-        for method in ("run_in_executor", "shutdown_default_executor"):
-            stack.enter_context(patch.object(loop, method, virtual.at_work(getattr(loop, method))))
-        yield
-
-
 class VirtualLoop:
     """
     Replace the clock of an event loop, and the selector with which the loop waits.
+
+    Whenever the loop has nothing to do, it jumps to its next timer. While a thread that the loop started is at work,
+    time passes at its real speed, because nobody knows how long that thread needs.
 
     Args:
         loop: The loop. Its clock continues from its present time, so the existing timers stay as they are.
