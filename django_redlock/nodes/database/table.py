@@ -33,7 +33,7 @@ from ..base import LinkError
 from ..clock import steady
 from ..records.clock import Moment
 from ..records.record import Change, Decision, Stored, digest, needed_until, parsed
-from ..records.table import ANSWERING, RecordTable, UntouchedError
+from ..records.table import ANSWERING, RecordTable
 
 TABLE = "redlock_noderecord"
 
@@ -143,10 +143,7 @@ class LockTable(RecordTable):
     def ready(self) -> None:
         """Connect if there is no connection."""
         if self._connection is None:
-            try:
-                self.open()
-            except LinkError as error:
-                raise UntouchedError(error.failure, error.detail) from None
+            self.open()
 
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """Return what an error means; a server that still answers has rolled back."""

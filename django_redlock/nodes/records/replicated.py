@@ -21,7 +21,7 @@ from ..clock import steady
 from .clock import Era, EraClock, Moment
 from .node import RecordNode
 from .record import Stored, in_present_era, is_held, needed_until
-from .table import ANSWERING, AnswerError, RecordTable, UntouchedError, link_error
+from .table import ANSWERING, AnswerError, RecordTable, link_error
 from .watch import AsyncWatchLink, Deliver, Watch, WatchLink
 
 ATTEMPTS = 10  # attempts to agree on the era's record, before the request fails
@@ -204,10 +204,7 @@ class MemberTable(RecordTable, Generic[Client]):
     def ready(self) -> None:
         """Connect if there is no connection; the member may have ended it and lost its data."""
         if self.client is None or self.client.ended:
-            try:
-                self.open()
-            except LinkError as error:
-                raise UntouchedError(error.failure, error.detail) from None
+            self.open()
 
     def close(self) -> None:
         """Drop the connection; the next request makes a new one."""

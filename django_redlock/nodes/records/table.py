@@ -121,9 +121,12 @@ class RecordTable:
         """Carry out requests that fit in one write; repeat them if another process was faster."""
         until = self.now() + self.patience * ANSWERING
         while True:
-            writing = False
             try:
                 self.ready()
+            except LinkError as error:
+                raise UntouchedError(error.failure, error.detail) from None
+            writing = False
+            try:
                 decision = self._decide(requests)
                 writing = bool(decision.changes)
                 counts = self.write(decision) if writing else self.confirm(decision)
@@ -176,7 +179,7 @@ class RecordTable:
         Connect if there is no connection.
 
         Raises:
-            UntouchedError: The store cannot be used.
+            LinkError: The store cannot be used.
         """
         raise NotImplementedError
 
