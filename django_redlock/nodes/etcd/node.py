@@ -12,7 +12,7 @@ one. The count begins anew with every leader, and the era is the cluster, the te
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
@@ -387,8 +387,7 @@ class EtcdNode(ReplicatedNode):
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
-        client = EtcdClient(self.place, number, timeout)
-        try:
+        with closing(EtcdClient(self.place, number, timeout)) as client:
             client.open()
             trip, status = shortest(lambda: client.call("/v3/maintenance/status", {}))
             add_facts(client, status, facts)
@@ -397,10 +396,6 @@ class EtcdNode(ReplicatedNode):
                 if facts.setdefault("identity", identity) != identity:
                     also(facts, "alone", self.place.members[number])
             return trip
-        except (EtcdError, OSError) as error:
-            raise link_error(error) from None
-        finally:
-            client.close()
 
 
 def add_facts(client: EtcdClient, status: Mapping[str, Any], facts: dict[str, str]) -> None:

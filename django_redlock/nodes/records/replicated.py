@@ -93,8 +93,8 @@ class ReplicatedNode(RecordNode):
         for number, member in enumerate(self.place.members):
             try:
                 trips.append(self.ask(number, timeout, facts))
-            except LinkError as error:
-                failure = error
+            except (AnswerError, OSError, LinkError) as error:
+                failure = link_error(error)
                 silent.append(f"{address(*member)} ({failure.detail})")
         if failure and not trips:
             raise failure
@@ -105,7 +105,7 @@ class ReplicatedNode(RecordNode):
         Add what a member reports to the facts; return the time of the shortest round trip in seconds.
 
         Raises:
-            LinkError: The member does not answer.
+            AnswerError, OSError, LinkError: The member does not answer.
         """
         raise NotImplementedError
 

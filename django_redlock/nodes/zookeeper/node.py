@@ -357,10 +357,7 @@ class ZookeeperNode(ReplicatedNode):
 
     def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
         """Add what a member reports to the facts; return the time of the shortest round trip in seconds."""
-        try:
-            trip, report = shortest(lambda: self._command(number, timeout))
-        except OSError as error:
-            raise link_error(error) from None
+        trip, report = shortest(lambda: self._command(number, timeout))
         values = dict(line.partition(": ")[::2] for line in report.splitlines())
         if "Mode" not in values and "srvr" not in report:  # otherwise the member does not accept this command
             raise LinkError(Failure.NO_LEADER)
