@@ -21,7 +21,6 @@ LATE = 0.02  # seconds by which the end of a wait may be late in any case
 OWED = 5.0  # least seconds to wait on for a node while this process or its machine is late
 LOAD = "/proc/loadavg"  # Linux: the fourth column is how many threads run or wait for a processor, of how many
 CROWD = 1.5 * (os.cpu_count() or 1)  # threads; from here on some wait for long
-FOREVER = float("inf")
 
 
 def is_late(asked: float, took: float) -> bool:
@@ -63,7 +62,7 @@ class Patience:
     __slots__ = ("_clock", "_connecting", "_left", "_lifetime", "_owed", "_part")
 
     def __init__(
-        self, seconds: float, lifetime: float = FOREVER, clock: Clock = steady, connecting: float | None = None
+        self, seconds: float, lifetime: float = float("inf"), clock: Clock = steady, connecting: float | None = None
     ) -> None:
         self._clock = clock
         self._left = seconds

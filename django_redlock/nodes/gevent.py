@@ -72,7 +72,6 @@ class RealThread:
         self._target = target
         self._name = name
         self._alive = False
-        self.ident = 0
 
     def start(self) -> None:
         """Start the thread."""
@@ -87,7 +86,6 @@ class RealThread:
             time.sleep(0.01)
 
     def _run(self) -> None:
-        self.ident = real_ident()
         try:
             self._target()
         finally:
