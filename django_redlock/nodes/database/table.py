@@ -182,7 +182,7 @@ class LockTable(RecordTable):
 
     def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
         """Read the rows of names, and the server's clock before any of them."""
-        now = 0
+        now: Any = None
         rows: dict[str, Stored] = {}
         for start in range(0, max(1, len(keys)), KEYS):
             some = keys[start : start + KEYS]
@@ -192,9 +192,11 @@ class LockTable(RecordTable):
                 f"LEFT JOIN {TABLE} AS r ON r.digest IN ({marks})",
                 some,
             )
-            now = now or clock(found[0][0])
+            now = found[0][0] if now is None else now
             rows |= {key: Stored(version, parsed(state)) for _, key, version, state in found if key}
-        return Moment(now / 1e6, now / 1e6), rows
+        if not 0 < now <= HIGHEST:
+            raise LinkError(Failure.MALFORMED)
+        return Moment(int(now) / 1e6, int(now) / 1e6), rows
 
     def write(self, decision: Decision) -> bool:
         """Write all rows or none; return whether nobody had changed them since they were read."""
@@ -269,18 +271,6 @@ def columns(change: Change, now: int) -> tuple[Any, ...]:
 def micros(seconds: float | None) -> int:
     """Return seconds since the epoch as the columns store them; None means never."""
     return FOR_EVER if seconds is None else min(FOR_EVER, round(seconds * 1e6))
-
-
-def clock(value: Any) -> int:
-    """
-    Return the server's clock in microseconds.
-
-    Raises:
-        LinkError: The time is impossible.
-    """
-    if not 0 < value <= HIGHEST:
-        raise LinkError(Failure.MALFORMED)
-    return int(value)
 
 
 Query = Callable[..., list[tuple[Any, ...]]]
