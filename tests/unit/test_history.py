@@ -20,6 +20,7 @@ from django_redlock.contrib.history import recorder as recorders
 from django_redlock.contrib.history.admin import DASH
 from django_redlock.contrib.history.models import Hold, kinds
 from django_redlock.contrib.history.recorder import KEEP, MOST, Recorder
+from django_redlock.contrib.telemetry import unlisten
 from tests.held import client_of, nodes_in_memory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,7 +36,8 @@ def recorder(monkeypatch) -> Iterator[Recorder]:
     with nodes_in_memory():
         recorder.listen()
         yield recorder
-        recorder.stop()
+        unlisten(recorders.UID)
+        worker_process_shutdown.disconnect(dispatch_uid=recorders.UID)
 
 
 def held(

@@ -18,7 +18,7 @@ from django.utils import timezone
 from ...exceptions import printable
 from ...nodes.clock import steady
 from ...nodes.threads import Background
-from ..telemetry import listen, outcome_of, template, unlisten
+from ..telemetry import listen, outcome_of, template
 
 UID = "history"
 EVERY = 5.0  # seconds between two writes
@@ -47,14 +47,11 @@ class Recorder:
     def listen(self) -> None:
         """Start to record ended locks."""
         listen(UID, lock_taken=self._gave_up, lock_released=self._ended, lock_lost=self._ended)
-        for signal in _ends_of_children():
-            signal.connect(lambda **about: self.flush(), weak=False, dispatch_uid=UID)
+        if "celery" in sys.modules:
+            from celery.signals import worker_process_shutdown  # only here: Celery is optional
 
-    def stop(self) -> None:
-        """Stop recording."""
-        unlisten(UID)
-        for signal in _ends_of_children():
-            signal.disconnect(dispatch_uid=UID)
+            # The children of a worker end without their exit handlers.
+            worker_process_shutdown.connect(lambda **about: self.flush(), weak=False, dispatch_uid=UID)
 
     def flush(self) -> int:
         """Write the waiting rows and return their number; if the database fails, the rows are lost without an error."""
@@ -112,19 +109,6 @@ class Recorder:
             except Exception:  # if this thread died, each lock that ends next would start another
                 log.exception("the history of locks was not written")
         connections.close_all()
-
-
-def _ends_of_children() -> list[Any]:
-    """
-    Return the signal that Celery sends when a child process ends, because exit handlers do not run there.
-
-    Return an empty list if this process does not use Celery.
-    """
-    if "celery" not in sys.modules:
-        return []
-    from celery.signals import worker_process_shutdown  # only here: Celery is optional
-
-    return [worker_process_shutdown]
 
 
 recorder = Recorder()
