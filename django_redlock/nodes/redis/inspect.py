@@ -153,18 +153,16 @@ def _reach(node: Node, timeout: float) -> Inspection:
 def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
     """Connect to the master that the first guide to answer names; also return the guides that did not answer."""
     deaf: list[str] = []
-    failure: Exception = LinkError(Failure.UNREACHABLE)
+    failure = LinkError(Failure.UNREACHABLE)
     for guide in node.guides:
+        master = None
         try:
             master = run(node.ask(BlockingDialer(timeout), guide))
-        except LinkError as error:
-            failure = error
-            deaf.append(f"{guide.address} ({error.detail.removeprefix('sentinel: ')})")
-            continue
-        try:
             return _open(node, timeout, host=master.host, port=master.port), tuple(deaf)
-        except (LinkError, *BROKEN) as error:
-            failure = master.explain(link_error(error), node.guide)
+        except LinkError as error:
+            failure = master.explain(error, node.guide) if master else error
+            if master is None:
+                deaf.append(f"{guide.address} ({error.detail.removeprefix('sentinel: ')})")
     raise failure
 
 
