@@ -148,14 +148,13 @@ class BlockingDialer(Dialer[AbstractConnection, RedisLink, RedisNotificationLink
 
 def exchange(connection: AbstractConnection, data: bytes, replies: "Exchange") -> None:
     """Send commands over a blocking connection, and read their replies within its timeout; see :meth:`Dialer.open`."""
-    timeout, sock = connection.socket_timeout, connection._sock
+    timeout, sock = connection.socket_timeout or 0.0, connection._sock  # the connector has set one
     if sock is None:
         raise LinkError(Failure.CLOSED)
     try:
         sock.settimeout(timeout)
         sock.sendall(data)
-        patience = timeout and Patience(timeout)
-        asked = timeout and timeout / SLICES
+        patience, asked = Patience(timeout), timeout / SLICES
         last_reads = AT_ONCE
         while not replies.complete():
             began = steady()
@@ -167,8 +166,8 @@ def exchange(connection: AbstractConnection, data: bytes, replies: "Exchange") -
                     time.sleep(GATHER)
             except (TimeoutError, *BLOCKED):
                 if not asked:
-                    raise LinkError(Failure.LATE if patience and patience.late else Failure.TIMEOUT) from None
-            if patience and asked:  # for the whole exchange, even if a server sends byte by byte
+                    raise LinkError(Failure.LATE if patience.late else Failure.TIMEOUT) from None
+            if asked:  # for the whole exchange, even if a server sends byte by byte
                 asked = patience.count(asked, steady() - began)
             elif not (last_reads := last_reads - 1):  # of what has arrived, which a hostile server adds to
                 raise LinkError(Failure.TIMEOUT)
