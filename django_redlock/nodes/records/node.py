@@ -40,8 +40,6 @@ class RecordNode:
         self.name = name
         self.address = address
         self._mutex = threading.RLock()  # an RLock knows its owner, even after a fork that was interrupted
-        # One worker for all threads. Under gevent there is one for each thread of the operating system, because a
-        # greenlet waits in the event loop of its thread.
         self._workers: WeakKeyDictionary[object, Worker] = WeakKeyDictionary()
         _nodes.add(self)
 
@@ -69,15 +67,23 @@ class RecordNode:
             await asyncio.wait_for(opened.wait(), timeout)
         return AsyncWorkerLink(worker, worker.greeting(0.0))
 
+    @property
+    def _user(self) -> object:
+        """
+        The key of the worker that the calling thread uses: one for all threads.
+
+        Under gevent there is one for each thread of the operating system, because a greenlet waits in the event loop of
+        its thread.
+        """
+        return here() if uses_gevent() else self
+
     def _hire(self, timeout: float) -> Worker:
         with self._mutex:
-            worker = self._own_worker()
+            worker = self._workers.get(self._user)
             if worker is None or not worker.usable:
                 if worker and worker.inherited:
                     _left_alone.append(worker)
-                worker = self._workers[here() if uses_gevent() else self] = Worker(
-                    self.table(timeout), self.kind, self.refused
-                )
+                worker = self._workers[self._user] = Worker(self.table(timeout), self.kind, self.refused)
         worker.start()
         return worker
 
@@ -93,19 +99,15 @@ class RecordNode:
 
     # Forks
 
-    def _own_worker(self) -> Worker | None:
-        """Return the worker that the calling thread uses."""
-        return self._workers.get(here() if uses_gevent() else self)
-
     def before_fork(self) -> None:
         """Put the connection aside."""
         self._mutex.acquire()
-        if (worker := self._own_worker()) and worker.usable:
+        if (worker := self._workers.get(self._user)) and worker.usable:
             worker.pause()
 
     def after_fork(self) -> None:
         """Continue in the parent; start over in the child."""
-        if worker := self._own_worker():
+        if worker := self._workers.get(self._user):
             worker.resume()
         with suppress(RuntimeError):  # this thread does not hold it
             self._mutex.release()
