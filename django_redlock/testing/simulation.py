@@ -108,11 +108,9 @@ class Simulation:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._main = SimulatedProcess(self, "this process")
-            self._main.manager.surroundings = DjangoSurroundings()
-            stack.enter_context(locks.substituted(self._using, self._main.manager))
-            self._stack = stack.pop_all()
+        self._main = SimulatedProcess(self, "this process")
+        self._main.manager.surroundings = DjangoSurroundings()
+        self._stack.enter_context(locks.substituted(self._using, self._main.manager))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
@@ -203,14 +201,17 @@ class Simulation:
             AssertionError: The block ended before the line was reached.
         """
         plain = inspect.unwrap(function)
-        code, number = plain.__code__, line_number(plain, line)
+        lines, first = inspect.getsourcelines(plain)
+        found = [number for number, text in enumerate(lines, first) if line in text]
+        if len(found) != 1:
+            raise ValueError(f"{plain.__qualname__} has {len(found)} lines with {line!r}; name one that it has once.")
         calls = [action]
 
         def reached() -> None:
             if calls:
                 calls.pop()()
 
-        with watching(code, number, reached):
+        with watching(plain.__code__, found[0], reached):
             yield
         if calls:
             raise AssertionError(f"{plain.__qualname__} did not reach the line with {line!r}.")
@@ -551,20 +552,6 @@ class VirtualLoop:
             self._threads -= 1
 
         return started
-
-
-def line_number(function: Any, text: str) -> int:
-    """
-    Return the number of the only line of *function* that contains *text*.
-
-    Raises:
-        ValueError: There is no such line, or more than one.
-    """
-    lines, first = inspect.getsourcelines(function)
-    found = [number for number, line in enumerate(lines, first) if text in line]
-    if len(found) != 1:
-        raise ValueError(f"{function.__qualname__} has {len(found)} lines with {text!r}; name one that it has once.")
-    return found[0]
 
 
 if sys.version_info >= (3, 12):
