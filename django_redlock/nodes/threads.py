@@ -32,6 +32,8 @@ from .gevent import real_ident, real_lock, thread, uses_gevent
 
 log = logging.getLogger("django_redlock")
 
+ERRAND_THREADS = 16  # at most; a function that blocks for ever keeps one of them
+
 
 class Bell:
     """
@@ -221,12 +223,10 @@ class Errands:
 
     Args:
         name: The name of the threads.
-        most: How many threads there are at most; a function that blocks for ever keeps one of them.
     """
 
-    def __init__(self, name: str, most: int = 16) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._most = most
         self.start_over()
 
     def start_over(self) -> None:
@@ -234,7 +234,7 @@ class Errands:
         self._waiting: deque[Callable[[], object]] = deque()
         # They form a ring, because a thread that was just started may not be running yet.
         self._threads = deque(
-            Background(self._work, self._waiting.__len__, self._name, real=True) for _ in range(self._most)
+            Background(self._work, self._waiting.__len__, self._name, real=True) for _ in range(ERRAND_THREADS)
         )
 
     def run(self, function: Callable[[], object]) -> None:
