@@ -210,7 +210,8 @@ class LockTable(RecordTable):
                 known.append((*values, change.version))
         if len(decision.changes) == 1:
             return self._put(new, known)
-        self.query(BEGINS[self._connection.vendor])
+        # With a plain BEGIN, SQLite would only read at first, and would fail if another writer came before it.
+        self.query("BEGIN IMMEDIATE" if self._connection.vendor == "sqlite" else "BEGIN")
         written = self._put(new, known)
         self.query("COMMIT" if written else "ROLLBACK")
         return written
@@ -288,9 +289,6 @@ INSERTS = {
     "mysql": ("INSERT IGNORE INTO", ""),
     "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
 }
-
-# With a plain BEGIN, SQLite would only read at first, and would fail if another writer came before it.
-BEGINS = {"postgresql": "BEGIN", "mysql": "BEGIN", "sqlite": "BEGIN IMMEDIATE"}
 
 
 def own_connection(alias: str, patience: float) -> Any:
