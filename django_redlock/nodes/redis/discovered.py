@@ -15,7 +15,6 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ...core.protocol import Failure
-from ...exceptions import printable
 from ..base import LinkError, NodeSpec, split_url
 from .connector import Endpoint, check_url, refuse_service
 from .errors import DEMOTED, link_error, parse_error
@@ -36,7 +35,7 @@ class Master:
         """Return *error* with the address that a server of the kind *guide* gave, if nothing answers there."""
         if error.failure not in (Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE):
             return error
-        return LinkError(error.failure, f"{error.detail}: {printable(self.host[:255])}:{self.port}, says a {guide}")
+        return LinkError(error.failure, f"{error.detail}: {self.host[:255]}:{self.port}, says a {guide}")
 
 
 class DiscoveredNode(RedisNode):
