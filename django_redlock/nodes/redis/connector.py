@@ -52,18 +52,13 @@ class ResolvedConnection(aioconnection.Connection):
     address = ""
 
     def _connection_arguments(self) -> Mapping[str, Any]:
-        return self._to_address(super()._connection_arguments())
-
-    def _to_address(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        arguments = super()._connection_arguments()
         tls = {"server_hostname": self.host} if "ssl" in arguments else {}
         return {**arguments, **tls, "host": self.address or self.host}
 
 
-class ResolvedSSLConnection(aioconnection.SSLConnection, ResolvedConnection):
+class ResolvedSSLConnection(ResolvedConnection, aioconnection.SSLConnection):
     """The same with TLS; the certificate is compared with the host."""
-
-    def _connection_arguments(self) -> Mapping[str, Any]:
-        return self._to_address(super()._connection_arguments())
 
 
 ASYNC = {
