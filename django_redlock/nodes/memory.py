@@ -22,7 +22,8 @@ class MemoryNode:
     A node in this process.
 
     Tests can set faults. With ``down``, the node refuses connections; with ``silent``, it executes requests but never
-    answers; with ``deaf``, it does neither. ``greeting`` is how the node describes itself on a new link.
+    answers; with ``deaf``, it does neither. ``greeting`` is how the node describes itself on a new link. Links break
+    when ``boot`` changes.
 
     Args:
         name: The node's name; nodes with the same name are one node.
@@ -41,6 +42,7 @@ class MemoryNode:
         self.store = store or NodeState(steady, Lock(), wall=lambda: HIGHEST / 1e6)
         self.greeting = Greeting(run_id=f"memory {name} {secrets.token_hex(8)}", age=float("inf"))
         self.down = self.silent = self.deaf = False
+        self.boot = 1
 
     def connect(self, timeout: float) -> "MemoryLink":
         """Open a link at once."""
@@ -82,7 +84,13 @@ class MemoryLink:
     def __init__(self, node: MemoryNode) -> None:
         self.greeting = node.greeting
         self.node = node
+        self._boot = node.boot
         self._replies: list[Reply | None] = []
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the node is down, or was since the link was made."""
+        return self.node.down or self.node.boot != self._boot
 
     def fileno(self) -> int:
         """Return -1, because there is no descriptor to poll."""
@@ -90,15 +98,17 @@ class MemoryLink:
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
+        if self._ended:
+            raise LinkError(Failure.RESET)
         self._replies.append(self.node.execute(request))
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
-        return self.node.down or bool(self._replies and self._replies[0])
+        return self._ended or bool(self._replies and self._replies[0])
 
     def receive(self, request: Request) -> Reply | None:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
-        if self.node.down:
+        if self._ended:
             raise LinkError(Failure.RESET)
         return self._replies.pop(0) if self.readable() else INCOMPLETE
 

@@ -38,7 +38,7 @@ from ..core.acquisition import Waiter
 from ..core.admission import Greeting
 from ..core.names import slug
 from ..core.node_state import NodeState
-from ..core.protocol import EndReason, Failure, Kind, Reply, Request, Survey
+from ..core.protocol import EndReason, Kind, Reply, Request, Survey
 from ..core.rules import Rules
 from ..engine.connections import PerLoop
 from ..engine.driver import LoopSide
@@ -345,7 +345,6 @@ class SimulatedNode(MemoryNode):
         super().__init__(name, NodeState(lambda: EPOCH + clock()))
         self._clock = clock
         self._dropping = 0
-        self.boot = 1
         self._since = float("-inf")
 
     def crash(self) -> None:
@@ -380,12 +379,10 @@ class SimulatedNode(MemoryNode):
         """Set the node's clock forward, or back by a negative number of seconds; keys expire by this clock."""
         self.store.skew += seconds
 
-    def connect(self, timeout: float) -> "SimulatedLink":
+    def connect(self, timeout: float) -> MemoryLink:
         """Open a link at once."""
-        if self.down:
-            raise LinkError(Failure.REFUSED)
         self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", age=self._clock() - self._since)
-        return SimulatedLink(self)
+        return super().connect(timeout)
 
     def execute(self, request: Request) -> Reply | None:
         """Execute a request; return None if the reply never comes."""
@@ -394,34 +391,6 @@ class SimulatedNode(MemoryNode):
             self._dropping -= 1
             return None
         return reply
-
-
-class SimulatedLink(MemoryLink):
-    """A link that breaks when its node ends."""
-
-    node: SimulatedNode
-
-    def __init__(self, node: SimulatedNode) -> None:
-        super().__init__(node)
-        self._boot = node.boot
-
-    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
-        """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
-        self._check()
-        super().send(request, packed, in_full=in_full)
-
-    def readable(self) -> bool:
-        """Return whether a reply, or the end of the connection, can be read without waiting."""
-        return self._boot != self.node.boot or super().readable()
-
-    def receive(self, request: Request) -> Reply | None:
-        """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
-        self._check()
-        return super().receive(request)
-
-    def _check(self) -> None:
-        if self._boot != self.node.boot:
-            raise LinkError(Failure.RESET)
 
 
 class VirtualWatchdog:
