@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from heapq import nsmallest
 from typing import Any, ClassVar, NamedTuple
 
@@ -161,20 +162,16 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     The threads and the socket of one connection.
 
     Args:
-        place: The ensemble.
-        host: The member's host, which must be in its certificate.
-        timeout: Seconds to connect.
+        connect: Connects to an address, with the certificates from the settings.
         ended: Called when a thread has ended.
     """
 
-    def __init__(self, place: Place, host: str, timeout: float, ended: Callable[[], object]) -> None:
+    def __init__(self, connect: Callable[[tuple[str, int]], BoundedSocket], ended: Callable[[], object]) -> None:
         super().__init__()
         self.connection: BoundedSocket | None = None
         self.error: OSError | None = None
         self.ends_at = float("inf")
-        self._place = place
-        self._host = host
-        self._timeout = timeout
+        self._connect = connect
         self._ended = ended
 
     def start(self) -> None:
@@ -195,9 +192,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return thread
 
     def create_connection(self, address: tuple[str, int], **options: Any) -> BoundedSocket:
-        """Connect with the certificates from the settings; if that fails, remember why."""
+        """Connect; if that fails, remember why."""
         try:
-            self.connection = connected(address, self._host, self._place, self._timeout)
+            self.connection = self._connect(address)
         except OSError as error:
             self.error = error
             raise
@@ -237,7 +234,7 @@ class ZookeeperClient:
         self._timeout = timeout
         self._changed = new_event()
         self._refused = False
-        self._handler = Handler(place, host, timeout, self._changed.set)
+        self._handler = Handler(partial(connected, host=host, place=place, timeout=timeout), self._changed.set)
         self.acl = CREATOR_ALL_ACL if logs_in(place) else OPEN_ACL_UNSAFE
         self._kazoo = KazooClient(
             address(host, port),
