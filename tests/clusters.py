@@ -1,17 +1,19 @@
 """A Redis or Valkey Cluster of real servers that fails over and moves its slots when a test wants it to."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_redlock.testing import FaultProxy, Server, ServerStartError
+from tests.waiting import wait_until
 
 HIGHEST_CLUSTER_PORT = 55_535
 PASSWORD = "sesame"
 WEEK = 7 * 86_400.0
+until = partial(wait_until, despite=redis.ConnectionError)
 OPTIONS = ("--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0", "--masterauth", PASSWORD)
 
 
@@ -201,16 +203,3 @@ def single_masters(count: int) -> Iterator[list[Cluster]]:
         yield found
         for one in found:
             one.close()
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what the members of a cluster tell each other."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if condition():
-                return
-        except redis.ConnectionError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -12,7 +12,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from django_redlock.testing import FaultProxy
-from tests.services import Service, _Port, until
+from tests.services import Members, Service, _Port
+from tests.waiting import wait_until
 
 
 class Member(Service):
@@ -83,11 +84,6 @@ class Member(Service):
             GOGC="500",
         )
 
-    def wipe(self) -> None:
-        """Kill it and remove its data."""
-        self.kill()
-        self.run("rm", "-rf", str(self.folder / "data"))
-
     def ask(self, path: str, body: Mapping[str, Any], timeout: float = 5.0, token: str = "") -> dict[str, Any]:
         """Return the reply of the JSON gateway; *token* is that of a login."""
         request = Request(
@@ -121,32 +117,8 @@ class Member(Service):
         return bool(status.get("leader")) and status["leader"] == status["header"]["member_id"]
 
 
-class Cluster:
+class Cluster(Members):
     """Three members."""
-
-    def __init__(self, members: list[Member]) -> None:
-        self.members = members
-
-    @property
-    def url(self) -> str:
-        """The URL of the node, with all members."""
-        return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
-
-    def leader(self) -> Member:
-        """Wait until there is a leader, and return it; members that are frozen or dead are left out."""
-        found: list[Member] = []
-
-        def elected() -> bool:
-            for member in self.members:
-                try:
-                    if member.leads:
-                        found.append(member)
-                except OSError:
-                    continue
-            return bool(found)
-
-        until(elected)
-        return found[0]
 
     def replace(self, member: Member) -> None:
         """Have a member that lost its data join again, as a new member with the same address."""
@@ -166,8 +138,8 @@ class Cluster:
                 helper.ask("cluster/member/add", {"peerURLs": [member.advertised]})
             return bool(listed())
 
-        until(removed)  # each of them again if its reply was lost, as when there is no leader
-        until(added)
+        wait_until(removed, despite=OSError)  # each of them again if its reply was lost, as when there is no leader
+        wait_until(added, despite=OSError)
         member.state = "existing"
         member.start()
 

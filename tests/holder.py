@@ -33,12 +33,3 @@ def wait_until_held(*processes: "subprocess.Popen[str]") -> None:
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-
-
-@contextmanager
-def held_until_killed(command: Sequence[str]) -> Iterator[None]:
-    """Run a program, which says ``held`` once it has a lock, and kill it at the end."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        wait_until_held(process)
-        yield
-        process.kill()

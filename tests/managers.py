@@ -38,6 +38,8 @@ from django_redlock.testing import Server, Servers, Simulation
 from tests.clusters import Cluster, single_masters
 from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
+from tests.waiting import eventually as eventually
+from tests.waiting import wait_until as wait_until
 from tests.zookeeper import Zoo
 
 Manager = Callable[..., LockManager]
@@ -60,9 +62,9 @@ def manager_over(nodes: list[Any], **options: Any) -> LockManager:
     return manager
 
 
-def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockManager:
-    """Return a manager of real nodes; it is closed at the end of the test."""
-    return manager_over([open_node(NodeSpec(url), prefix) for url in urls], **options)
+def real_manager(urls: list[str], prefix: str = "t:", sentinels: tuple[str, ...] = (), **options: Any) -> LockManager:
+    """Return a manager of real nodes, or of a service of *sentinels*; it is closed at the end of the test."""
+    return manager_over([open_node(NodeSpec(url, sentinels=sentinels), prefix) for url in urls], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +87,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def on_each(nodes: Iterable[Server], *command: str) -> None:
+def on_each(nodes: Iterable[Server], *command: object) -> None:
     """Have each server execute a command."""
     for node in nodes:
         with node.client() as client:
@@ -262,17 +264,17 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 
 
 @pytest.fixture
-def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Manager:
     """Make managers over five nodes in one etcd, which count as five clusters."""
-    yield from over_five_nodes_in_one(etcd.url, EtcdTable, monkeypatch)
+    return over_five_nodes_in_one(etcd.url, EtcdTable, monkeypatch)
 
 
 @pytest.fixture
-def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Manager:
     """Make managers over five nodes in one ZooKeeper, which count as five ensembles."""
     from django_redlock.nodes.zookeeper.node import ZookeeperTable  # needs kazoo
 
-    yield from over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
+    return over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -291,32 +293,29 @@ def cluster_urls(five_clusters: list[Cluster]) -> list[str]:
 
 
 @pytest.fixture
-def clusters(cluster_urls: list[str]) -> Iterator[Manager]:
+def clusters(cluster_urls: list[str]) -> Manager:
     """Make managers over five clusters."""
-    yield from over_urls(cluster_urls)
+    return over_urls(cluster_urls)
 
 
-def over_urls(urls: list[str]) -> Iterator[Manager]:
-    """Yield a function that makes managers over the first of some nodes, and close those managers."""
-    yield from over(lambda count: [open_node(NodeSpec(url), "t:") for url in urls[:count]])
+def over_urls(urls: list[str]) -> Manager:
+    """Return a function that makes managers over the first of some nodes."""
+    return over(lambda count: [open_node(NodeSpec(url), "t:") for url in urls[:count]])
 
 
-def over(opened: Callable[[int], list[Any]]) -> Iterator[Manager]:
+def over(opened: Callable[[int], list[Any]]) -> Manager:
     """The same with what opens some nodes."""
-    managers: list[LockManager] = []
 
     def make(count: int = 5, **options: Any) -> LockManager:
-        managers.append(manager_over(opened(count), **options))
-        connect(managers[-1])
-        return managers[-1]
+        manager = manager_over(opened(count), **options)
+        connect(manager)
+        return manager
 
-    yield make
-    for one in managers:
-        one.close()
+    return make
 
 
-def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    """Yield a function that makes managers over five nodes in one store, and close those managers."""
+def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Manager:
+    """Return a function that makes managers over five nodes in one store."""
     opened = table.open
 
     def open_as_itself(table: Any) -> Greeting:
@@ -324,7 +323,7 @@ def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.Monke
         return replace(greeting, run_id=f"{greeting.run_id} {table.key('h', '')}")
 
     monkeypatch.setattr(table, "open", open_as_itself)
-    yield from over(lambda count: [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)])
+    return over(lambda count: [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)])
 
 
 # A manager does the same as with etcd, and Java is slow. tests/service/locking covers the differences.
@@ -337,12 +336,12 @@ KINDS = ["memory", "real", "cluster", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZO
 
 
 @pytest.fixture(params=KINDS)
-def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
+def manager(request: pytest.FixtureRequest) -> Manager:
     """Make managers over nodes of each kind."""
-    if request.param not in DATABASES:
-        yield request.getfixturevalue(REPLICATED.get(request.param, request.param))
-        return
-    yield from over_urls(empty_tables(request, request.param).urls)
+    if request.param in DATABASES:
+        return over_urls(empty_tables(request, request.param).urls)
+    found: Manager = request.getfixturevalue(REPLICATED.get(request.param, request.param))
+    return found
 
 
 class Blocking:
@@ -422,18 +421,9 @@ EACH_TABLE_ONCE = pytest.mark.parametrize(
 
 
 @pytest.fixture
-async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
-    """Make managers of each kind, and close them in the flavour of the test."""
-    managers: list[LockManager] = []
-
-    def made(*args: Any, **options: Any) -> LockManager:
-        managers.append(manager(*args, **options))
-        return managers[-1]
-
-    yield made
-    for one in managers:
-        await flavour.close(one)
-        one.close()  # the managers that the test looked up itself, blocking
+def make(manager: Manager, flavour: Flavour) -> Manager:
+    """Make managers of each kind, which are closed in the flavour of the test."""
+    return manager
 
 
 class Virtual:
@@ -491,30 +481,9 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     A release ends when its outcome is certain, or at once after a failed attempt. The last nodes may execute it a
     moment later than they answer another connection.
     """
-    until = time.monotonic() + 60
-    while set(holders(manager, slug)) != set(tokens):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def wait_until(condition: Callable[[], Any], pause: float = 0.02, seconds: float = 90.0) -> Any:
-    """Wait for something that a thread, a process or a server does in its own time, and return it."""
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(pause)
-    return found
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for an action of another process or thread."""
-    until, pause = time.monotonic() + 60, 0.002
-    while not condition():
-        assert time.monotonic() < until
-        await asyncio.sleep(pause)
-        pause = min(0.05, pause * 1.5)
+    with suppress(TimeoutError):
+        return wait_until(lambda: set(holders(manager, slug)) == set(tokens), pause=0.01, seconds=60)
+    return False
 
 
 def renew_now(lease: Lease) -> None:

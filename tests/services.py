@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from glob import glob
@@ -33,6 +33,7 @@ from django.db import connections
 
 from django_redlock.testing.servers import reserve_port, spawn
 from tests import drivers
+from tests.waiting import wait_until
 
 START_TIMEOUT = 120.0  # seconds; RabbitMQ takes 10 on a busy machine
 STOP_TIMEOUT = 20.0
@@ -99,6 +100,15 @@ class Service:
             raise ServiceMissingError(f"{cls.remedy}, or set {cls.variable} to the URL of a running server")
         return found
 
+    @classmethod
+    def missing(cls) -> str:
+        """Return what to type if the program is not installed; nothing if it is."""
+        try:
+            cls.find()
+        except ServiceMissingError as error:
+            return str(error)
+        return ""
+
     @property
     def running(self) -> bool:
         """Whether the process exists; it does when frozen."""
@@ -147,7 +157,12 @@ class Service:
         if self._process is not None:
             self._process.wait()
         for pid in family:  # PostgreSQL does not start while a process of an earlier one has its shared memory
-            until(partial(ended, pid))
+            wait_until(partial(ended, pid))
+
+    def wipe(self) -> None:
+        """Kill it and remove its data."""
+        self.kill()
+        self.run("rm", "-rf", str(self.folder / "data"))
 
     def freeze(self) -> None:
         """Stop it and its children (SIGSTOP): it accepts connections and bytes, and sends no reply, from now on."""
@@ -155,7 +170,7 @@ class Service:
         for pid in self.family():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-                until(partial(stopped, pid))
+                wait_until(partial(stopped, pid), despite=OSError)
 
     def thaw(self) -> None:
         """Let it continue (SIGCONT)."""
@@ -240,6 +255,30 @@ class Service:
         """Delete what a test has left; tests of a database have one of their own."""
 
 
+class Members:
+    """The members of a store that elects a leader; each has a property ``leads``."""
+
+    def __init__(self, members: list[Any]) -> None:
+        self.members = members
+
+    @property
+    def url(self) -> str:
+        """The URL of the node, with all members."""
+        return f"{self.members[0].scheme}://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    def leader(self) -> Any:
+        """Wait until there is a leader, and return it; members that are frozen or dead are left out."""
+
+        def elected() -> Any:
+            for member in self.members:
+                with suppress(OSError):
+                    if member.leads:
+                        return member
+            return None
+
+        return wait_until(elected)
+
+
 def stopped(pid: int) -> bool:
     """Return whether all threads of a process have stopped; after the signal, they may run on for a moment."""
     return all(
@@ -253,19 +292,6 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for something that members agree on among themselves."""
-    deadline = monotonic() + 60
-    while True:
-        try:
-            if condition():
-                return
-        except OSError:
-            pass
-        assert monotonic() < deadline
-        sleep(0.05)
 
 
 class Database(Service):

@@ -4,7 +4,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import Popen
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from django_redlock.testing import FaultProxy
 from tests.lab.chaos.clock import Clock, build, compiler
-from tests.services import Service, ServiceMissingError, _Port, until
+from tests.services import Members, Service, ServiceMissingError, _Port
 
 NETTY = ":".join(f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver"))
 """What Debian's package needs for TLS and does not name."""
@@ -100,9 +100,7 @@ class Zoo(Service):
         )
 
     def wipe(self) -> None:
-        """Kill it and remove its data."""
-        self.kill()
-        self.run("rm", "-rf", str(self.folder / "data"))
+        super().wipe()
         self.prepare()
 
     def say(self, command: bytes) -> str:
@@ -170,16 +168,8 @@ def operator(url: str) -> Iterator[Any]:
         client.close()
 
 
-class Ensemble:
+class Ensemble(Members):
     """Three members."""
-
-    def __init__(self, members: list[Zoo]) -> None:
-        self.members = members
-
-    @property
-    def url(self) -> str:
-        """The URL of the node, with all members."""
-        return "zookeeper://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
 
     def start(self) -> None:
         """Have all members run: start those that were killed, and let those go on that were frozen."""
@@ -187,20 +177,6 @@ class Ensemble:
             member.begin()
         for member in self.members:
             member.start()
-
-    def leader(self) -> Zoo:
-        """Wait until there is a leader, and return it; members that are frozen or dead are left out."""
-        found: list[Zoo] = []
-
-        def elected() -> bool:
-            for member in self.members:
-                with suppress(OSError):
-                    if member.leads:
-                        found.append(member)
-            return bool(found)
-
-        until(elected)
-        return found[0]
 
 
 @contextmanager

@@ -65,8 +65,8 @@ def test_clock_of_a_server_can_be_set(tmp_path: Path):
 
 
 def ready(profile: Profile) -> Profile:
-    if missing := missing_for(profile.store):
-        needs(profile.store, None, missing)
+    missing = missing_for(profile.store)
+    needs(profile.store, not missing, missing)
     if profile.clocks:
         needs("a C compiler", compiler(), "apt-get install gcc libc6-dev")
     return profile

@@ -1,11 +1,10 @@
-"""What several instruments share: processes of Celery, their surroundings, and waiting."""
+"""What several instruments share: processes of Celery and their surroundings."""
 
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,3 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.kill()
         process.wait()
-
-
-def until(condition: Callable[[], object], seconds: float = 120.0, pause: float = 0.03) -> None:
-    """Wait until a condition holds; raise TimeoutError if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(pause)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.conftest import needs
 from tests.etcd import Member
-from tests.services import ServiceMissingError
 from tests.zookeeper import Zoo
 
 pytestmark = pytest.mark.xdist_group("etcd")
@@ -36,12 +35,8 @@ def test_shop_runs_over_a_cluster(kind: str):
     Migrations, admin pages, commands, views and a singleton task work while members of the cluster are
     killed and come back.
     """
-    try:
-        for program in (Member, Zoo):
-            if program.scheme == kind:
-                program.find()
-    except ServiceMissingError as error:
-        needs(kind, None, str(error))
+    missing = {"etcd": Member.missing, "zookeeper": Zoo.missing}.get(kind, str)()
+    needs(kind, not missing, missing)
 
     ran = demo("--nodes", kind, "--seconds", "24")
 

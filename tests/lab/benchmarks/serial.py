@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from django_redlock.testing import Server
+from tests.waiting import wait_until
 
-from ..processes import end, until, worker
+from ..processes import end, worker
 from .bench import Bench, ours
 from .report import Section
 
@@ -44,14 +45,16 @@ def _burst(key: str, task: str) -> dict[str, float]:
     options = ("--pool=prefork", f"--concurrency={PROCESSES}", "--loglevel=ERROR")
     workers = [worker(APP, f"--hostname={number}@{key}", *options) for number in range(WORKERS)]
     try:
-        until(lambda: len(project.app.control.ping(timeout=1)) == WORKERS)
+        wait_until(lambda: len(project.app.control.ping(timeout=1)) == WORKERS)
         project.book.delete("sends")
         sent: Any = project.app.tasks[f"{APP}.{task}"]
         for number in range(MESSAGES):
             sent.delay(key, number)
         behind = time.time()
         sent.delay(f"other {key}", 0)
-        until(lambda: project.book.llen(f"runs:{key}") == MESSAGES and project.book.llen(f"runs:other {key}"), 300)
+        wait_until(
+            lambda: project.book.llen(f"runs:{key}") == MESSAGES and project.book.llen(f"runs:other {key}"), seconds=300
+        )
         runs = sorted(tuple(map(float, each.split())) for each in project.book.lrange(f"runs:{key}", 0, -1))
         assert all(one[1] <= other[0] for one, other in pairwise(runs)), "two runs at once"
         other = float(project.book.lrange(f"runs:other {key}", 0, 0)[0].split()[0])

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_redlock.testing import Server, start_servers
-from tests.lab.processes import end, set_up, until, worker
+from tests.lab.processes import end, set_up, worker
+from tests.waiting import wait_until
 
 POOLS, STRATEGIES = ("prefork", "threads"), ("rerun", "replace")
 THREADS, CALLS = 10, 3
@@ -32,7 +33,7 @@ def burst(project: Any, strategy: str, pool: str, number: int) -> list[str]:
     """Make one burst of calls during a run; returns what is wrong with their outcome."""
     task, key = project.task(strategy), f"{pool} {strategy} {number}"
     first = task.apply_async((key, project.FIRST), queue=pool)
-    until(lambda: project.book.llen(f"runs:{key}"))
+    wait_until(lambda: project.book.llen(f"runs:{key}"))
     calls: list[Call] = []
     together = threading.Barrier(THREADS)
 
@@ -57,7 +58,7 @@ def judge(project: Any, key: str, first: Any, calls: list[Call]) -> list[str]:
     wrong = [] if len(calls) == THREADS * CALLS else [f"{key}: {len(calls)} calls returned"]
     by_id = {call.result.id: call.result for call in calls} | {first.id: first}
     try:
-        until(lambda: all(result.ready() for result in by_id.values()))
+        wait_until(lambda: all(result.ready() for result in by_id.values()))
     except TimeoutError:
         return [*wrong, f"{key}: no end of {[result.id for result in by_id.values() if not result.ready()]}"]
     ids = {call.result.id for call in calls}
@@ -83,7 +84,7 @@ def run(bursts: int) -> list[str]:
     ]
     try:
         for pool in POOLS:
-            until(lambda pool=pool: project.app.control.ping(destination=[f"{pool}@bursts"], timeout=1))
+            wait_until(lambda pool=pool: project.app.control.ping(destination=[f"{pool}@bursts"], timeout=1))
             for strategy in STRATEGIES:
                 start = time.monotonic()
                 wrong = [line for number in range(bursts) for line in burst(project, strategy, pool, number)]

@@ -51,16 +51,9 @@ def main() -> int:
 def missing_for(store: str) -> str:
     """Return why a kind of cluster cannot run, and what to install; nothing if it can."""
     from tests.etcd import Member
-    from tests.services import ServiceMissingError
     from tests.zookeeper import Zoo
 
-    kinds: dict[str, type[Member] | type[Zoo]] = {"etcd": Member, "zookeeper": Zoo}
-    try:
-        if store in kinds:
-            kinds[store].find()
-    except ServiceMissingError as error:
-        return str(error)
-    return ""
+    return {"etcd": Member.missing, "zookeeper": Zoo.missing}.get(store, str)()
 
 
 def one(engine, profile, seconds: float, nodes: int = 3):  # type: ignore[no-untyped-def]

@@ -19,6 +19,7 @@ from typing import Any
 
 from django_redlock.testing import Server, start_servers
 from tests.lab import processes
+from tests.waiting import wait_until
 
 OURS = "django-redlock"
 PATIENCE = 45.0  # seconds within which a slot must be free again
@@ -35,7 +36,7 @@ class Stage:
     def _worker(self, visibility: str) -> subprocess.Popen[bytes]:
         options = ["--pool=prefork", "--concurrency=2", "--loglevel=ERROR"]
         worker = processes.worker("tests.lab.comparison.project", *options, COMPARE_VISIBILITY=visibility)
-        self.until(lambda: self.project.app.control.ping(timeout=0.5), 60)
+        wait_until(lambda: self.project.app.control.ping(timeout=0.5), seconds=60)
         return worker
 
     def new_worker(self, visibility: str = "3600") -> None:
@@ -54,11 +55,8 @@ class Stage:
 
     def wait(self, what: str, event: str, seconds: float = 20) -> int:
         """Wait for the next report of a body; return its process."""
-        self.until(lambda: self.count(what, event), seconds)
+        wait_until(lambda: self.count(what, event), seconds=seconds)
         return next(pid for name, pid, _ in self.heard(what) if name == event)
-
-    def until(self, condition: Callable[[], Any], seconds: float) -> None:
-        processes.until(condition, seconds)
 
     def call(self, task: Any, *args: Any, **options: Any) -> Any:
         """Call a task; returns None if the package refuses it."""
@@ -75,7 +73,7 @@ class Stage:
         while time.monotonic() < start + PATIENCE:
             self.call(task, what, seconds)
             with suppress(TimeoutError):
-                self.until(lambda: self.count(what, "began") > before, 0.25)
+                wait_until(lambda: self.count(what, "began") > before, seconds=0.25)
                 began = [when for event, _, when in self.heard(what) if event == "began"]
                 return f"free after {max(0.0, began[before] - start):.1f} s"
         raise AssertionError(f"taken for more than {PATIENCE:.0f} s")
@@ -139,8 +137,8 @@ def equal(stage: Stage) -> str:
         with suppress(Exception):
             result.get(timeout=20)
     stage.wait("equal", "ended")
-    stage.until(stage.idle, 20)
-    stage.until(lambda: stage.count("equal", "began") == stage.count("equal", "ended"), 20)
+    wait_until(stage.idle, seconds=20)
+    wait_until(lambda: stage.count("equal", "began") == stage.count("equal", "ended"), seconds=20)
     runs = stage.count("equal", "ended")
     assert runs == 1, f"{runs} runs of 3 equal calls"
     return "1 run"
@@ -173,7 +171,7 @@ def redelivery(stage: Stage) -> str:
     stage.call(stage.project.late, "late", 6.0)
     stage.wait("late", "ended", 30)
     with suppress(TimeoutError):
-        stage.until(stage.idle, 60)
+        wait_until(stage.idle, seconds=60)
     told = stage.heard("late")
     depth = most = 0
     for event, _, _ in sorted(told, key=lambda one: one[2]):
@@ -198,7 +196,7 @@ def get_then_delay(stage: Stage, times: int = 500) -> str:
         except Exception:
             lost += 1
             with suppress(TimeoutError):  # one that is only late does not count for the next
-                stage.until(lambda before=before: stage.project.told.llen("told:again") > before, 0.2)
+                wait_until(lambda before=before: stage.project.told.llen("told:again") > before, seconds=0.2)
         if number == 49 and lost > 25:
             raise AssertionError(f"{lost} of the first 50 lost")
     assert not lost, f"{lost} of {times} lost"

@@ -15,7 +15,6 @@ from tests import etcd, zookeeper
 from tests.conftest import needs
 from tests.etcd import Cluster, Member
 from tests.managers import Flavour, held_by, real_manager, wait_until
-from tests.services import ServiceMissingError
 from tests.zookeeper import Ensemble, Zoo
 
 pytestmark = pytest.mark.endurance  # elections take seconds each
@@ -30,10 +29,8 @@ KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("e
 
 @pytest.fixture(scope="module", params=KINDS)
 def members(request: pytest.FixtureRequest) -> Iterator[Store]:
-    try:
-        (Member if request.param == "etcd" else Zoo).find()
-    except ServiceMissingError as error:
-        needs(request.param, None, str(error))
+    missing = (Member if request.param == "etcd" else Zoo).missing()
+    needs(request.param, not missing, missing)
     with (
         etcd.cluster("--snapshot-count", "100", proxied=True, apart=APART)
         if request.param == "etcd"
