@@ -9,8 +9,8 @@ import inspect
 import os
 import platform
 import signal
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,16 @@ from django_redlock.handler import DjangoSurroundings
 from django_redlock.nodes import clock
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 from tests.etcd import Member
-from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
+from tests.services import (
+    Database,
+    MariaDB,
+    PostgreSQL,
+    RabbitMQ,
+    Service,
+    ServiceMissingError,
+    SQLite,
+    django_database,
+)
 from tests.zookeeper import Zoo
 
 pytest_plugins = ["tests.tiers", "tests.managers", "tests.certificates", "tests.shop.fixtures"]
@@ -126,6 +135,29 @@ zookeeper_server, zookeeper = fixtures_of("zookeeper", Zoo)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> SQLite | PostgreSQL | MariaDB:
     """Every kind of database in turn: a file, and two running servers."""
     return SQLite(tmp_path) if request.param == "sqlite" else request.getfixturevalue(request.param)
+
+
+class Prepared:
+    """Databases that the tests of this process share, of each kind one for each way of making its tables."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._names: dict[tuple[str, Callable[[str], None]], str] = {}
+
+    def database(self, engine: SQLite | Database, prepare: Callable[[str], None]) -> str:
+        """Return the name of a database; on first use it is created, and *prepare* called with an alias of it."""
+        key = (engine.scheme, prepare)
+        if key not in self._names:
+            self._names[key] = self._stack.enter_context(engine.database())
+            with django_database("prepared", engine.settings(self._names[key])):
+                prepare("prepared")
+        return self._names[key]
+
+
+@pytest.fixture(scope="session")
+def prepared() -> Iterator[Prepared]:
+    with ExitStack() as stack:
+        yield Prepared(stack)
 
 
 def pytest_configure() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -45,6 +44,10 @@ class Live(list["Popen[bytes]"]):
         """Start a management command."""
         return self.python("-m", "django", *args, **options)
 
+    def run(self, name: str, code: str, *args: str, options: tuple[str, ...] = ()) -> "Popen[bytes]":
+        """Start Python code under a lock."""
+        return self.manage("redlock_run", name, *options, "--", sys.executable, "-c", code, *args)
+
     def use(self, entry: dict[str, Any]) -> None:
         """Make the processes use a database."""
         self.env["LIVE_DATABASE"] = json.dumps({key: value for key, value in entry.items() if value is not None})
@@ -60,30 +63,25 @@ def live(nodes: Servers) -> Iterator[Live]:
         process.communicate()
 
 
-@pytest.fixture(scope="session")
-def prepared() -> Iterator[tuple[ExitStack, dict[str, Any]]]:
-    """The databases that the tests of this process share, by kind; each already has its tables."""
-    with ExitStack() as stack:
-        yield stack, {}
+def prepare(alias: str) -> None:
+    """Create the tables of the package and of the shop."""
+    call_command("migrate", "redlock", database=alias, verbosity=0)
+    with connections[alias].schema_editor() as editor:
+        for model in apps.get_app_config("shop").get_models():
+            if not model._meta.proxy:
+                editor.create_model(model)
 
 
 @pytest.fixture
 def database(engine: Any, live: Live, prepared: Any, django_db_blocker: Any) -> Iterator[str]:
     """The alias, in this process, of the processes' database; of each kind in turn, and without rows."""
-    stack, entries = prepared
-    known = entries.get(engine.scheme)
-    entry = known or entries.setdefault(engine.scheme, engine.settings(stack.enter_context(engine.database())))
-    live.use(entry)
-    with django_db_blocker.unblock(), django_database("live", entry):
-        if not known:
-            call_command("migrate", "redlock", database="live", verbosity=0)
-            with connections["live"].schema_editor() as editor:
-                for model in apps.get_app_config("shop").get_models():
-                    if not model._meta.proxy:
-                        editor.create_model(model)
-        Order.objects.using("live").all().delete()
-        Fence.objects.using("live").all().delete()
-        yield "live"
+    with django_db_blocker.unblock():
+        entry = engine.settings(prepared.database(engine, prepare))
+        live.use(entry)
+        with django_database("live", entry):
+            Order.objects.using("live").all().delete()
+            Fence.objects.using("live").all().delete()
+            yield "live"
 
 
 def said(process: "Popen[bytes]") -> str:

@@ -21,9 +21,11 @@ from django_redlock.management.commands import redlock_run
 from django_redlock.management.process_group import Child, passed_on
 from django_redlock.testing import Servers
 from django_redlock.testing.servers import spawn
-from tests.managers import wait_until
+from tests.services import ended
+from tests.shop.helpers import is_free
+from tests.waiting import wait_until
 
-from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
+from .conftest import CHECKOUT, PATIENCE, outcome, said
 
 WORK = """
 import os, signal, subprocess, sys, time
@@ -58,24 +60,6 @@ print("ended", os.waitstatus_to_exitcode(status), flush=True)
 """
 
 
-class Runs:
-    """Runs of Python code under a lock."""
-
-    def __init__(self, live: Live) -> None:
-        self.start = live.manage
-        self.env = live.env
-        self.append = live.append
-
-    def run(self, name: str, code: str, *args: str, options: tuple[str, ...] = ()) -> "Popen[bytes]":
-        """Start Python code under a lock."""
-        return self.start("redlock_run", name, *options, "--", sys.executable, "-c", code, *args)
-
-
-@pytest.fixture
-def runs(live: Live) -> Runs:
-    return Runs(live)
-
-
 @pytest.fixture
 def manager(nodes: Servers) -> Iterator[LockManager]:
     """The locks of the processes, seen from here."""
@@ -85,30 +69,14 @@ def manager(nodes: Servers) -> Iterator[LockManager]:
         yield locks["default"]
 
 
-def is_free(manager: LockManager, name: str) -> bool:
-    try:
-        manager.lock(name, wait=0).acquire().release()
-    except LockTakenError:
-        return False
-    return True
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether a process has ended that has no parent here; its parent, or init, may leave it as a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def test_program_runs_under_the_lock(runs, manager):
+def test_program_runs_under_the_lock(live, manager):
     """
     The program gets the lock, its name, its token and all that follows the dashes, and the command ends with the
     program's exit code; then the lock is free.
     """
     about = "os.environ['REDLOCK_NAME'], os.environ['REDLOCK_FENCING_TOKEN'], *sys.argv[1:]"
     code = f"{WORK}say(' '.join([{about}])); input(); sys.exit(7)"
-    process = runs.run("nightly", code, "--ttl", "x", "--", "-v", options=("--ttl", "60"))
+    process = live.run("nightly", code, "--ttl", "x", "--", "-v", options=("--ttl", "60"))
     name, token, *arguments = said(process).split()
 
     with pytest.raises(LockTakenError) as taken:
@@ -119,12 +87,12 @@ def test_program_runs_under_the_lock(runs, manager):
     assert (name, arguments, err, exit_code) == ("nightly", ["--ttl", "x", "--", "-v"], "", 7)
     assert int(token) > 0
     assert (taken.value.holder["kind"], taken.value.holder["label"]) == ("command", Path(sys.executable).name)
-    assert is_free(manager, "nightly")
+    assert is_free("nightly")
 
 
-def test_one_of_several_runs_does_the_work(runs):
+def test_one_of_several_runs_does_the_work(live):
     """One of three concurrent runs runs the program, and the others are skipped with exit code 75."""
-    three = [runs.run("nightly", f"{WORK}say('working'); input()") for _ in range(3)]
+    three = [live.run("nightly", f"{WORK}say('working'); input()") for _ in range(3)]
     pending = list(three)
     skipped = []
     while len(skipped) < 2:
@@ -145,17 +113,17 @@ def finish(process):
 
 
 @pytest.mark.endurance
-def test_skipping_may_be_silent(runs, manager):
+def test_skipping_may_be_silent(live, manager):
     """With ``--skip-exit-code 0`` a skipped run prints nothing, so that cron sends no mail."""
     with manager.lock("nightly"):
-        assert outcome(runs.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
+        assert outcome(live.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
 
 
 @pytest.fixture
-def waiting(runs, manager, nodes) -> tuple[Lease, "Popen[bytes]"]:
+def waiting(live, manager, nodes) -> tuple[Lease, "Popen[bytes]"]:
     """A run that waits for a lock, and the lease that it waits for."""
     lease = manager.lock("nightly").acquire()
-    process = runs.run("nightly", f"{WORK}say('my turn')", options=("--wait", "forever"))
+    process = live.run("nightly", f"{WORK}say('my turn')", options=("--wait", "forever"))
     with nodes[0].client() as client:
         wait_until(lambda: client.exists("live:{nightly}:q"))
     return lease, process
@@ -181,16 +149,16 @@ def test_interrupted_wait_is_one_sentence(waiting, manager):
         r"CommandError: Interrupted while it waited for the lock 'nightly': '\S+' did not run\.", errors.strip()
     )
     assert lease.release() == "released"
-    assert is_free(manager, "nightly")
+    assert is_free("nightly")
 
 
 @pytest.mark.endurance
-def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
+def test_missing_quorum_has_an_exit_code_of_its_own(live, nodes):
     """If too few nodes answer, the exit code is 69, and the program does not run."""
     nodes[0].kill()
     nodes[1].kill()
 
-    out, err, code = outcome(runs.run("nightly", f"{WORK}say('ran')"))
+    out, err, code = outcome(live.run("nightly", f"{WORK}say('ran')"))
 
     assert (out, code) == ("", 69)
     assert "2 of 3 nodes must answer in time" in err
@@ -201,12 +169,12 @@ def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
     ("program", "message", "exit_code"),
     [("no-such-program", "No such file", 127), ("/etc/passwd", "Permission denied", 126)],
 )
-def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, message, exit_code):
+def test_program_that_cannot_be_started_frees_the_lock(live, manager, program, message, exit_code):
     """The exit codes are those of shells."""
-    _, err, code = outcome(runs.start("redlock_run", "nightly", "--", program))
+    _, err, code = outcome(live.manage("redlock_run", "nightly", "--", program))
 
     assert (message in err, code) == (True, exit_code)
-    assert is_free(manager, "nightly")
+    assert is_free("nightly")
 
 
 HEEDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -220,9 +188,9 @@ def no_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def test_signals_are_passed_on(no_nohup, runs, manager):
+def test_signals_are_passed_on(no_nohup, live, manager):
     """The program gets each signal and decides; the command ends with its exit code, and the lock is free."""
-    process = runs.run("nightly", LISTENING, *HEEDED)
+    process = live.run("nightly", LISTENING, *HEEDED)
     assert said(process) == "ready"
 
     for name in HEEDED:
@@ -230,7 +198,7 @@ def test_signals_are_passed_on(no_nohup, runs, manager):
         assert said(process) == name
 
     assert outcome(process) == ("", "", 9)
-    assert is_free(manager, "nightly")
+    assert is_free("nightly")
 
 
 def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_path):
@@ -269,9 +237,9 @@ def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, ma
 
 
 @pytest.mark.endurance
-def test_end_by_a_signal_has_the_exit_code_of_shells(runs):
+def test_end_by_a_signal_has_the_exit_code_of_shells(live):
     """A program that SIGTERM ended gives 143."""
-    process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})")
+    process = live.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})")
     assert said(process) == "ready"
 
     process.terminate()
@@ -279,10 +247,10 @@ def test_end_by_a_signal_has_the_exit_code_of_shells(runs):
     assert outcome(process) == ("", "", 143)
 
 
-def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
+def test_lost_lock_ends_the_program_and_its_children(live, nodes):
     """When the nodes are gone for longer than the lease, the group gets SIGTERM, then SIGKILL, with exit code 76."""
-    runs.env["LIVE_TTL"] = "5"
-    process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
+    live.env["LIVE_TTL"] = "5"
+    process = live.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
     pids = {int(said(process)), int(said(process))}
 
     for node in nodes[:3]:
@@ -291,14 +259,14 @@ def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
 
     assert code == 76
     assert "the lock 'nightly' was lost: the lease ran out before it could be extended" in err
-    wait_until(lambda: all(map(has_ended, pids)))
+    wait_until(lambda: all(map(ended, pids)))
 
 
 @pytest.mark.endurance
-def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
+def test_frozen_program_is_ended_when_the_lock_is_taken_over(live, manager):
     """A program that was stopped (SIGSTOP) is ended when another owner has its lock."""
-    runs.env["LIVE_TTL"] = "8"
-    process = runs.run("nightly", f"{WORK}say(os.getpid()); time.sleep({PATIENCE})")
+    live.env["LIVE_TTL"] = "8"
+    process = live.run("nightly", f"{WORK}say(os.getpid()); time.sleep({PATIENCE})")
     pid = int(said(process))
     os.kill(pid, signal.SIGSTOP)
     for reply in manager.survey(slugs=("{nightly}",)).values():
@@ -310,14 +278,14 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
 
     assert code == 76
     assert "the lock 'nightly' was lost: " in err
-    wait_until(lambda: has_ended(pid))
+    wait_until(lambda: ended(pid))
 
 
 @pytest.mark.endurance
-def test_program_ends_at_max_hold(runs):
+def test_program_ends_at_max_hold(live):
     """``--max-hold`` limits a run that hangs."""
-    runs.env["LIVE_TTL"] = "8"
-    process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})", options=("--max-hold", "1"))
+    live.env["LIVE_TTL"] = "8"
+    process = live.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})", options=("--max-hold", "1"))
 
     out, err, code = outcome(process)
 
@@ -325,14 +293,14 @@ def test_program_ends_at_max_hold(runs):
     assert "it reached max_hold" in err
 
 
-def test_killed_runner_takes_the_program_with_it(runs):
+def test_killed_runner_takes_the_program_with_it(live):
     """If the runner gets SIGKILL, nothing renews its lock, so its program and that program's children end too."""
-    process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
+    process = live.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
     pids = {int(said(process)), int(said(process))}
 
     process.kill()
 
-    wait_until(lambda: all(map(has_ended, pids)))
+    wait_until(lambda: all(map(ended, pids)))
 
 
 @pytest.fixture
@@ -345,15 +313,15 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.endurance
-def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
+def test_program_may_be_used_at_a_terminal(live, terminal, manager):
     """Typed input goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops and continues with it."""
     ours, theirs = terminal
     code = f"{WORK}say('got ' + input()); say('again ' + input()); time.sleep({PATIENCE})"
     command = [sys.executable, "-m", "django", "redlock_run", "nightly", "--", sys.executable, "-c", code]
     process = spawn(
-        [sys.executable, "-c", SHELL, *command], cwd=CHECKOUT, env=runs.env, stdin=theirs, stdout=PIPE, stderr=PIPE
+        [sys.executable, "-c", SHELL, *command], cwd=CHECKOUT, env=live.env, stdin=theirs, stdout=PIPE, stderr=PIPE
     )
-    runs.append(process)
+    live.append(process)
     os.write(ours, b"hello\n")
     assert said(process) == "got hello"
 
@@ -364,16 +332,16 @@ def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
     os.write(ours, b"\x03")  # Ctrl-C
 
     assert said(process) == "ended 130"
-    assert is_free(manager, "nightly")
+    assert is_free("nightly")
 
 
-def test_command_of_a_project_runs_once(runs):
+def test_command_of_a_project_runs_once(live):
     """``@locked_command``: a second run for the same supplier is skipped, one for another supplier is not."""
-    first = runs.start("restock", "7")
+    first = live.manage("restock", "7")
     assert said(first) == "restocking 7"
 
-    _, err, code = outcome(runs.start("restock", "7"))
-    other = finish(runs.start("restock", "8"))
+    _, err, code = outcome(live.manage("restock", "7"))
+    other = finish(live.manage("restock", "8"))
 
     assert code == 75
     assert "Skipped: Lock 'command:restock:7' is held by command restock on" in err
