@@ -8,9 +8,10 @@ from django.db import connections, transaction
 
 from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.models import Fence
-from tests.lab.fencing.counting import CounterTable, prepare
-from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
+
+from .counting import CounterTable, prepare
+from .sources import claim, lease_of
 
 
 class Statements(list):
@@ -63,20 +64,17 @@ def test_equal_token_of_another_owner_is_refused(counting):
     """Of two holders with one token, the first to commit continues and the other is refused."""
     one, other = lease_of("counter", fencing_token=33), lease_of("counter", fencing_token=33)
 
-    with fenced(one, using=counting):
-        pass
+    claim(one, counting)
 
     with pytest.raises(StaleTokenError), fenced(other, using=counting):
         pytest.fail("the body ran")
-    with fenced(one, using=counting):
-        pass
+    claim(one, counting)
 
 
 def test_claim_is_the_first_statement_of_the_transaction(counting):
     """Between BEGIN and the claim no statement is sent, and with an existing fence only the claim is added."""
     lease, seen = lease_of("counter"), Statements()
-    with fenced(lease, using=counting):
-        pass
+    claim(lease, counting)
 
     with connections[counting].execute_wrapper(seen), fenced(lease, using=counting):
         pass
@@ -168,8 +166,7 @@ def test_names_that_look_alike_have_different_fences(counting):
     leases = [lease_of(name, fencing_token=50 - number) for number, name in enumerate(names)]
 
     for lease in leases:
-        with fenced(lease, using=counting):
-            pass
+        claim(lease, counting)
 
     assert Fence.objects.using(counting).count() == len(names)
 
@@ -177,10 +174,8 @@ def test_names_that_look_alike_have_different_fences(counting):
 def test_lock_over_several_names_claims_all(counting):
     """A lease over a thousand names claims the fence of each name in one transaction; one overtaken name refuses it."""
     many = lease_of([f"row:{number}" for number in range(1001)], fencing_token=33)
-    with fenced(many, using=counting):
-        pass
-    with fenced(lease_of("row:7", fencing_token=34), using=counting):
-        pass
+    claim(many, counting)
+    claim(lease_of("row:7", fencing_token=34), counting)
 
     with pytest.raises(StaleTokenError), fenced(many, using=counting):
         pytest.fail("the body ran")
@@ -195,8 +190,7 @@ def test_places_of_a_lock_have_fences_of_their_own(counting):
     leases.append(lease_of("pool #2", fencing_token=1))
 
     for lease in [*leases, *leases]:
-        with fenced(lease, using=counting):
-            pass
+        claim(lease, counting)
 
     assert Fence.objects.using(counting).count() == 3
 
@@ -204,8 +198,7 @@ def test_places_of_a_lock_have_fences_of_their_own(counting):
 def test_several_leases_are_claimed_in_one_transaction(counting):
     """Several leases, such as those of rows that were locked one by one, protect one transaction together."""
     leases = [lease_of(f"row:{number}", fencing_token=33) for number in range(3)]
-    with fenced(lease_of("row:1", fencing_token=34), using=counting):
-        pass
+    claim(lease_of("row:1", fencing_token=34), counting)
 
     with pytest.raises(StaleTokenError, match="row:1"), fenced(leases, using=counting):
         pytest.fail("the body ran")
@@ -217,8 +210,7 @@ def test_several_leases_are_claimed_in_one_transaction(counting):
 def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
     """A holder whose nodes lost their records is refused once; its process then proposes a greater token."""
     ahead = 4_000_000_000_000_000
-    with fenced(lease_of("counter", fencing_token=ahead), using=counting):
-        pass
+    claim(lease_of("counter", fencing_token=ahead), counting)
     behind = lease_of("counter")
 
     with pytest.raises(StaleTokenError), fenced(behind, using=counting):
@@ -227,8 +219,7 @@ def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
     again = behind.hold.keeper.lock("counter", wait=0, renew=False).acquire()
 
     assert again.fencing_token > ahead
-    with fenced(again, using=counting):
-        pass
+    claim(again, counting)
 
 
 def test_shared_lease_is_refused(counting):
@@ -248,8 +239,7 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
                 CounterTable("a").write(1)
                 CounterTable("b").write(1)
                 assert [Fence.objects.using(alias).get().token for alias in "ab"] == [33, 33]
-            with fenced(lease_of("counter", fencing_token=34), using="b"):
-                pass
+            claim(lease_of("counter", fencing_token=34), "b")
 
             with pytest.raises(StaleTokenError), fenced(lease, using=["a", "b"]):
                 pytest.fail("the body ran")
@@ -282,8 +272,7 @@ def test_holder_inside_its_transaction_keeps_its_successor_waiting(counting):
         finally:
             connections.close_all()
 
-    with fenced(earlier, using=counting):
-        pass  # so that the successor finds a fence
+    claim(earlier, counting)  # so that the successor finds a fence
     successor = threading.Thread(target=succeed)
     successor.start()
     with fenced(earlier, using=counting):

@@ -20,9 +20,10 @@ from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.checks import check_databases, check_fence_tables
 from django_redlock.models import Fence
 from django_redlock.operations import RequireFence
-from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
 from tests.shop.models import Order, Pallet, Parcel, Voucher
+
+from .sources import claim, lease_of
 
 
 @pytest.fixture
@@ -81,8 +82,7 @@ def test_protected_table_wants_the_fence_of_its_lock(shop):
     """With a lock's name, the claim of another lock is not enough; and a claim ends with its transaction."""
     migrate(shop, RequireFence("Order", "orders"))
 
-    with fenced(lease_of("orders"), using=shop):
-        pass
+    claim(lease_of("orders"), shop)
 
     with pytest.raises(IntegrityError), fenced(lease_of("parcels"), using=shop):
         Order.objects.using(shop).create()
@@ -134,8 +134,7 @@ def test_claim_of_a_rolled_back_savepoint_does_not_count(shop):
     """After the rollback of a nested claim the table is closed again."""
     migrate(shop, RequireFence("Order"))
     lease = lease_of("orders")
-    with fenced(lease, using=shop):
-        pass
+    claim(lease, shop)
 
     def fail_inside() -> None:
         with fenced(lease, using=shop, nested=True):
@@ -218,8 +217,7 @@ def test_old_fences_are_pruned(counting):
     """
     old, young = lease_of("old"), lease_of("young")
     for lease in (old, young):
-        with fenced(lease, using=counting):
-            pass
+        claim(lease, counting)
     fences = Fence.objects.using(counting)
     fences.filter(name="old").update(updated=timezone.now() - timedelta(days=91))
 
@@ -228,8 +226,7 @@ def test_old_fences_are_pruned(counting):
     assert prune(counting) == "Deleted 1 fence."
 
     assert [fence.name for fence in fences.all()] == ["young"]
-    with fenced(old, using=counting):
-        pass
+    claim(old, counting)
     fences.all().delete()
     assert prune(counting) == "Deleted 0 fences."
 

@@ -10,10 +10,10 @@ from django.db import OperationalError, connections, transaction
 
 from django_redlock import LockLostError, StaleTokenError, fenced, lock, locks
 from django_redlock.models import Fence
-from tests.lab.fencing.counting import CounterTable
-from tests.lab.fencing.sources import lease_of
 from tests.services import django_database
 
+from .counting import CounterTable, prepare
+from .sources import lease_of
 from .test_experiment import options
 
 
@@ -124,7 +124,7 @@ def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
 def test_nested_transaction_needs_read_committed(engine, level, prepared, django_db_blocker):
     """Where an earlier statement fixes what is read after the claim, nested=True is refused."""
     with django_db_blocker.unblock():
-        entry = engine.settings(prepared.database(engine), OPTIONS=options(engine.scheme, level))
+        entry = engine.settings(prepared.database(engine, prepare), OPTIONS=options(engine.scheme, level))
         with django_database("strict", entry), transaction.atomic(using="strict"):
             with pytest.raises(RuntimeError, match=f"needs READ COMMITTED.*is at {level.upper()}"):
                 with fenced(lease_of("counter"), using="strict", nested=True):
@@ -203,19 +203,6 @@ async def test_cancelled_coroutine_leaves_no_transaction(counting):
     await sync_to_async(connections.close_all)()
 
 
-async def test_overtaken_coroutine_is_refused(counting):
-    """The asynchronous block is refused like the blocking one, and its lease is lost."""
-    early, late = lease_of("counter", fencing_token=33), lease_of("counter", fencing_token=34)
-    async with fenced(late, using=counting):
-        pass
-
-    with pytest.raises(StaleTokenError):
-        async with fenced(early, using=counting):
-            pytest.fail("the body ran")
-
-    assert early.reason == "fenced"
-
-
 async def test_function_runs_from_a_coroutine(counting):
     """arun() runs a plain function in the transaction, and refuses a coroutine function with a hint."""
 
@@ -228,7 +215,7 @@ async def test_function_runs_from_a_coroutine(counting):
     await sync_to_async(connections.close_all)()
 
 
-async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(counting):
+async def test_overtaken_coroutine_is_refused_and_told_in_its_loop(counting):
     """A task that waits for the loss of its lease wakes when the database refuses the lease in another thread."""
     lease = await lock("counter", renew=False).aacquire()
     waiting = asyncio.ensure_future(lease.lost.wait())
@@ -237,9 +224,11 @@ async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(counting):
         pass
 
     with pytest.raises(StaleTokenError):
-        await fenced(lease, using=counting).arun(increment, counting)
+        async with fenced(lease, using=counting):
+            pytest.fail("the body ran")
 
     assert await asyncio.wait_for(waiting, 30)
+    assert lease.reason == "fenced"
     await lease.arelease()
     await locks["default"].aclose()
     await sync_to_async(connections.close_all)()

@@ -4,7 +4,7 @@ import itertools
 
 from django.conf import settings
 
-from django_redlock import Lease, locks
+from django_redlock import Lease, fenced, locks
 
 _numbers = itertools.count()
 _aliases: list[str] = []
@@ -21,6 +21,12 @@ def lease_of(name: str | list[str], fencing_token: int = 0, **options) -> Lease:
     if fencing_token:
         lease.hold.fencing_token = fencing_token
     return lease
+
+
+def claim(lease: Lease, alias: str) -> None:
+    """Claim the fence of a lease in a transaction that does nothing else."""
+    with fenced(lease, using=alias):
+        pass
 
 
 def forget() -> None:

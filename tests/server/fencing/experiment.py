@@ -44,8 +44,6 @@ class BrokenSource:
 class Experiment:
     """Threads that increment one counter, each section with a lease that excludes nobody."""
 
-    sections = THREADS * SECTIONS
-
     def __init__(self, alias: str, name: str, *, fence: bool = True, retries: int = 0, locked: bool = False) -> None:
         self.alias = alias
         self.name = name
