@@ -12,7 +12,7 @@ from django.test import Client, override_settings
 
 from django_redlock import Lease, locks
 from django_redlock.core.names import Owner, encode, fingerprint, slug
-from django_redlock.inventory import HeldLock, find_locks
+from django_redlock.inventory import HeldLock, find_lock, find_locks
 from django_redlock.models import key_of
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
@@ -78,6 +78,13 @@ def shown(found: Lease | str) -> str:
 def look(name: str, using: str = "default") -> HeldLock | None:
     """Return a lock, without looking for the thousand places that one of its name may have."""
     return next(iter(find_locks([slug(name)], using).locks), None)
+
+
+def found(name: str = "orders:7") -> HeldLock:
+    """Return the lock of that name, which must exist."""
+    held = find_lock(name)
+    assert held is not None
+    return held
 
 
 def row_key(name: str, using: str = "default") -> str:

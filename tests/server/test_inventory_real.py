@@ -12,7 +12,6 @@ from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailable
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
-    HeldLock,
     Staleness,
     State,
     ask_to_stop,
@@ -23,8 +22,10 @@ from django_redlock.inventory import (
     stale_keys,
 )
 from django_redlock.testing import Servers
+from tests.held import found
 from tests.holder import holding, wait_until_held
-from tests.managers import wait_until
+from tests.managers import on_each
+from tests.waiting import wait_until
 
 OPTIONS = {"restart_guard": False, "node_timeout": 7.0, "ttl": 30.0, "max_ttl": 60.0}
 
@@ -41,23 +42,9 @@ def taken(name: str = "orders:7", **how) -> Lease:
     return lock(name, renew=False, **how).acquire()
 
 
-def found(name: str = "orders:7") -> HeldLock:
-    """Return the lock of that name, which must exist."""
-    held = find_lock(name)
-    assert held is not None
-    return held
-
-
-def stale(name: str = "orders:7", later: float = 0.0) -> list[Staleness]:
-    """Return why the keys under a name are stale, or would be the given number of seconds *later*."""
-    return [key.reason for key in stale_keys(find_locks([f"{{{name}}}"]), time.time() + later)]
-
-
-def everywhere(servers: Servers, *command: object) -> None:
-    """Run a command on every server."""
-    for server in servers:
-        with server.client() as client:
-            client.execute_command(*command)
+def stale(name: str = "orders:7") -> list[Staleness]:
+    """Return why the keys under a name are stale."""
+    return [key.reason for key in stale_keys(find_locks([f"{{{name}}}"]))]
 
 
 @pytest.fixture
@@ -68,27 +55,6 @@ def lively(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # States
-
-
-@pytest.mark.endurance
-def test_orphaned_is_known_and_not_guessed(five):
-    """
-    The lock of a process that got SIGKILL is orphaned a while later. The lock of a living process that has not
-    renewed it for as long is not. Neither is stale: an operator who knows that the process is dead releases its lock.
-    """
-    with holding(five.urls, "dead", ttl=60) as dead, holding(five.urls, "alive", ttl=60) as alive:
-        wait_until_held(dead, alive)
-        dead.kill()
-        wait_until(lambda: found("dead").state == State.ORPHANED)
-        wait_until(lambda: found("alive").silent_for > 7)
-
-        assert found("alive").state == State.HELD
-        assert {held.name: held.state for held in held_locks().locks} == {"dead": "orphaned", "alive": "held"}
-        assert (stale("dead"), stale("alive")) == ([], [])  # a paused process looks the same
-        assert force_release("dead", found("dead").fingerprint) == "released"
-        assert lock("dead", wait=0).acquire().release() == "released"
-        alive.stdin.close()
-        assert alive.wait(60) == 0  # and not LockLostError
 
 
 def test_processes_are_no_locks(five, lively):
@@ -226,7 +192,7 @@ def wait_for(five: Servers, number: int, *names: str) -> None:
         alive = {who: 1 if place % 3 == 0 else ends for who, place in line.items()}
         for key, members in (("q", line), ("s", alive)):
             pairs = [part for who, score in members.items() for part in (score, who)]
-            everywhere(five, "ZADD", f"redlock:{{{name}}}:{key}", *pairs)
+            on_each(five, "ZADD", f"redlock:{{{name}}}:{key}", *pairs)
 
 
 def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
@@ -281,13 +247,13 @@ def test_foreign_values_are_neither_sent_nor_block_a_listing(five):
     those ends a listing, which reports that there may be more.
     """
     taken("orders:7", ttl=60)
-    everywhere(five, "SET", "redlock:{big}:h", "x" * 3_000_000)
-    everywhere(five, "ZADD", "redlock:index", time.time() * 1000 + 1000, "{big}", 9e15, "{" + "y" * 1_000_000 + "}")
+    on_each(five, "SET", "redlock:{big}:h", "x" * 3_000_000)
+    on_each(five, "ZADD", "redlock:index", time.time() * 1000 + 1000, "{big}", 9e15, "{" + "y" * 1_000_000 + "}")
 
     row = next(row for row in locks["default"].survey(count=PAGE)[0].rows if row.slug == "{big}")
     snapshot = held_locks()
     for number in range(PAGE):
-        everywhere(five, "ZADD", "redlock:index", 1, "{" + f"{number}".rjust(11_000, "y") + "}")
+        on_each(five, "ZADD", "redlock:index", 1, "{" + f"{number}".rjust(11_000, "y") + "}")
     hidden = held_locks()
 
     assert row.value == "x" * 16_384
@@ -299,7 +265,7 @@ def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
     """Locks without an end are last in the index, and they are the locks that need attention."""
     for batch in range(3):
         lock([f"{batch}:{number}" for number in range(PAGE)], renew=False).acquire()
-    everywhere(five, "SET", "redlock:{for ever}:h", "x")
+    on_each(five, "SET", "redlock:{for ever}:h", "x")
     with pytest.raises(LockTakenError):
         lock("for ever", wait=0).acquire()  # the nodes list it from now on
 
@@ -350,8 +316,8 @@ def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
         with five[0].client() as client:
             wait_until(lambda: len(client.keys("redlock:*~p:h")) == 2)
             assert 60_000 < client.pttl(client.keys("redlock:*~p:h")[0]) <= 71_000  # longer than a lease
-        everywhere(five, "PERSIST", "redlock:{for ever}:h")
-        everywhere(five, "PEXPIRE", "redlock:{too long}:h", 3_600_000)
+        on_each(five, "PERSIST", "redlock:{for ever}:h")
+        on_each(five, "PEXPIRE", "redlock:{too long}:h", 3_600_000)
         living = reasons()
         first.kill()
         second.kill()
@@ -368,11 +334,11 @@ def test_values_of_another_program_are_compared_whole(five):
     other.
     """
     first, second = ("locked by the nightly export on host " + host for host in ("web-1", "web-10"))
-    everywhere(five, "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
+    on_each(five, "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
     seen = found().fingerprint
-    everywhere(five, "SET", "redlock:{orders:7}:h", second, "PX", 60_000)
+    on_each(five, "SET", "redlock:{orders:7}:h", second, "PX", 60_000)
     changed = force_release("orders:7", seen)
-    everywhere(five[:2], "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
+    on_each(five[:2], "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
     views = found().views
 
     assert changed == "changed"
@@ -462,9 +428,9 @@ def test_one_foreign_key_does_not_hide_the_others(five):
     taken()
     for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1", "\u0663"]):
         taken(f"odd:{place}")
-        everywhere(five, "SET", f"redlock:{{odd:{place}}}:f", text)
-    everywhere(five, "ZADD", "redlock:{odd:0}:s", 9e15, "p|1")
-    everywhere(five, "SET", "redlock:{odd:0}:q", "oops")
+        on_each(five, "SET", f"redlock:{{odd:{place}}}:f", text)
+    on_each(five, "ZADD", "redlock:{odd:0}:s", 9e15, "p|1")
+    on_each(five, "SET", "redlock:{odd:0}:q", "oops")
     with five[0].client() as client:  # a name that is missing in one index is requested by name
         client.delete("redlock:{odd:0}:h")
         client.zrem("redlock:index", "{odd:0}")
@@ -489,7 +455,7 @@ def test_one_foreign_key_does_not_hide_the_others(five):
 def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
     """A node that is full, or lost its replicas or a right, answers and gives no vote; a listing reports it."""
     held = taken()
-    everywhere(five[:3], *command)
+    on_each(five[:3], *command)
     try:
         with pytest.raises(QuorumUnavailableError):
             lock("orders:8", wait=0).acquire()
@@ -497,9 +463,9 @@ def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
         names = [node.name for node in snapshot.nodes if not node.votes]
         details = {node.detail for node in snapshot.nodes if not node.votes}
     finally:
-        everywhere(five[:3], "CONFIG", "SET", "maxmemory", "0")
-        everywhere(five[:3], "CONFIG", "SET", "min-replicas-to-write", "0")
-        everywhere(five[:3], "ACL", "SETUSER", "default", "+set")
+        on_each(five[:3], "CONFIG", "SET", "maxmemory", "0")
+        on_each(five[:3], "CONFIG", "SET", "min-replicas-to-write", "0")
+        on_each(five[:3], "ACL", "SETUSER", "default", "+set")
 
     assert (names, details) == ([node.name for node in snapshot.nodes[:3]], {why})
     assert "no lock can be taken" in snapshot.quorum
@@ -526,9 +492,9 @@ def test_a_key_of_another_type_beside_a_lock_hides_nothing(five):
     names = ["orders:7", "q", "s", "f"]
     for name in names:
         taken(name)
-        everywhere(five, "ZADD", f"redlock:{{{name}}}:s", 9e15, "web-1:7.ab|1")
-        everywhere(five, "DEL", f"redlock:{{{name}}}:{name}")
-        everywhere(five, "HSET", f"redlock:{{{name}}}:{name}", "a", "b")
+        on_each(five, "ZADD", f"redlock:{{{name}}}:s", 9e15, "web-1:7.ab|1")
+        on_each(five, "DEL", f"redlock:{{{name}}}:{name}")
+        on_each(five, "HSET", f"redlock:{{{name}}}:{name}", "a", "b")
 
     snapshot = find_locks([f"{{{name}}}" for name in names])
 

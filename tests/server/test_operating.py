@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ import pytest
 from django.test import override_settings
 
 from django_redlock import Lease, lock, locks
-from django_redlock.inventory import HeldLock, ask_to_stop, find_lock, force_release, held_locks
+from django_redlock.inventory import ask_to_stop, find_lock, force_release, held_locks
 from django_redlock.testing import Servers
-from tests.held import run
+from tests.held import Terminal, found, run
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -32,19 +32,8 @@ def five(nodes: Servers) -> Iterator[Servers]:
         yield nodes
 
 
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def taken(name: str = "orders:7", **how) -> Lease:
     return lock(name, renew=False, label="nightly", **how).acquire()
-
-
-def found(name: str = "orders:7") -> HeldLock:
-    held = find_lock(name)
-    assert held is not None
-    return held
 
 
 @contextmanager
@@ -88,8 +77,7 @@ def test_inspect_shows_the_waiters(five):
     """Waiters are shown in order."""
     lease = taken()
     with waiting() as waiter:
-        while len(found().waiters) < 1 or found().waiters[0].nodes < 5:
-            time.sleep(0.02)
+        wait_until(lambda: [waiter.nodes for waiter in found().waiters] == [5])
         out, _, _ = run("redlock_inspect", "orders:7")
         data = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
         lease.release()
@@ -242,8 +230,7 @@ def test_polite_release_of_a_lock_that_somebody_waits_for(five):
         lease = lock("orders:7").acquire()
         lease.on_lost(lambda lease: lease.release())
         with waiting() as waiter:
-            while not found().waiters:
-                time.sleep(0.02)
+            wait_until(lambda: found().waiters)
             out, _, code = run("redlock_release", "orders:7", "--polite=60", "--no-input")
 
             assert waiter.result(60).valid()
