@@ -1,7 +1,6 @@
 """The launcher of real servers: they start fast, fail on command, and never stay behind."""
 
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,8 @@ import redis
 
 from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server
 from tests.conftest import needs
+from tests.services import ended
+from tests.waiting import wait_until
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 
@@ -231,24 +232,13 @@ def test_server_outlives_the_thread_that_started_it():
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_servers_end_when_their_parent_is_killed(how, tmp_path):
     """Nothing stays behind when exit hooks do not run, not even a frozen server."""
-    with parent_of_two_servers(tmp_path) as parent:
+    command = [sys.executable, "-W", "ignore", "-c", START_TWO_AND_WAIT]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed parent cannot clean up
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        handles = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert not any(map(ended, pids))
 
         parent.send_signal(how)
 
-        for handle in handles:
-            assert ended(handle)
-            os.close(handle)
-
-
-def parent_of_two_servers(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-W", "ignore", "-c", START_TWO_AND_WAIT]
-    environment = {**os.environ, "TMPDIR": str(folder)}  # a killed parent cannot clean up
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-def ended(handle: int) -> bool:
-    """Wait until a process, any process, has ended; its handle is readable then."""
-    readable, _, _ = select.select([handle], [], [], 60.0)
-    return bool(readable)
+        wait_until(lambda: all(map(ended, pids)))

@@ -1,17 +1,15 @@
 """The launcher of PostgreSQL, MariaDB and RabbitMQ: private, started on demand, killed and frozen on command."""
 
 import os
-import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
 
 import pytest
 
 from django_redlock.testing.servers import spawn
-from tests.services import PostgreSQL, Service, ServiceMissingError
+from tests.services import PostgreSQL, Service, ServiceMissingError, ended
+from tests.waiting import wait_until
 
 START_AND_DIE = """
 import os, signal, sys
@@ -49,23 +47,12 @@ def test_services_end_with_their_process(service):
         ) as parent:
             assert parent.stdin is not None
             assert parent.stdout is not None
-            handles = handles_of(map(int, parent.stdout.readline().split()))
+            pids = [int(pid) for pid in parent.stdout.readline().split()]
+            assert not all(map(ended, pids))
 
             parent.stdin.close()
 
-            assert handles
-            for handle in handles:
-                assert select.select([handle], [], [], 120.0)[0], "a process of the server is still there"
-                os.close(handle)
-
-
-def handles_of(pids: Iterable[int]) -> list[int]:
-    """Open handles of the processes that exist; a helper of the server may have ended meanwhile."""
-    handles = []
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            handles.append(os.pidfd_open(pid))
-    return handles
+            wait_until(lambda: all(map(ended, pids)))
 
 
 def test_missing_program_says_what_to_type(monkeypatch):
