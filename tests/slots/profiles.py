@@ -1,10 +1,9 @@
 """The profiles that schedules are drawn from."""
 
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any
 
 from django_redlock.celery import SingletonOptions
-from django_redlock.singleton.options import OnDuplicate
 
 from .oracles import (
     answers_are_true,
@@ -55,7 +54,7 @@ CROWD = {"callers": 6, "spread": 1.0, "length": 0.5, "workers": 3}
 STRATEGIES: tuple[dict[str, Any], ...] = (
     *(
         {"on_duplicate": strategy, "scope": scope}
-        for strategy in get_args(OnDuplicate)
+        for strategy in ("join", "skip", "raise", "rerun", "replace")
         for scope in ("until_executed", "until_executing", "until_and_while_executing")
     ),
     *({"scope": "while_executing", "on_overlap": overlap} for overlap in ("wait", "drop", "follow", "fail")),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_redlock.nodes import NodeSpec, open_node
 from tests.etcd import Member
+from tests.managers import real_manager
 from tests.zookeeper import Zoo
 
 
@@ -19,7 +19,8 @@ def store(request: pytest.FixtureRequest) -> Member | Zoo:
 
 
 def opened(store: Member | Zoo) -> Iterator[Any]:
-    with closing(open_node(NodeSpec(store.url), "t:").table(30.0)) as found:
+    (node,) = real_manager([store.url]).nodes
+    with closing(node.table(30.0)) as found:
         found.open()
         yield found
 

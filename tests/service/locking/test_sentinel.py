@@ -10,14 +10,12 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_redlock import QuorumUnavailableError, lock, locks
-from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock import LockManager, QuorumUnavailableError, lock, locks
 from django_redlock.testing import Servers, find_server, start_servers
 from django_redlock.testing.servers import reserve_port, spawn
 from tests.clusters import served
-from tests.managers import Asyncio, Blocking, Flavour, wait_until
+from tests.managers import Asyncio, Blocking, Flavour, real_manager
+from tests.waiting import wait_until
 
 CONFIGURATION = """\
 port {port}
@@ -73,8 +71,8 @@ def watched(folder: Path) -> Iterator[Sentinel]:
 
 
 def manager_of(*sentinels: str, guard: bool = False, service: str = "mymaster") -> LockManager:
-    node = open_node(NodeSpec(f"redis://{service}", sentinels=sentinels), "t:")
-    return LockManager([node], Rules(1, ttl=2.0, max_ttl=4.0, restart_guard=guard, node_timeout=0.4))
+    how = {"ttl": 2.0, "max_ttl": 4.0, "restart_guard": guard, "node_timeout": 0.4}
+    return real_manager([f"redis://{service}"], sentinels=sentinels, **how)
 
 
 async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_path: Path):
@@ -101,8 +99,6 @@ async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_pat
             assert time.monotonic() - killed > 4.0
             assert await flavour.release(lease) == "released"
             await flavour.close(manager)
-            manager.close()
-        careless.close()
 
 
 async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: Flavour):
@@ -130,7 +126,6 @@ async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: F
         with second.client() as client:
             assert client.get("t:{a}:h").startswith(lease.secret)
         await flavour.release(lease)
-        await flavour.close(manager)
 
 
 async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path: Path, flavour: Flavour):
@@ -149,13 +144,11 @@ async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path:
             with pytest.raises(QuorumUnavailableError) as caught:
                 await flavour.acquire(manager.lock("a", wait=60 if at_once else 0))
             assert (list(caught.value.nodes.values()), caught.value.misconfigured) == ([said], at_once)
-            await flavour.close(manager)
 
-        manager = LockManager([open_node(NodeSpec(url), "t:")], Rules(1, restart_guard=False))
+        manager = real_manager([url])
         with pytest.raises(QuorumUnavailableError, match="runs in sentinel mode") as caught:
             await flavour.acquire(manager.lock("a", wait=60))
         assert caught.value.attempts == 1
-        await flavour.close(manager)
 
 
 def test_cache_of_a_sentinel_is_a_node(tmp_path: Path):
