@@ -12,10 +12,10 @@ from django.utils.timezone import now
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.contrib.history.models import Hold
-from django_redlock.core.names import Owner, encode
 from django_redlock.inventory import find_lock, force_release
 from django_redlock.views import response_to
-from tests.managers import wait_until
+from tests.held import value
+from tests.waiting import wait_until
 
 from .audit import serious
 from .conftest import expect, named
@@ -23,6 +23,7 @@ from .conftest import expect, named
 pytestmark = pytest.mark.xdist_group("screens")
 HISTORY = "/admin/redlock_history/hold/"
 WIDTHS = (400, 800, 1280, 1400)
+TASK = "warehouse.inventory.tasks.synchronise_stock_levels_with_suppliers"
 WORST = f"orders:3:{'long-name:' * 3}"  # of those that fill() puts there: it has no expiry, and is held for longest
 SCHEMES = ("light", "dark")
 EVERY_LOOK = [(scheme, width) for scheme in SCHEMES for width in WIDTHS]
@@ -119,11 +120,11 @@ def fill(nodes, count: int) -> None:
         with server.client() as client:
             pipe = client.pipeline(transaction=False)
             for number in range(count):
-                owner = Owner(f"web-{number % 7}", 77, "task", "shop.tasks.import_catalogue", "7f3a", time.time() - 840)
+                about = {"host": f"web-{number % 7}", "label": TASK, "ref": "7f3a9c52-0d1e-4b8a", "ttl": 600.0}
                 name = f"{{orders:{number}:{'long-name:' * (number % 11)}}}"
                 ends = None if number % 10 == 3 else 500_000
                 if number % 10 != 4 or place < 4:
-                    pipe.set(f"redlock:{name}:h", encode(f"{number:032x}", owner._replace(ttl=600.0)), px=ends)
+                    pipe.set(f"redlock:{name}:h", value(f"{number:032x}", age=840, **about), px=ends)
                     pipe.zadd("redlock:index", {name: (time.time() + 500) * 1000 if ends else "inf"})
             pipe.execute()
 
@@ -370,7 +371,7 @@ def test_the_first_screen_answers_who_and_what(site, open_page, nodes, width):
         box = row.locator(part).bounding_box()
         assert box["y"] + box["height"] <= 800, part
     expect(row.locator(".field-lock_name a")).to_have_attribute("title", WORST)
-    expect(row.locator(".field-held_by")).to_contain_text("shop.tasks.import_catalogue 7f3a")
+    expect(row.locator(".field-held_by")).to_contain_text(f"{TASK} 7f3a9c52-0d1e-4b8a")
     expect(row.locator(".field-held_by")).to_contain_text("web-3:77")
     expect(row.locator(".redlock-for")).to_have_text("14 min")
     expect(row.locator(".redlock-votes")).to_contain_text("4/5")
