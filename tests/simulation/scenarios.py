@@ -69,16 +69,21 @@ def keeps(schedule: Schedule, lease: Lease) -> None:
         schedule.oracles.violated("stuck", "the holder lost the lock")
 
 
-def same_microsecond(seed: int) -> Violations:
-    """The wall clocks of all clients stand still, so that all propose the same number."""
+def with_clocks(profile: Profile, change: Callable[[Client], object]) -> Scenario:
+    """Return the scenario in which something is wrong with the clocks of each client."""
 
-    class Still(Schedule):
+    class Changed(Schedule):
         def start_client(self, idle: bool = False) -> Client:
             client = super().start_client(idle)
-            client.wall.rate, client.wall.base = 0.0, EPOCH
+            change(client)
             return client
 
-    return Still(CALM, seed).run().violations
+    return lambda seed: Changed(profile, seed).run().violations
+
+
+def stand_still(client: Client) -> None:
+    """Let the wall clock stand still, so that all clients propose the same number."""
+    client.wall.rate, client.wall.base = 0.0, EPOCH
 
 
 def simultaneous(seed: int) -> Violations:
@@ -344,17 +349,14 @@ def lagging(lag: float) -> Scenario:
     """Return the scenario in which nodes lose their data and the wall clocks of clients lag by up to *lag* seconds."""
     profile = replace(WITHIN, name="lagging", skew=0.0, rate=0.0, crash=0.6, forget=1.0)
 
-    class Lagging(Schedule):
-        def start_client(self, idle: bool = False) -> Client:
-            client = super().start_client(idle)
-            client.wall.base = EPOCH - self.world.random.choice((0.0, lag * 0.95))
-            return client
+    def lags(client: Client) -> None:
+        client.wall.base = EPOCH - client.world.random.choice((0.0, lag * 0.95))
 
-    return lambda seed: Lagging(profile, seed).run().violations
+    return with_clocks(profile, lags)
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "same microsecond": same_microsecond,
+    "same microsecond": with_clocks(CALM, stand_still),
     "simultaneous": simultaneous,
     "lost replies": failed_attempt("mute"),
     "late raises": late_raises,

@@ -89,7 +89,6 @@ class History:
     broker: Broker
     answers: list[Answer] = field(default_factory=list)
     runs: list[Any] = field(default_factory=list)
-    killed: int = 0
     revoked: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
 
@@ -215,21 +214,6 @@ def make_trouble(
     profile, world, broker, chance = history.profile, machine.world, history.broker, machine.world.random
     troubles: list[Callable[[], None]] = []
 
-    def kill() -> None:
-        alive = [worker for worker in workers if not worker.over]
-        if alive:
-            victim = chance.choice([worker for worker in alive if worker.busy] or alive)
-            world.note(f"{victim.name} is killed")
-            history.killed += 1
-            employ()
-            victim.kill()
-
-    def stop() -> None:
-        if busy := [worker for worker in workers if worker.busy and not worker.over]:
-            victim = chance.choice(busy)
-            world.note(f"{victim.name} is stopped")
-            victim.stop()
-
     def redeliver() -> None:
         for message in list(broker.unacked):
             if chance.random() < profile.redeliver:
@@ -258,14 +242,35 @@ def make_trouble(
             if profile.newcomers:
                 employ()
 
-    troubles += [revoke] * profile.revoked + [stop] * profile.stops
-    troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed
+    troubles += [revoke] * profile.revoked + ends_of_workers(profile, world, workers, employ)
+    troubles += [down] * profile.downs + [free_pending] * profile.freed
     troubles += [redeliver] * (3 if profile.redeliver else 0) + [broker.purge] * profile.purge
     broker.fails = {f"caller {chance.randrange(profile.callers)}": 1 for _ in range(profile.broken)}
     broker.dying = {f"caller {chance.randrange(profile.callers)}" for _ in range(profile.dying)}
     for trouble in chance.sample(troubles, len(troubles)):
         world.sleep(chance.uniform(0.0, profile.spread))
         trouble()
+
+
+def ends_of_workers(
+    profile: Profile, world: World, workers: list[Machine], employ: Callable[[], Machine]
+) -> list[Callable[[], None]]:
+    """Return what kills and stops workers, as often as the profile says; those that have a message first."""
+
+    def kill() -> None:
+        if alive := [worker for worker in workers if not worker.over]:
+            victim = world.random.choice([worker for worker in alive if worker.busy] or alive)
+            world.note(f"{victim.name} is killed")
+            employ()
+            victim.kill()
+
+    def stop() -> None:
+        if busy := [worker for worker in workers if worker.busy and not worker.over]:
+            victim = world.random.choice(busy)
+            world.note(f"{victim.name} is stopped")
+            victim.stop()
+
+    return [kill] * profile.kills + [stop] * profile.stops
 
 
 # Lock nodes that are away

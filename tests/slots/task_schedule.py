@@ -18,7 +18,7 @@ from django_redlock.singleton.slots import CLAIM
 from django_redlock.tasks.reaper import REPEATS
 
 from .celery_parts import Answer
-from .schedule import OUTAGES, Outcome, Profile
+from .schedule import OUTAGES, Outcome, Profile, ends_of_workers
 from .task_parts import FAILED, RUNNING, Body, Row, in_production, make, moment, queue, reap, recorder, work
 from .world import Dead, Machine, World
 
@@ -214,26 +214,9 @@ def ends_soon(history: TaskHistory, answer: Answer) -> None:
 
 def make_trouble(machine: Machine, history: TaskHistory, workers: list[Machine], employ: Callable[[], Machine]) -> None:
     """Kill and stop workers, as the profile says."""
-    profile, world, chance = history.profile, machine.world, machine.world.random
-
-    def victim() -> Machine | None:
-        alive = [worker for worker in workers if not worker.over]
-        return chance.choice([worker for worker in alive if worker.busy] or alive) if alive else None
-
-    def kill() -> None:
-        if worker := victim():
-            world.note(f"{worker.name} is killed")
-            employ()
-            worker.kill()
-
-    def stop() -> None:
-        worker = victim()
-        if worker and worker.busy:
-            world.note(f"{worker.name} is stopped")
-            worker.stop()
-
-    for trouble in chance.sample([kill] * profile.kills + [stop] * profile.stops, profile.kills + profile.stops):
-        world.sleep(chance.uniform(0.0, 2 * profile.spread))
+    world, troubles = machine.world, ends_of_workers(history.profile, machine.world, workers, employ)
+    for trouble in world.random.sample(troubles, len(troubles)):
+        world.sleep(world.random.uniform(0.0, 2 * history.profile.spread))
         trouble()
 
 
