@@ -25,6 +25,7 @@ from django_redlock.core.names import SECRET_SIZE, Owner, slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import Instant, Kind, Raise, Reply, Request
 from django_redlock.core.rules import Rules, Wanted
+from tests.lab.tables import heads, row
 
 NAME = "a"
 SLUG = slug(NAME)
@@ -302,9 +303,9 @@ CONFIGURATIONS = {
 
 
 def table() -> str:
-    lines = ["| three nodes, two clients | states | acquisitions | violations |", "| --- | ---: | ---: | ---: |"]
+    lines = [heads(("three nodes, two clients", "states", "acquisitions", "violations"), numbers=True)]
     for name, (walls, numbers) in CONFIGURATIONS.items():
         search = Search(Production(walls=walls), numbers=numbers)
         violations = int(bool(search.run()))
-        lines.append(f"| {name} | {search.states:,} | {search.won:,} | {violations} |")
+        lines.append(row((name, f"{search.states:,}", f"{search.won:,}", violations)))
     return "\n".join(lines)

@@ -8,6 +8,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Self
 
+from tests.lab.tables import heads, row
+
 from .database import CLAIMED, COMPARED, UNFENCED
 from .oracles import Figures
 from .profiles import Profile
@@ -15,7 +17,7 @@ from .schedule import Outcome, run
 
 COLUMNS = ("profile", "schedules", "acquisitions", "overlaps", "token errors", "other violations")
 COLUMNS += ("lost, no fence", "lost, compared", "lost, claimed", "one round trip")
-HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
+HEADS = heads(COLUMNS)
 
 Run = tuple[Figures, list[Outcome]]
 
@@ -77,4 +79,4 @@ def line(name: str, figures: Figures) -> str:
     others = ", ".join(f"{number} {oracle}" for oracle, number in found.items()) or "0"
     share = f"{100 * figures.one_round / max(figures.acquisitions, 1):.1f} %"
     cells = [name, f"{figures.schedules:,}", f"{figures.acquisitions:,}", overlaps, tokens, others, *lost, share]
-    return "| " + " | ".join(map(str, cells)) + " |"
+    return row(cells)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..tables import heads, row
 from .measure import Times
 
 OURS, THEIRS = "django_redlock, with lock(name)", "redis-py, with client.lock(name)"
@@ -140,13 +141,11 @@ def render(page: str, sections: Iterable[Section]) -> str:
 def _table(section: Section) -> Iterator[str]:
     extra = list(dict.fromkeys(name for figure in section.figures for name in figure.more))
     asked = any(figure.asked for figure in section.figures)
-    heads = ["", "", "×", *extra, *(["asked"] if asked else [])]
-    yield "| " + " | ".join(heads) + " |"
-    yield "| --- |" + " ---: |" * (len(heads) - 1)
+    yield heads(["", "", "×", *extra, *(["asked"] if asked else [])], numbers=True)
     for figure in section.figures:
         more = [number(figure.more[name]) if name in figure.more else "" for name in extra]
         cells = [figure.name, f"{number(figure.value)} {figure.unit}", _ratio(figure, section), *more]
-        yield "| " + " | ".join(cells + ([figure.asked] if asked else [])) + " |"
+        yield row([*cells, *([figure.asked] if asked else [])])
     for each in section.left_out:
         yield f"\nLeft out: {each}"
 

@@ -17,6 +17,7 @@ from django_redlock.testing import FaultProxy, Server
 from django_redlock.testing.servers import spawn
 from tests import clusters
 from tests.etcd import Cluster, Member, cluster
+from tests.lab.tables import heads, row
 from tests.zookeeper import Ensemble, Zoo, ensemble
 
 from .clock import Clock, build
@@ -96,12 +97,12 @@ class Result:
         history = self.history
         numbers = (history.failed, history.lost, len(history.overlaps()), len(history.wrong_tokens()), history.stale)
         cells = [self.profile.name, self.nodes, f"{self.seconds:.0f} s", f"{self.faults:,}", f"{len(history.holds):,}"]
-        return "| " + " | ".join(map(str, [*cells, *numbers, *lost])) + " |"
+        return row([*cells, *numbers, *lost])
 
 
 COLUMNS = ("profile", "nodes", "time", "faults", "acquisitions", "in vain", "leases lost", "overlaps", "token errors")
 COLUMNS += ("fenced out", "lost, no fence", "lost, fenced")
-HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
+HEADS = heads(COLUMNS)
 
 
 class Arena:

@@ -19,6 +19,7 @@ from typing import Any
 
 from django_redlock.testing import Server, start_servers
 from tests.lab import processes
+from tests.lab.tables import heads, row
 from tests.waiting import wait_until
 
 OURS = "django-redlock"
@@ -277,11 +278,11 @@ def compare(package: str) -> dict[str, tuple[bool, str]]:
 
 def markdown(table: dict[str, dict[str, tuple[bool, str]]]) -> str:
     """Return the table as it stands in the docs; failures are bold."""
-    lines = ["| | " + " | ".join(table) + " |", "| --- |" + " --- |" * len(table)]
+    lines = [heads(("", *table))]
     for name in SCENARIOS:
         cells = [column.get(name) for column in table.values()]
         shown = ["-" if cell is None else cell[1] if cell[0] else f"**{cell[1]}**" for cell in cells]
-        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+        lines.append(row((name, *shown)))
     return "\n".join(lines)
 
 
