@@ -168,8 +168,8 @@ class Arena:
             if worker.killed == float("inf") and worker.process.returncode:
                 raise RuntimeError(f"Worker {worker.number} failed; see its error above.")
             history.read(worker.number, worker.diary, worker.killed)
-        faults = sum(nemesis.faults.values())
-        return Result(self.profile, len(self.urls), seconds, history, faults, {kind: counted(kind) for kind in KINDS})
+        found = {kind: counted(kind) for kind in KINDS}
+        return Result(self.profile, len(self.urls), seconds, history, nemesis.faults, found)
 
     @property
     def urls(self) -> list[str]:
@@ -198,12 +198,6 @@ class Arena:
         if isinstance(self.cluster, clusters.Cluster) and random.random() < 0.5:
             return self.proxies[self.cluster.owner(SERVED)]
         return random.choice(self.proxies)
-
-    def any_server(self) -> Server:
-        return random.choice(self.servers)
-
-    def any_worker(self) -> WorkerProcess:
-        return random.choice(self.workers)
 
     def replace(self, worker: WorkerProcess) -> None:
         """Kill a worker, and start another."""

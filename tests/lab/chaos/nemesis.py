@@ -2,19 +2,19 @@
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from tests.clusters import Cluster as RedisCluster
 from tests.etcd import Member
 
 if TYPE_CHECKING:
+    from django_redlock.testing import Server
     from tests.zookeeper import Zoo
 
-    from .arena import Arena
+    from .arena import Arena, WorkerProcess
 
 TTL = 2.0  # seconds
 SERVED = "{t}:served"  # a key of the workers' locks, by which a Redis Cluster is asked who has them
@@ -55,50 +55,42 @@ def lost_reply(arena: "Arena") -> Iterator[None]:
     yield
 
 
-def frozen_node(arena: "Arena") -> Iterator[None]:
-    """One node is stopped (SIGSTOP) and continues."""
-    server = arena.any_server()
-    server.freeze()
-    yield
-    server.thaw()
+# Whatever can be stopped and killed
 
 
-# Nodes that end
+def frozen(pick: "Callable[[Arena], Any]") -> Fault:
+    """One of them is stopped (SIGSTOP), as in a long garbage collection, and continues where it was."""
+
+    def fault(arena: "Arena") -> Iterator[None]:
+        victim = pick(arena)
+        victim.freeze()
+        yield
+        victim.thaw()
+
+    return fault
 
 
-def crash_with_data(arena: "Arena") -> Iterator[None]:
-    """The node is killed (SIGKILL) and returns with everything that it had acknowledged."""
-    server = arena.any_server()
-    server.kill()
-    yield
-    server.start()
+def killed(pick: "Callable[[Arena], Any]", back: str = "start") -> Fault:
+    """One of them is killed (SIGKILL), and starts again with what it has acknowledged, or restarts empty."""
+
+    def fault(arena: "Arena") -> Iterator[None]:
+        victim = pick(arena)
+        victim.kill()
+        yield
+        getattr(victim, back)()
+
+    return fault
 
 
-def crash_without_data(arena: "Arena") -> Iterator[None]:
-    """The node is killed (SIGKILL) and returns empty."""
-    server = arena.any_server()
-    server.kill()
-    yield
-    server.restart()
+def any_server(arena: "Arena") -> "Server":
+    return random.choice(arena.servers)
+
+
+def any_worker(arena: "Arena") -> "WorkerProcess":
+    return random.choice(arena.workers)
 
 
 # Members of a cluster of etcd or ZooKeeper
-
-
-def frozen_member(arena: "Arena") -> Iterator[None]:
-    """A member is stopped (SIGSTOP) and continues; half of the time it is the leader."""
-    member = any_member(arena)
-    member.freeze()
-    yield
-    member.thaw()
-
-
-def killed_member(arena: "Arena") -> Iterator[None]:
-    """A member is killed (SIGKILL) and starts again with its data."""
-    member = any_member(arena)
-    member.kill()
-    yield
-    member.start()
 
 
 def wiped_member(arena: "Arena") -> Iterator[None]:
@@ -192,17 +184,9 @@ def redis_cluster(arena: "Arena") -> RedisCluster:
 # Clients
 
 
-def frozen_worker(arena: "Arena") -> Iterator[None]:
-    """A worker is stopped (SIGSTOP), as in a long garbage collection, and continues where it was."""
-    worker = arena.any_worker()
-    worker.freeze()
-    yield
-    worker.thaw()
-
-
 def killed_worker(arena: "Arena") -> Iterator[None]:
     """A worker is killed (SIGKILL) wherever it is, and another begins."""
-    arena.replace(arena.any_worker())
+    arena.replace(any_worker(arena))
     yield
 
 
@@ -252,10 +236,10 @@ class Profile:
     restart_guard: bool | None = None
 
 
-NETWORK = (delay, black_hole, reset, lost_reply, frozen_node)
-CLIENTS = (frozen_worker, killed_worker)
+NETWORK = (delay, black_hole, reset, lost_reply, frozen(any_server))
+CLIENTS = (frozen(any_worker), killed_worker)
 MASTERS = (killed_master, emptied_master, frozen_master, stale_replica, moved_slot)
-MEMBERS = (frozen_member, killed_member, wiped_member, partitioned_member)
+MEMBERS = (frozen(any_member), killed(any_member), wiped_member, partitioned_member)
 STORES: tuple[Literal["etcd", "zookeeper"], ...] = ("etcd", "zookeeper")
 
 PROFILES = {
@@ -264,9 +248,9 @@ PROFILES = {
         Profile("calm"),
         Profile("network", NETWORK),
         Profile("pause", CLIENTS),
-        Profile("slow database", (frozen_worker,), slow=0.1),
-        Profile("crash with data", (crash_with_data,), durable=True, pause=2.0),
-        Profile("crash without data", (crash_without_data,), pause=6 * TTL),
+        Profile("slow database", (frozen(any_worker),), slow=0.1),
+        Profile("crash with data", (killed(any_server),), durable=True, pause=2.0),
+        Profile("crash without data", (killed(any_server, "restart"),), pause=6 * TTL),
         Profile("clock jump", (stepped_clock,), clocks=True),
         *(
             Profile(
@@ -294,7 +278,7 @@ PROFILES = {
         ),
         Profile(
             "everything",
-            (*NETWORK, *CLIENTS, crash_without_data, stepped_clock),
+            (*NETWORK, *CLIENTS, killed(any_server, "restart"), stepped_clock),
             slow=0.03,
             clocks=True,
             tolerated=True,
@@ -315,7 +299,7 @@ class Nemesis:
 
     arena: "Arena"
     profile: Profile
-    faults: Counter[str] = field(default_factory=Counter)
+    faults: int = 0
 
     def rage(self, seconds: float) -> None:
         """Inject faults for the given time; at the end everything works again."""
@@ -327,6 +311,6 @@ class Nemesis:
 
     def harm(self, until: float) -> None:
         fault = random.choice(self.profile.faults)
-        self.faults[fault.__name__] += 1
+        self.faults += 1
         with contextmanager(fault)(self.arena), suppress(ValueError):
             time.sleep(min(random.uniform(*self.profile.lasting), until - time.monotonic()))
