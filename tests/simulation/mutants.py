@@ -22,7 +22,7 @@ from django_redlock.nodes.records.clock import EraClock, Moment
 
 from . import database, mutation
 from .driver import Process
-from .mutation import Kill, Mutant, Wrong
+from .mutation import Kill, Mutant, always, returns
 from .profiles import PROFILES, TTL
 from .scenarios import SCENARIOS
 from .schedule import Schedule
@@ -36,14 +36,6 @@ def hunt(mutant: Mutant) -> Kill:
         return violations[0][1] if violations else None
 
     return mutation.hunt(mutant, objection, ENOUGH)
-
-
-def always(value: Any) -> Wrong:
-    return lambda right: value
-
-
-def returns(value: Any) -> Wrong:
-    return lambda right: lambda *args, **options: value
 
 
 def holder_of(node: NodeState, slug: str) -> str:

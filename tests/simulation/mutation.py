@@ -15,6 +15,14 @@ Wrong = Callable[[Any], Any]
 """Makes the wrong function of the right one."""
 
 
+def always(value: Any) -> Wrong:
+    return lambda right: value
+
+
+def returns(value: Any) -> Wrong:
+    return lambda right: lambda *args, **options: value
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One wrong protocol."""

@@ -1,6 +1,6 @@
 """Wrong protocols of the slots of singleton tasks: the simulation has to catch each of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from django_redlock.engine.manager import fresh_secret
 from django_redlock.singleton import slots
 from django_redlock.singleton.slots import SlotState
 from tests.simulation import mutation
-from tests.simulation.mutation import Kill, Mutant
+from tests.simulation.mutation import Kill, Mutant, Wrong, always, returns
 
 from .profiles import PROFILES
 from .schedule import run
@@ -31,18 +31,9 @@ def no_turn(ticket: Any) -> Iterator[None]:
     yield
 
 
-def fresh_id(right: Any) -> Any:
-    def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
-        return right(call, run, seen, record._replace(task_id=call.ticket.task_id))
-
-    return take_over
-
-
-def without_number(right: Any) -> Any:
-    def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
-        return right(call, run, seen, record._replace(number=0))
-
-    return take_over
+def with_record(changed: Callable[[Any, Any], Any]) -> Wrong:
+    """Take a pending call over with another record."""
+    return lambda right: lambda call, run, seen, record: right(call, run, seen, changed(call, record))
 
 
 def forgets_the_record(right: Any) -> Any:
@@ -73,10 +64,6 @@ def shared_token(right: Any) -> Any:
         return right(ticket, times, label, ticket.secret, inline)
 
     return take
-
-
-def never_free(right: Any) -> Any:
-    return lambda execution, hold=True: None
 
 
 def not_waiting(right: Any) -> Any:
@@ -135,10 +122,6 @@ def anybodys_word(right: Any) -> Any:
     return property(lambda found: right.__get__(found) or refused(found))
 
 
-def nobody_else(right: Any) -> Any:
-    return property(lambda found: True)
-
-
 def gives_up(right: Any) -> Any:
     def contend(acquisition: Any) -> Iterator[None]:
         yield from ()
@@ -165,20 +148,22 @@ def counts_as_queued(right: Any) -> Any:
     return lambda owner: SlotState.QUEUED if owner.state == SlotState.CLAIMED else right(owner)
 
 
+NOBODY_ELSE = always(property(lambda found: True))
+
 MUTANTS = (
     Mutant(
         "split votes are joined",
         ("at once, one silent", "by name, one silent"),
         (GaveUp, "taken"),
         anybodys_word,
-        also=((GaveUp, "agreed", nobody_else), (Acquisition, "_contend", gives_up)),
+        also=((GaveUp, "agreed", NOBODY_ELSE), (Acquisition, "_contend", gives_up)),
     ),
     Mutant(
         "a minority is believed",
         ("one after another", "flapping"),
         (GaveUp, "taken"),
         anybodys_word,
-        also=((GaveUp, "agreed", nobody_else),),
+        also=((GaveUp, "agreed", NOBODY_ELSE),),
     ),
     Mutant("the backend decides", ("backend away",), (worker.Arrival, "stored"), asks_plainly),
     Mutant("silence after the take fails", ("quorum away",), (worker.Arrival, "_without_nodes"), lets_it_fail),
@@ -186,31 +171,41 @@ MUTANTS = (
         "what has begun is dropped",
         ("workers die", "workers stop"),
         (worker.Arrival, "unfinished"),
-        lambda right: property(lambda message: False),
+        always(property(lambda message: False)),
     ),
     Mutant(
         "claims last as long as slots",
         ("callers die",),
         (slots, "CLAIM"),
-        lambda right: 3600.0,
+        always(3600.0),
         also=((slots, "state_of", counts_as_queued),),
     ),
     Mutant(
         "what ends before its body keeps its slot",
         ("cut short",),
         (request, "discard"),
-        lambda right: lambda *about, **more: None,
+        returns(None),
     ),
     Mutant(
         "late claims are granted",
         ("far nodes", "far nodes, one silent"),
         (decisions, "SUPERSEDED"),
-        lambda right: 0.0,
-        also=((slots, "SUPERSEDED", lambda right: 0.0),),
+        always(0.0),
+        also=((slots, "SUPERSEDED", always(0.0)),),
     ),
-    Mutant("no turn for callers", ("rerun burst", "replace burst"), (pending, "turn"), lambda right: no_turn),
-    Mutant("an id for each caller", ("rerun burst",), (pending.TrailingCall, "_take_over_pending"), fresh_id),
-    Mutant("no numbers", ("rerun freed", "node away"), (pending.TrailingCall, "_take_over_pending"), without_number),
+    Mutant("no turn for callers", ("rerun burst", "replace burst"), (pending, "turn"), always(no_turn)),
+    Mutant(
+        "an id for each caller",
+        ("rerun burst",),
+        (pending.TrailingCall, "_take_over_pending"),
+        with_record(lambda call, record: record._replace(task_id=call.ticket.task_id)),
+    ),
+    Mutant(
+        "no numbers",
+        ("rerun freed", "node away"),
+        (pending.TrailingCall, "_take_over_pending"),
+        with_record(lambda call, record: record._replace(number=0)),
+    ),
     Mutant("the record stays", ("rerun burst",), (pending.PendingMessage, "begin"), forgets_the_record),
     Mutant("no note of what began", ("rerun crowd", "debounce"), (pending.PendingMessage, "begin"), forgets_the_note),
     Mutant("the record is not looked at", ("replace waiting",), (pending.TrailingCall, "_look"), sees_nothing),
@@ -218,22 +213,20 @@ MUTANTS = (
         "older messages run",
         ("rerun crowd", "replace waiting"),
         (pending.PendingMessage, "is_superseded"),
-        lambda right: lambda *a: False,
+        returns(False),
     ),
-    Mutant(
-        "every message is older", ("rerun",), (pending.PendingMessage, "is_superseded"), lambda right: lambda *a: True
-    ),
+    Mutant("every message is older", ("rerun",), (pending.PendingMessage, "is_superseded"), returns(True)),
     Mutant("a copy runs beside the run", ("redelivered",), (slots.Ticket, "take_running"), shared_token),
     Mutant(
         "copies of what began run",
         ("redelivered",),
         (pending.PendingMessage, "has_begun"),
-        lambda right: lambda *a: False,
+        returns(False),
     ),
     Mutant(
         "single nodes are no evidence", ("nodes come and go",), (pending.PendingMessage, "is_superseded"), quorums_only
     ),
-    Mutant("slots stay", ("once",), (Execution, "end"), never_free),
+    Mutant("slots stay", ("once",), (Execution, "end"), returns(None)),
     Mutant("pending calls are skipped", ("rerun",), (worker.Arrival, "_wait"), not_waiting),
     Mutant("wrong answers", ("rerun",), (pending.TrailingCall, "_joined"), accepted),
     Mutant(
@@ -247,20 +240,18 @@ MUTANTS = (
         "an older message expires its call",
         ("expiring",),
         (request.SingletonRequest, "_is_superseded"),
-        lambda right: lambda received, ticket: False,
+        returns(False),
     ),
-    Mutant(
-        "a run that may be dead is left alone", ("dropped",), (worker.Arrival, "_watch"), lambda right: raises_ignore
-    ),
+    Mutant("a run that may be dead is left alone", ("dropped",), (worker.Arrival, "_watch"), always(raises_ignore)),
     Mutant("no note of what gave up", ("waits briefly",), (worker, "discard"), frees_only),
     Mutant("older messages of revoked ones run", ("replace revoked",), (request, "discard"), frees_only),
     Mutant("messages of revoked calls run", ("debounce revoked",), (pending, "discard_seen"), frees_what_it_sees),
-    Mutant("revoked calls are joined", ("revoked",), (pending.TrailingCall, "is_over"), lambda right: lambda *a: False),
+    Mutant("revoked calls are joined", ("revoked",), (pending.TrailingCall, "is_over"), returns(False)),
     Mutant(
         "hold_for does not hold",
         ("rerun held",),
         (worker.Arrival, "_take_begun"),
-        lambda right: lambda *a: (None, None),
+        returns((None, None)),
     ),
     Mutant(
         "what is replaced runs as well",

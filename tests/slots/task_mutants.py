@@ -7,7 +7,7 @@ from django_redlock.singleton import slots
 from django_redlock.singleton.slots import SlotState
 from django_redlock.tasks import enqueue, reaper
 from django_redlock.tasks.run import Run
-from tests.simulation.mutation import Mutant
+from tests.simulation.mutation import Mutant, always
 
 HAUNTS = ("django tasks",)
 
@@ -42,19 +42,10 @@ def believes_this_thread(right: Any) -> Any:
     return stored_here
 
 
-def whole_only(right: Any) -> Any:
-    """Take over a slot only if a quorum of the nodes that answer has it."""
-
-    def look_at(using: str, *names: str) -> Any:
-        return tuple(replace(seen, split=()) for seen in right(using, *names))
-
-    return look_at
-
-
 TASK_MUTANTS = (
-    Mutant("the slot names a row before its commit", HAUNTS, (enqueue, "after_commit"), lambda right: at_once),
+    Mutant("the slot names a row before its commit", HAUNTS, (enqueue, "after_commit"), always(at_once)),
     Mutant("rows wait for rows that wait", HAUNTS, (Run, "_take"), waits_for_it),
-    Mutant("rows of processes that wait are put back", HAUNTS, (reaper, "life_name"), lambda right: "nobody:{}".format),
+    Mutant("rows of processes that wait are put back", HAUNTS, (reaper, "life_name"), always("nobody:{}".format)),
     Mutant("the slot is freed before the body", HAUNTS, (Run, "begin"), frees_first),
     Mutant("rows that were rolled back are joined", HAUNTS, (enqueue.RowCall, "_stored_here"), believes_this_thread),
 )
