@@ -11,8 +11,6 @@ from django.test import override_settings
 
 from django_redlock import QuorumUnavailableError, lock, locks
 from django_redlock.core.protocol import Failure, Kind, Release, Survey
-from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.node_checks import Level
 from django_redlock.nodes import NodeSpec, open_node
@@ -25,8 +23,9 @@ from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
 from tests.certificates import Certificates
 from tests.etcd import Member
-from tests.managers import patient_manager, wait_until
+from tests.managers import manager_over, patient_manager, real_manager
 from tests.server.locking.test_database import SECRET, acquire
+from tests.waiting import wait_until
 
 from .test_replicated import clean
 
@@ -174,16 +173,14 @@ def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other
 
 def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
     """It has the same addresses, and so the same id, but another random one: a lock may have been lost."""
-    with closing(
-        LockManager([node(etcd.url)], Rules(1, ttl=5.0, max_ttl=5.0, node_timeout=1.0, restart_guard=True))
-    ) as one:
-        lease = one.lock("a", wait=10, renew=False).acquire()
-        etcd.wipe()
-        etcd.start()
-        later = one.lock("a", wait=60).acquire()
+    one = real_manager([etcd.url], ttl=5.0, max_ttl=5.0, node_timeout=1.0, restart_guard=True)
+    lease = one.lock("a", wait=10, renew=False).acquire()
+    etcd.wipe()
+    etcd.start()
+    later = one.lock("a", wait=60).acquire()
 
-        assert not lease.valid()
-        assert later.release() == "released"
+    assert not lease.valid()
+    assert later.release() == "released"
 
 
 def test_data_lost_behind_a_connection_that_a_member_ended_is_noticed(table: EtcdTable, etcd: Member):
@@ -367,7 +364,7 @@ def test_client_certificate(certificates: Certificates):
     served = ("--cert-file", certificates["server.crt"], "--key-file", certificates["server.key"])
     with Member(options=(*options, *served), certificates=ours) as member:
         url = member.url.replace("etcd://", "etcds://")
-        with closing(LockManager([node(url, **ours)], patient_manager(["memory://x"]).rules)) as manager:
+        with closing(manager_over([node(url, **ours)], node_timeout=10.0, ttl=60.0)) as manager:
             assert manager.lock("a", wait=0).acquire().release() == "released"
         for wrong in (files, {}):
             with pytest.raises(LinkError) as refused:

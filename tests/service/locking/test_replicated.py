@@ -89,6 +89,16 @@ def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], objec
     monkeypatch.setattr(table, "_decide", decide_slowly)
 
 
+def listed(table: Any, size: int) -> list[list[str]]:
+    """Return what a table lists, page by page."""
+    pages, cursor = [], ""
+    while cursor or not pages:
+        (reply,) = table.execute([Survey(after=cursor, size=size)])
+        cursor = reply.cursor
+        pages.append([row.slug for row in reply.rows])
+    return pages
+
+
 def clean(table: Any) -> None:
     """Have a table delete all that is over."""
     for _ in range(10):
@@ -146,11 +156,7 @@ def test_survey_lists_page_by_page_what_is_held(table: Any, monkeypatch: pytest.
     table.execute([acquire(f"n{number}", f"{number:032}") for number in range(30)])
     table.execute([acquire("n1x", ttl=-5.0)])
 
-    pages, cursor = [], ""
-    while cursor or not pages:
-        (reply,) = table.execute([Survey(after=cursor, size=7)])
-        cursor = reply.cursor
-        pages.append([row.slug for row in reply.rows])
+    pages = listed(table, 7)
     (last,) = table.execute([Survey(after=ENDLESS, size=3)])
 
     assert sorted(slug for page in pages for slug in page) == sorted(f"{{n{number}}}" for number in range(30))
@@ -268,7 +274,7 @@ def test_doctor_and_panel_describe_it(store: Store):
 
     with override_settings(REDLOCK={"default": entry}):
         said, row = described()
-        call_command("redlock_doctor", stdout=(listed := StringIO()), timeout=30.0, format="json", fail_level="never")
+        call_command("redlock_doctor", stdout=(data := StringIO()), timeout=30.0, format="json", fail_level="never")
         store.kill()
         locks.reset()
         gone, none = described()
@@ -278,7 +284,7 @@ def test_doctor_and_panel_describe_it(store: Store):
     name = {"etcd": "etcd", "zookeeper": "ZooKeeper"}[store.scheme]
     assert re.search(rf"{store.port}: {name} \d+\.\d+\.\d+, round trip \d+\.\d ms", said)
     assert row.votes
-    assert row.version == f"{name} {json.loads(listed.getvalue())['aliases'][0]['nodes'][0]['version']}"
+    assert row.version == f"{name} {json.loads(data.getvalue())['aliases'][0]['nodes'][0]['version']}"
     assert row.round_trip.endswith(" ms")
     assert f"{store.port}: refused\n" in gone
     assert not none.votes
@@ -292,11 +298,7 @@ def test_survey_among_very_many_records_ends_early(table: Any, other: Any, monke
     table.execute([acquire(f"n{number:02}", f"{number:032}", ttl=-5.0) for number in range(30)])
     table.execute([acquire("held")])
     table.patience = 0.0
-    pages, cursor = [], ""
-    while cursor or not pages:
-        (reply,) = table.execute([Survey(after=cursor, size=10)])
-        cursor = reply.cursor
-        pages.append([row.slug for row in reply.rows])
+    pages = listed(table, 10)
 
     assert len(pages) > 3
     assert [slug for page in pages for slug in page] == ["{held}"]
@@ -338,15 +340,11 @@ async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):
         await flavour.acquire(manager.lock("a", wait=0.3))
     await flavour.release(lease)
 
-    kind = store.url.partition(":")[0]
+    name = f"django_redlock {store.scheme}"
     await flavour.close(manager)
     manager.close()
 
-    await eventually(lambda: not [one for one in threads() if one.startswith(f"django_redlock {kind}")])
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate()]
+    await eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith(name)])
 
 
 # A majority

@@ -17,14 +17,13 @@ from django.test import override_settings
 from django_redlock import lock, locks
 from django_redlock.admin.pages import panels
 from django_redlock.core.protocol import POSITIVE, Failure, Kind, Release, Survey
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records import replicated
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
-from tests.managers import patient_manager
+from tests.managers import manager_over, patient_manager
 from tests.server.locking.test_database import acquire
 from tests.zookeeper import Zoo
 
@@ -260,7 +259,7 @@ def test_client_certificate(guarded: Zoo, certificates: Certificates):
     ours = {**files, "ssl_certfile": certificates["client.crt"], "ssl_keyfile": certificates["client.key"]}
     url = f"zookeepers://127.0.0.1:{guarded.secure_port}/tls"
     found = node(url, **ours)
-    with closing(LockManager([found], patient_manager(["memory://x"]).rules)) as manager:
+    with closing(manager_over([found], node_timeout=10.0, ttl=60.0)) as manager:
         assert manager.lock("a", wait=0).acquire().release() == "released"
         assert found.inspect(30.0)[1]["version"]
     for wrong, failures in (
