@@ -180,12 +180,7 @@ class Service:
 
     def family(self) -> list[int]:
         """Return the process ids of the server and of all its descendants, the server first."""
-        found = [self.pid] if self.running else []
-        for parent in found:
-            for path in glob(f"/proc/{parent}/task/*/children"):
-                with suppress(OSError):
-                    found += [int(pid) for pid in Path(path).read_text().split()]
-        return found
+        return family(self.pid) if self.running else []
 
     def run(self, *command: str) -> None:
         """Run a command of its preparation, as the server's user."""
@@ -284,6 +279,23 @@ def stopped(pid: int) -> bool:
     return all(
         stat.read_text().rpartition(")")[2].split()[0] in "TtZX" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
     )
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of the children of a process."""
+    found: list[int] = []
+    for path in glob(f"/proc/{pid}/task/*/children"):
+        with suppress(OSError):
+            found += map(int, Path(path).read_text().split())
+    return found
+
+
+def family(pid: int) -> list[int]:
+    """Return the process ids of a process and of all its descendants, the process first."""
+    found = [pid]
+    for parent in found:
+        found += children(parent)
+    return found
 
 
 def ended(pid: int) -> bool:

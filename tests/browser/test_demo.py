@@ -18,7 +18,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.managers import wait_until
+from tests.services import ended, family
+from tests.waiting import wait_until
 
 from .conftest import TIMEOUT, expect
 
@@ -84,13 +85,9 @@ class Demo:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def family(self) -> set[tuple[int, str]]:
-        """Return the demo's process and all that descend from it, each with its time of birth."""
-        parents = {pid: parent for pid, parent, _ in processes()}
-        family = {self._process.pid}
-        while more := {pid for pid, parent in parents.items() if parent in family} - family:
-            family |= more
-        return {(pid, born) for pid, _, born in processes() if pid in family}
+    def family(self) -> list[int]:
+        """Return the process ids of the demo and of all its descendants."""
+        return family(self._process.pid)
 
     def end(self, signal: int) -> int:
         """Send a signal, and return the exit status."""
@@ -184,23 +181,22 @@ def test_a_second_click_on_buy_is_answered_409(demo, page):
 
 def test_sigterm_leaves_nothing(demo):
     """SIGTERM ends the demo with status 0, and no process and no file stays."""
-    family, folder = demo.family(), demo.folder
+    pids, folder = demo.family(), demo.folder
 
     status = demo.end(SIGTERM)
 
-    assert (status, alive(family), folder.exists()) == (0, set(), False)
+    assert (status, all(map(ended, pids)), folder.exists()) == (0, True, False)
     assert "Traceback" not in demo.output
 
 
 def test_sigkill_leaves_no_process():
     """On Linux no server and no worker outlives a demo that was killed."""
     demo = Demo().wait_until_open()
-    family = demo.family()
-    folder = demo.folder
+    pids, folder = demo.family(), demo.folder
 
     demo.end(SIGKILL)
 
-    wait_until(lambda: not alive(family))
+    wait_until(lambda: all(map(ended, pids)))
     shutil.rmtree(folder)
 
 
@@ -251,18 +247,3 @@ def environment() -> dict[str, str]:
     """Return the environment of a newcomer, without the settings of these tests, but for imports that last."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("DJANGO_")}
     return ours | {"SHOP_IMPORT_SECONDS": "120"}
-
-
-def processes():
-    """Yield the process id, the parent's and the time of birth of every process."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended meanwhile
-        if fields[0] != "Z":
-            yield int(entry.parent.name), int(fields[1]), fields[19]
-
-
-def alive(family):
-    return family & {(pid, born) for pid, _, born in processes()}

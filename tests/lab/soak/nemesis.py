@@ -7,12 +7,12 @@ import subprocess
 import time
 from collections import Counter
 from contextlib import suppress
-from glob import glob
 from pathlib import Path
 
 from django_redlock.testing import Servers
 from django_redlock.testing.proxy import FaultProxy
 from tests.lab.processes import celery, end, worker
+from tests.services import children
 
 APP = "tests.lab.soak.project"
 NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
@@ -73,11 +73,6 @@ class Fleet:
     def end(self) -> None:
         """End all processes."""
         end([self.beat, *self.workers])
-
-
-def children(pid: int) -> list[int]:
-    """Return the process ids of the children of a process."""
-    return [int(child) for path in glob(f"/proc/{pid}/task/*/children") for child in Path(path).read_text().split()]
 
 
 class Nemesis:
