@@ -9,7 +9,7 @@ server    the embedded Valkey, files of SQLite, processes                       
 service   PostgreSQL, MariaDB, RabbitMQ, Sentinel, etcd, ZooKeeper                   ``tox run -e newest``
 browser   Chromium                                                                   ``tox run -e newest``
 container a container engine with Compose, and the network                           ``tox run -e container``
-endurance minutes: long simulations, chaos, soak, elections, every right of an ACL   ``tox run -m endurance``
+endurance minutes: contention, elections, every state of a page, every right of ACLs ``tox run -m endurance``
 ========= ========================================================================== ===========================
 
 A test belongs to the tier of its folder under ``tests/``, or to a later one if it uses a fixture or a parameter from

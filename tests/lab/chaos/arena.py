@@ -76,6 +76,8 @@ class Result:
     def failures(self) -> list[str]:
         """The violations of the run."""
         found = [f"{self.lost['fenced']} increments behind the fence were lost"] if self.lost["fenced"] else []
+        found += [] if self.history.holds else ["no worker ever had the lock"]
+        found += ["nothing ever failed"] if self.profile.faults and not self.faults else []
         if not self.profile.tolerated:
             found += [f"overlap: {before} and {after}" for before, after in self.history.overlaps()]
             found += [f"token {token} is not in order" for token in self.history.wrong_tokens()]
