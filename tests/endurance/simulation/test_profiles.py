@@ -3,7 +3,7 @@
 import pytest
 
 from tests.simulation.profiles import PROFILES
-from tests.simulation.schedule import run
+from tests.simulation.schedule import Schedule, run
 
 
 def test_one_seed_is_one_schedule():
@@ -15,10 +15,15 @@ def test_one_seed_is_one_schedule():
 
 
 def test_calm_acquisitions_take_one_round():
-    """With clocks that agree, every acquisition takes one round trip, also under contention."""
-    figures = [run(PROFILES["calm"], seed).figures for seed in range(10)]
+    """
+    With clocks that agree, every acquisition takes one round trip, also under contention. Only a waiter that shares its
+    lock may need another one, because a later holder beside it can have a greater token by then.
+    """
+    schedules = [Schedule(PROFILES["calm"], seed) for seed in range(40)]
+    alone = [schedule for schedule in schedules if not any(wish.shared for wish in schedule.wishes)]
+    figures = [schedule.run().figures for schedule in alone]
 
-    assert sum(each.acquisitions for each in figures) > 100
+    assert sum(each.acquisitions for each in figures) > 400
     assert all(each.one_round == each.acquisitions for each in figures)
 
 
