@@ -34,15 +34,10 @@ SENDS = "django_redlock, release sent"
 LONG = 600.0  # seconds: the longest wait of a waiter
 
 
-def use_by_default(urls: list[str]) -> None:
-    """Make these servers the nodes of ``lock(name)`` in this process, once."""
+def with_lock(urls: list[str]) -> Callable[[str], None]:
+    """Return what README shows, over these servers, which are the nodes of the default alias from now on."""
     ours("default", urls)
     assert settings.REDLOCK["default"]["NODES"] == urls, "a process has one default"
-
-
-def with_lock(urls: list[str]) -> Callable[[str], None]:
-    """Return what README shows, over the nodes of the default alias."""
-    use_by_default(urls)
 
     def once(name: str) -> None:
         with lock(name):

@@ -8,9 +8,8 @@ considered the lock theirs are intervals, and two intervals that overlap are a v
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 
@@ -77,7 +76,7 @@ class History:
     def overlaps(self) -> list[tuple[Hold, Hold]]:
         """Return the pairs of holders that both considered the lock theirs at the same time, in order of time."""
         believed = sorted((hold for hold in self.holds if hold.since < hold.end), key=lambda hold: hold.since)
-        longest = running_longest(believed)
+        longest = accumulate(believed, lambda before, after: max(before, after, key=lambda hold: hold.end))
         return [
             (before, after) for before, after in zip(longest, believed[1:], strict=False) if after.since < before.end
         ]
@@ -93,24 +92,9 @@ class History:
         """
         found = [token for token, times in Counter(hold.token for hold in self.holds).items() if times > 1]
         given = sorted(self.holds, key=lambda hold: hold.since)
-        times, highest = [hold.since for hold in given], running_highest(hold.token for hold in given)
+        times, highest = [hold.since for hold in given], list(accumulate((hold.token for hold in given), max))
         for hold in self.holds:
             before = bisect_left(times, hold.began)
             if before and highest[before - 1] >= hold.token:
                 found.append(hold.token)
         return found
-
-
-def running_longest(holds: list[Hold]) -> list[Hold]:
-    """Return, for every position, the hold up to it that lasts longest."""
-    found: list[Hold] = []
-    for hold in holds:
-        found.append(hold if not found or hold.end > found[-1].end else found[-1])
-    return found
-
-
-def running_highest(tokens: Iterable[int]) -> list[int]:
-    found: list[int] = []
-    for token in tokens:
-        found.append(max(token, found[-1] if found else 0))
-    return found

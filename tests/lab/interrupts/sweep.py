@@ -264,7 +264,7 @@ async def _shielded(action: Callable[[], Any]) -> None:
 def _sweep(action: Callable[[], Any], first: int, every: int, most: int) -> Swept:
     found = Swept()
     action()
-    for at in _from(first, every, most):
+    for at in range(first, first + every * most, every):
         if not interrupted(action, at):
             break
         found.points += 1
@@ -272,10 +272,6 @@ def _sweep(action: Callable[[], Any], first: int, every: int, most: int) -> Swep
         where = f"{getattr(action, '__name__', 'task')}, event {at}"
         found.waits.append((where, check(where)))
     return found
-
-
-def _from(first: int, every: int, most: int) -> Iterator[int]:
-    return iter(range(first, first + every * most, every))
 
 
 @contextmanager

@@ -50,5 +50,3 @@ async def test_waiters_of_a_mixed_majority_are_notified_by_the_redis_servers(
 
     assert line.served == [0, 1, 2]
     assert notifications.waiters.listening == {0, 1}
-    await flavour.close(manager)
-    manager.close()
