@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,16 +15,10 @@ from tests.lab.chaos.nemesis import PROFILES, Profile
 from tests.managers import wait_until
 from tests.services import PostgreSQL
 
-pytestmark = pytest.mark.django_db(databases=[])
+# The counters are in a database of their own, which is not one of Django's test databases.
+pytestmark = [pytest.mark.django_db(databases=[]), pytest.mark.usefixtures("unblocked")]
 
 SECONDS = 10.0
-
-
-@pytest.fixture(autouse=True)
-def any_database(django_db_blocker: Any):
-    """The counters are in a database of their own, which is not one of Django's test databases."""
-    with django_db_blocker.unblock():
-        yield
 
 
 def test_five_servers_and_postgresql(postgresql: PostgreSQL):
