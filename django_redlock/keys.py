@@ -241,7 +241,10 @@ def _unusable(name: str, value: object, depth: int = 3) -> tuple[str, object]:
 @cache
 def _encoder() -> json.JSONEncoder:
     """Return an encoder of Celery's JSON, and of what other serializers carry."""
-    from kombu.utils.json import JSONEncoder  # only here: views and commands need no Celery
+    try:
+        from kombu.utils.json import JSONEncoder  # only here: views, commands and Django's tasks need no Celery
+    except ImportError:
+        from json import JSONEncoder  # type: ignore[assignment]
 
     class ArgumentEncoder(JSONEncoder):
         """Celery's JSON with model instances, sets, enums, durations and pydantic models."""

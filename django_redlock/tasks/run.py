@@ -9,6 +9,7 @@ has waits in its worker, and occupies it. It takes the slot of any row that only
 wait for each other.
 """
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.tasks.signals import task_started
 from django.utils.json import normalize_json
 
+from ..core.protocol import Outcome
 from ..engine.lease import Lease, note_late_loss
 from ..engine.lock import decorators
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
@@ -80,7 +82,7 @@ class SingleFunction:
             TypeError: The arguments do not fit the task, or one is nothing that JSON has.
         """
         # In the form that the worker gets, so that both have the same key. Every backend refuses what this refuses.
-        name = self.singleton_key.lock_name(normalize_json(list(args)), normalize_json(kwargs))
+        name = self.singleton_key.lock_name(*json.loads(json.dumps(normalize_json([list(args), kwargs]))))
         options = self.singleton_options
         return Ticket(name, options.using, task_id, secret, scope=options.scope)
 

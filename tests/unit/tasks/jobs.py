@@ -39,6 +39,14 @@ if django.VERSION >= (6, 0):
     async def later(day):
         return [day, later.singleton.remaining > 0]
 
+    @singleton_task(scope="while_executing")
+    async def slow(day):
+        return day
+
+    @singleton_task(backend="kept", key="{sizes}/{kind}")
+    def measure(sizes, kind):
+        ran.append(("measure", sizes, kind))
+
     @singleton_task(on_unavailable={"run": "run", "enqueue": "raise"})
     def careless(day):
         return [day, careless.singleton.lost]

@@ -2,10 +2,17 @@
 
 import asyncio
 import copy
+import json
 import logging
 import pickle
+import sys
 import threading
-from datetime import timedelta
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import date, timedelta
+from enum import Enum
+from inspect import signature
 from io import StringIO
 
 import pytest
@@ -15,7 +22,7 @@ from django.tasks import TaskResultStatus, task_backends
 from django.test import override_settings
 from django.utils import timezone
 
-from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, locks
 from django_redlock.inventory import find_lock
 from django_redlock.nodes.memory import forget_nodes
 from django_redlock.tasks import DuplicateTask, SingletonTask, singleton_task
@@ -273,6 +280,33 @@ def test_key_is_that_of_the_arguments_as_they_are_stored():
     assert jobs.keep.singleton.key(b"x") == jobs.keep.singleton.key("x")
     with pytest.raises(TypeError):
         jobs.keep.singleton.key(timezone.now())
+
+
+class Kind(str, Enum):  # noqa: UP042
+    LARGE = "large"
+
+
+def test_template_sees_the_arguments_as_the_worker_gets_them():
+    """JSON knows neither numbers as keys nor enums; the run would otherwise have another slot than its row."""
+    result = jobs.measure.enqueue({1: (2, 3)}, Kind.LARGE)
+    settle()
+    result.args[:] = json.loads(json.dumps(result.args))
+
+    task_backends["default"]._execute_task(result)
+
+    assert jobs.ran == [("measure", {"1": [2, 3]}, "large")]
+    assert not jobs.measure.singleton.is_locked({1: (2, 3)}, Kind.LARGE)
+
+
+def test_default_that_json_does_not_have(monkeypatch):
+    """It has no form of its own without Celery, whose encoder is that of keys; the error says what to write."""
+    monkeypatch.setitem(sys.modules, "kombu.utils.json", None)
+    keys._encoder.cache_clear()
+    key = keys.TaskKey(None, signature(lambda since=date(2020, 1, 1): None))
+
+    with pytest.raises(TypeError, match=r"'since', a date, cannot be part of a singleton's key.*key=\(...\)"):
+        key.lock_name((), {})
+    keys._encoder.cache_clear()
 
 
 def test_tasks_and_results_can_be_pickled_and_copied():
