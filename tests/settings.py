@@ -69,4 +69,5 @@ DEBUG_TOOLBAR_PANELS = [
 TASKS = {
     "default": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"},
     "kept": {"BACKEND": "django.tasks.backends.dummy.DummyBackend", "QUEUES": []},
+    "other": {"BACKEND": "django.tasks.backends.dummy.DummyBackend", "QUEUES": []},
 }

@@ -16,10 +16,11 @@ from functools import cache, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from django.core.exceptions import SuspiciousOperation
 from django.db import connections, transaction
-from django.tasks import TaskResult, TaskResultStatus
+from django.tasks import Task, TaskResult, TaskResultStatus, task_backends
 from django.tasks.base import TaskError
-from django.tasks.exceptions import TaskResultDoesNotExist
+from django.tasks.exceptions import InvalidTaskBackend, TaskException
 from django.utils import timezone
 
 from ..engine.manager import fresh_secret
@@ -45,8 +46,9 @@ class NotGeneric:
 
 if TYPE_CHECKING:
     BaseResult = TaskResult
+    BaseTask = Task
 else:
-    BaseResult = NotGeneric
+    BaseResult = BaseTask = NotGeneric
 
 
 class SingletonResult(BaseResult[P, R]):
@@ -145,6 +147,9 @@ class RowCall:
     def __post_init__(self) -> None:
         self.options.check_lease(locks[self.options.using].rules, self.function.name)
         self.ticket = self.function.singleton_ticket("", self.args, self.kwargs, fresh_secret())
+        self.row: Any = None  # the result of the row that has the slot
+        delay = (self.task.run_after - timezone.now()).total_seconds() if self.task.run_after else 0.0
+        self.ttl = max(0.0, delay) + self.options.queue_ttl  # of the slot of the waiting row
 
     def send(self) -> Any:
         """
@@ -166,19 +171,23 @@ class RowCall:
             return self._store(found) if isinstance(found, Claim) else self._answer(found)
         return self._store()
 
-    @property
-    def ttl(self) -> float:
-        """The time for which the slot of the waiting row lasts, in seconds."""
-        delay = (self.task.run_after - timezone.now()).total_seconds() if self.task.run_after else 0.0
-        return max(0.0, delay) + self.options.queue_ttl
-
     def _look(self) -> tuple[Claim | Holder, Holder | None]:
         """Claim the slot; return what was found, and the holder if its row is not known to be there."""
-        found = self.ticket.claim(self.ttl, self.function.name)
+        found = self._claim()
+        if isinstance(found, Holder) and self._is_over(found):
+            seen = peek(self.ticket.using, self.ticket.waiting)
+            found = self._claim(seen.secret if seen.holder.waits_as(found.task_id) else "")
         if isinstance(found, Holder) and found.state is SlotState.CLAIMED:
             own = self._stored_here(found)
             return own or found, None if own else found
         return found, None
+
+    def _claim(self, adopt: str = "") -> Claim | Holder:
+        """Claim the slot, also from the holder with the secret *adopt*; look for the row of a holder."""
+        found = self.ticket.claim(self.ttl, self.function.name, adopt)
+        if isinstance(found, Holder):
+            self.row = self._row_of(found.task_id or "", found.state is SlotState.RUNNING)
+        return found
 
     def _stored_here(self, holder: Holder) -> Holder | None:
         """Return the holder if it is an earlier call of this same transaction, whose row is still there."""
@@ -186,7 +195,7 @@ class RowCall:
         if stored is None or peek(self.ticket.using, self.ticket.waiting).secret != stored.secret:
             return None
         with suppress(*no_row(), NotImplementedError):  # it was rolled back, or nobody can tell
-            self.task.get_backend().get_result(stored.task_id)
+            self.row = self.task.get_backend().get_result(stored.task_id)
             return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
         return None
 
@@ -213,46 +222,35 @@ class RowCall:
     # A duplicate
 
     def _answer(self, holder: Holder) -> Any:
-        row = self._row_of(holder)
-        if self._is_over(holder, row) and (claim := self._take_from(holder)):
-            return self._store(claim)
         what = f"{printable(self.ticket.name)} is {holder}"
         about = {"event": "singleton_duplicate", "lock": self.ticket.name, "task": self.function.name}
         log.info("a call of a singleton task is a duplicate: %s", what, extra=about)
         if self.options.on_duplicate == "raise":
             raise holder.error(DuplicateTask, self.ticket.name)
-        if self.options.on_duplicate == "join" and row:
-            return answered(row, holder, accepted=False)
+        if self.options.on_duplicate == "join" and self.row:
+            return answered(self.row, holder, accepted=False)
         path = f"{DuplicateTask.__module__}.{DuplicateTask.__qualname__}"
         error = TaskError(exception_class_path=path, traceback=f"Skipped: {what}.")
         return answered(self._result("", TaskResultStatus.FAILED, [error]), holder, accepted=False)
 
-    def _row_of(self, holder: Holder) -> Any:
-        """Return the result of the holder's row; None if there is no row."""
-        if not holder.task_id:
-            return None
-        try:
-            return self.task.get_backend().get_result(holder.task_id)
-        except no_row():
-            return None
-        except NotImplementedError:  # this backend cannot tell, so the slot says all that is known
-            running = holder.state is SlotState.RUNNING
-            return self._result(holder.task_id, TaskResultStatus.RUNNING if running else TaskResultStatus.READY, [])
+    def _row_of(self, task_id: str, running: bool) -> Any:
+        """Return the result of the holder's row, from whichever backend has it; None if there is no row."""
+        for alias in dict.fromkeys((self.task.backend, *task_backends)) if task_id else ():
+            try:
+                return task_backends[alias].get_result(task_id)
+            except no_row():
+                continue
+            except NotImplementedError:
+                if alias == self.task.backend:  # which cannot tell, so the slot says all that is known
+                    return self._result(task_id, TaskResultStatus.RUNNING if running else TaskResultStatus.READY, [])
+        return None
 
-    def _is_over(self, holder: Holder, row: Any) -> bool:
+    def _is_over(self, holder: Holder) -> bool:
         """Return whether a slot waits for a row that is gone, or that has left the queue without the slot."""
         if holder.state is not SlotState.QUEUED or not holder.task_id:
             return False
-        left = self.ticket.scope in (WAITING, BOTH) and row and row.status != TaskResultStatus.READY
-        return row is None or row.is_finished or bool(left)
-
-    def _take_from(self, holder: Holder) -> Claim | None:
-        """Take the slot from the holder; return the claim if that holder still had it."""
-        seen = peek(self.ticket.using, self.ticket.waiting)
-        if not seen.holder.waits_as(holder.task_id):
-            return None
-        found = self.ticket.claim(self.ttl, self.function.name, adopt=seen.secret)
-        return found if isinstance(found, Claim) else None
+        left = self.ticket.scope in (WAITING, BOTH) and self.row and self.row.status != TaskResultStatus.READY
+        return self.row is None or self.row.is_finished or bool(left)
 
     def _result(self, task_id: str, status: TaskResultStatus, errors: list[TaskError]) -> Any:
         """Return a result that no backend has stored."""
@@ -264,9 +262,14 @@ class RowCall:
 
 
 def no_row() -> tuple[type[Exception], ...]:
-    """Return the errors of a backend without such a row: Django's, and that of the package before ``django.tasks``."""
+    """
+    Return the errors of a backend without such a row, or whose row no worker can run: its task is gone since a deploy.
+
+    They are those of Django and, if it is used, of the package before ``django.tasks``.
+    """
     backport = sys.modules.get("django_tasks.exceptions")
-    return (TaskResultDoesNotExist, backport.TaskResultDoesNotExist) if backport else (TaskResultDoesNotExist,)
+    errors = (TaskException, InvalidTaskBackend, ImportError, SuspiciousOperation)
+    return (*errors, backport.TaskException) if backport else errors
 
 
 def after_commit(action: Callable[[], None], row: Any) -> None:

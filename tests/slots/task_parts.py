@@ -428,7 +428,9 @@ def in_production(world: World) -> Iterator[None]:
             patch.object(enqueue, "fresh_secret", noted(enqueue.fresh_secret)),
             patch.object(enqueue, "timezone", now),
             patch.object(reaper, "timezone", now),
-            patch.object(reaper, "settings", SimpleNamespace(TASKS={ALIAS: {}})),
+            patch.object(enqueue, "task_backends", {ALIAS: queue}),
+            patch.object(reaper, "task_backends", {ALIAS: queue}),
+            patch.object(reaper, "import_string", lambda path: Queue),
             patch.object(reaper, "apps", SimpleNamespace(is_installed=lambda name: True)),
             patch.dict(
                 sys.modules, {"django_tasks_db": SimpleNamespace(models=models), "django_tasks_db.models": models}

@@ -19,6 +19,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.tasks import TaskResultStatus, task_backends
+from django.tasks.exceptions import TaskResultDoesNotExist
 from django.test import override_settings
 from django.utils import timezone
 
@@ -36,14 +37,26 @@ def clean():
     forget_nodes()
     locks.reset()
     yield
-    rows().clear()
+    for alias in ("kept", "other"):
+        task_backends[alias].clear()
     jobs.ran.clear()
     forget_nodes()
     locks.reset()
 
 
+def rows_backend():
+    return task_backends["kept"]
+
+
 def rows():
-    return task_backends["kept"].results
+    return rows_backend().results
+
+
+def raising(error):
+    def raise_it(*args):
+        raise error
+
+    return raise_it
 
 
 def settle():
@@ -113,6 +126,59 @@ def test_slot_of_a_row_that_is_gone_is_taken_over():
     result = jobs.keep.enqueue(7)
 
     assert (result.duplicate, [row.id for row in rows()]) == (False, [result.id])
+
+
+def test_row_that_no_worker_can_run_is_taken_over(monkeypatch):
+    """After a deploy that moved the function of a group, its old rows do not hinder the calls of the new one."""
+    jobs.keep.enqueue(7)
+    settle()
+    monkeypatch.setattr(rows_backend(), "get_result", raising(ImportError("No module named 'shop.old'")))
+
+    assert jobs.keep.enqueue(7).accepted
+
+
+def test_row_of_another_backend_is_joined():
+    """All backends of a task share its slots, so a row that another one has is not gone."""
+    first = jobs.keep.using(backend="other").enqueue(7)
+    settle()
+
+    second = jobs.keep.enqueue(7)
+
+    assert (second.id, second.duplicate, rows()) == (first.id, True, [])
+
+
+def test_call_that_is_too_late_for_the_slot_of_a_row_that_is_gone(monkeypatch):
+    """Another call has just taken it over: its row is joined, and not the one that is over."""
+    jobs.keep.enqueue(7)
+    settle()
+    rows().clear()
+    get_result, others = rows_backend().get_result, []
+
+    def slow(task_id):
+        monkeypatch.undo()
+        others.append(jobs.keep.enqueue(7))
+        settle()
+        return get_result(task_id)
+
+    monkeypatch.setattr(rows_backend(), "get_result", slow)
+    late = jobs.keep.enqueue(7)
+
+    assert (late.duplicate, late.id) == (True, others[0].id)
+
+
+def test_nodes_that_go_away_while_a_call_looks_for_the_row(monkeypatch):
+    """That call is stored without a slot, like any other whose nodes are away."""
+    jobs.keep.enqueue(7)
+    settle()
+
+    def slow(task_id):
+        for node in locks["default"].nodes:
+            monkeypatch.setattr(node, "down", True)
+        raise TaskResultDoesNotExist(task_id)
+
+    monkeypatch.setattr(rows_backend(), "get_result", slow)
+
+    assert jobs.keep.enqueue(7).accepted
 
 
 def test_refused_row_leaves_no_slot():
@@ -319,6 +385,20 @@ def test_tasks_and_results_can_be_pickled_and_copied():
         assert (copied.priority, copied.on_duplicate, copied.func) == (5, "skip", jobs.until.func)
     for same in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
         assert (same.id, same.duplicate, same.accepted) == (result.id, False, True)
+
+
+@pytest.mark.server
+def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
+    """With ``--every``, a database that is locked for a moment does not end the command."""
+    errors = iter([OperationalError("database is locked"), KeyboardInterrupt()])
+    seen = SimpleNamespace(look=lambda: raising(next(errors))())
+    monkeypatch.setattr(reaper, "Reaper", lambda *args, **options: seen)
+    err = StringIO()
+
+    with pytest.raises(CommandError, match="Interrupted"):
+        call_command("redlock_reap_tasks", "--every=0.01", stderr=err)
+
+    assert "database is locked" in err.getvalue()
 
 
 @pytest.mark.parametrize(
