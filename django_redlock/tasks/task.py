@@ -12,8 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
-from django.tasks import Task, task_backends
-from django.tasks.base import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_PRIORITY, DEFAULT_TASK_QUEUE_NAME
+from django import tasks
 from django.utils.module_loading import import_string
 
 from ..core.names import NOTE
@@ -22,7 +21,7 @@ from ..keys import CallKey
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, suggested
 from ..singleton.slots import free
-from .enqueue import NotGeneric, RowCall, SingletonResult
+from .enqueue import BaseTask, RowCall, SingletonResult
 from .run import SingleFunction, cancelled_name, follow, running
 
 P = ParamSpec("P")
@@ -99,7 +98,7 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     ours = {name: value for name, value in options.items() if name in OPTIONS}
     theirs = {name: value for name, value in options.items() if name not in OPTIONS}
     for name in theirs:
-        if meant := suggested(name) if name not in DJANGO else "":
+        if meant := "" if hasattr(tasks.Task, name) else suggested(name):
             raise TypeError(f"singleton_task() has no option {name!r}; did you mean {meant}?")
     if "run_after" in theirs:
         raise TypeError("run_after belongs to one call: write task.using(run_after=...).enqueue(...).")
@@ -113,32 +112,15 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
         single = SingleFunction(function, chosen, theirs.get("takes_context", False))
         follow()
         single.wrapped.singleton_function = single
-        base: Any = task_backends[theirs.get("backend", DEFAULT_TASK_BACKEND_ALIAS)].task_class
-        return _mixed(base)(func=single.wrapped, **DEFAULTS | theirs)
+        task: Any = tasks.task(**theirs)(single.wrapped)
+        return _mixed(task.__class__)(**{each.name: getattr(task, each.name) for each in fields(task)})
 
     return decorate(function) if function else decorate
-
-
-DJANGO = {each.name for each in fields(Task)}
-
-# The task class itself has them only since Django 6.1.
-DEFAULTS: dict[str, Any] = {
-    "priority": DEFAULT_TASK_PRIORITY,
-    "queue_name": DEFAULT_TASK_QUEUE_NAME,
-    "backend": DEFAULT_TASK_BACKEND_ALIAS,
-    "run_after": None,
-}
 
 
 def _check_duplicates(how: object) -> None:
     if why := REFUSED_DUPLICATES.get(str(how)):
         raise ValueError(f"on_duplicate={how!r} is not possible with Django's tasks: {why}.")
-
-
-if TYPE_CHECKING:
-    BaseTask = Task
-else:
-    BaseTask = NotGeneric
 
 
 class SingletonTask(BaseTask[P, R]):
@@ -180,11 +162,11 @@ class SingletonTask(BaseTask[P, R]):
             ValueError: A value cannot work.
         """
         _check_duplicates(on_duplicate)
-        theirs = {"priority": priority, "queue_name": queue_name, "run_after": run_after, "backend": backend}
-        ours = {"on_duplicate": on_duplicate or self.on_duplicate, "queue_ttl": queue_ttl or self.queue_ttl}
-        chosen = cast("SingletonTask[P, R]", replace(super().using(**theirs), **ours))  # type: ignore[arg-type]
+        theirs: Any = {"priority": priority, "queue_name": queue_name, "run_after": run_after, "backend": backend}
+        ours: Any = {"on_duplicate": on_duplicate, "queue_ttl": queue_ttl}
+        chosen: Any = replace(super().using(**theirs), **{name: one for name, one in ours.items() if one is not None})
         chosen._options()  # tells what cannot work
-        return chosen
+        return cast("SingletonTask[P, R]", chosen)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[P, R]:
         """
@@ -198,8 +180,7 @@ class SingletonTask(BaseTask[P, R]):
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
-        sent: SingletonResult[P, R] = RowCall(self, self._function, self._options(), args, kwargs).send()
-        return sent
+        return RowCall(self, self._function, self._options(), args, kwargs).send()  # type: ignore[no-any-return]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[P, R]:
         """Do what :meth:`enqueue` does without blocking."""
@@ -262,7 +243,8 @@ class Singleton(Slots[P]):
         """
         Have the row that waits with the slot of a call end as FAILED, with ``CancelledTask``, instead of running.
 
-        The slot is free at once. A row that runs continues.
+        The slot is free at once. A row that runs continues. A row that waits is known for 30 days after the end of its
+        slot.
 
         Returns:
             The id of the row; None if no waiting row has the slot.
@@ -275,7 +257,7 @@ class Singleton(Slots[P]):
             holder = seen.holder
             if seen.value and holder.task_id and holder.waits:
                 ticket = self._function.singleton_ticket(holder.task_id, args, kwargs)
-                lasting = max(seen.left, options.queue_ttl)
+                lasting = max(seen.left, options.queue_ttl) + 30 * 86_400  # it may wait for longer than its slot lasts
                 ticket.take(cancelled_name(holder.task_id), lasting, self._function.name, NOTE)
                 free(ticket.using, name, seen.secret)
                 return holder.task_id

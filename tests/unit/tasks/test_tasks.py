@@ -292,6 +292,15 @@ def test_cancelled_row_does_not_run():
     assert jobs.ran == []
 
 
+def test_cancelled_row_is_known_for_as_long_as_it_may_wait():
+    """Workers may be away for days, and a row in the queue does not end with its slot."""
+    result = jobs.keep.enqueue(7)
+    settle()
+    jobs.keep.singleton.cancel(7)
+
+    assert find_lock(f"cancelled:{result.id}").remaining > 29 * 86400
+
+
 @pytest.mark.server
 def test_row_that_is_cancelled_while_it_waits_in_its_worker_does_not_run():
     """A worker that has waited for the slot of the run looks again before it begins."""
@@ -427,6 +436,8 @@ def test_using_refuses_what_the_decorator_refuses():
     for how in ("rerun", "replace", "jion"):
         with pytest.raises(ValueError, match=how):
             jobs.keep.using(on_duplicate=how)
+    with pytest.raises(ValueError, match="queue_ttl"):
+        jobs.keep.using(queue_ttl=0)
 
 
 def test_lease_that_the_settings_do_not_allow():
