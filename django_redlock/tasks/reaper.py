@@ -13,12 +13,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.apps import apps
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
-from django.tasks import TaskResultStatus
+from django.tasks import TaskResultStatus, task_backends
 from django.tasks.signals import task_finished
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
@@ -65,13 +65,11 @@ class Reaper:
     """
 
     def __init__(self, backend: str, *, fail: bool = False, act: bool = True) -> None:
-        if backend not in settings.TASKS:
-            known = ", ".join(sorted(settings.TASKS))
-            raise ImproperlyConfigured(f"TASKS has no {backend!r}; it has {known}.")
-        if not apps.is_installed("django_tasks_db"):
-            raise ImproperlyConfigured(
-                "The rows of dead workers can be found with django-tasks-db only, which is not installed."
-            )
+        kind = import_string("django_tasks_db.DatabaseBackend") if apps.is_installed("django_tasks_db") else ()
+        known = [alias for alias in task_backends if isinstance(task_backends[alias], kind)]
+        if backend not in known:
+            why = f"TASKS has no backend {backend!r} of django-tasks-db, with which alone the rows of dead workers can"
+            raise ImproperlyConfigured(f"{why} be found; it has {', '.join(map(repr, known)) or 'none'}.")
         self._backend = backend
         self._fail = fail
         self._act = act

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import Error, close_old_connections
 
 from ...exceptions import QuorumUnavailableError, printable
 from ..output import INTERRUPTED, MISUSED, NO_QUORUM, seconds
@@ -44,17 +45,20 @@ class Command(BaseCommand):
             for pause in [APART] if every is None else repeat(every):
                 time.sleep(pause)
                 self._look(reaper, every is not None)
+        except QuorumUnavailableError as error:
+            raise CommandError(str(error), returncode=NO_QUORUM) from None
         except KeyboardInterrupt:
             self.stderr.write("")  # the terminal has shown ^C
             raise CommandError("Interrupted; what is listed above is done.", returncode=INTERRUPTED) from None
 
     def _look(self, reaper: Any, patient: bool) -> None:
+        close_old_connections()
         try:
             for row in reaper.look():
                 self.stdout.write(
                     f"{printable(row.task)} {row.task_id}, of worker {printable(row.worker)}: {row.outcome}"
                 )
-        except QuorumUnavailableError as error:
+        except (QuorumUnavailableError, Error) as error:
             if not patient:
-                raise CommandError(str(error), returncode=NO_QUORUM) from None
+                raise
             self.stderr.write(str(error))

@@ -14,10 +14,12 @@ from datetime import date, timedelta
 from enum import Enum
 from inspect import signature
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
+from django.db import OperationalError
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.exceptions import TaskResultDoesNotExist
 from django.test import override_settings
@@ -26,7 +28,7 @@ from django.utils import timezone
 from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, locks
 from django_redlock.inventory import find_lock
 from django_redlock.nodes.memory import forget_nodes
-from django_redlock.tasks import DuplicateTask, SingletonTask, singleton_task
+from django_redlock.tasks import DuplicateTask, SingletonTask, reaper, singleton_task
 from tests.managers import wait_until
 
 from . import jobs
