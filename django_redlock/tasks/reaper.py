@@ -5,6 +5,9 @@ A worker that is killed leaves its row RUNNING for ever: the backend cannot know
 as long as the process lives. So a row is abandoned if its slot has ended, and no lock of :func:`~.run.life_name` shows
 that a process has it without a slot. It must be so in all looks of three seconds, and a row that began less than a
 lease ago is left alone: a worker marks its row before it imports the task, and takes the slot only then.
+
+Nodes that have just restarted answer, but have forgotten who lives. So the reaper takes that lock itself for a moment:
+they do not grant it before whoever lives could show it again.
 """
 
 from collections.abc import Iterator
@@ -20,10 +23,12 @@ from django.tasks.signals import task_finished
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from ..core.protocol import Outcome
 from ..engine.manager import fresh_secret
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import locks
-from ..singleton.slots import SlotState, Ticket, look
+from ..inventory import held_locks
+from ..singleton.slots import SlotState, Ticket, peek
 from .run import SingleFunction, life_name
 
 REPEATS = 1  # how often a row is put back
@@ -98,7 +103,7 @@ class Reaper:
             began, seen = before.get(row.id, (None, 0.0))
             now = locks[ticket.using].runtime.clock()
             self._abandoned[row.id] = row.started_at, seen if began == row.started_at else now
-            if now - self._abandoned[row.id][1] >= APART:
+            if now - self._abandoned[row.id][1] >= APART and not is_held(ticket):
                 worker = row.worker_ids[-1] if row.worker_ids else ""
                 yield Reaped(function.name, str(row.id), worker, self._reap(row, ticket, function))
         if unanswered:
@@ -154,8 +159,17 @@ def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
     """
     if row.started_at is None or timezone.now() - row.started_at < timedelta(seconds=lease):
         return False
-    running, waiting = look(ticket.using, ticket.running, life_name(ticket.task_id))
     # A slot that a quorum of nodes has is seen on one of those that answer, at least.
-    holders = [seen.holder for seen in running.sightings]
-    runs = any(holder.task_id == ticket.task_id and holder.state is SlotState.RUNNING for holder in holders)
-    return not (runs or waiting.sightings)
+    holders = [seen.holder for seen in peek(ticket.using, ticket.running).sightings]
+    if any(holder.task_id == ticket.task_id and holder.state is SlotState.RUNNING for holder in holders):
+        return False
+    life = locks[ticket.using].on_behalf(life_name(ticket.task_id), kind="command", label="redlock_reap_tasks", wait=0)
+    with suppress(LockTakenError):
+        return life.acquire().release() is Outcome.RELEASED
+    return False
+
+
+def is_held(ticket: Ticket) -> bool:
+    """Return whether a run of the row has a slot of any name: the key may have been another one before a deploy."""
+    owners = [lock.owner for lock in held_locks(ticket.using, limit=100_000, seconds=APART).locks]
+    return any(owner and owner.ref == ticket.task_id and not owner.state for owner in owners)

@@ -12,7 +12,7 @@ wait for each other.
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -20,21 +20,20 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from math import inf
 from typing import Any
-from weakref import ref
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
-from django.tasks.signals import task_started
+from django.tasks.signals import task_finished, task_started
 from django.utils.json import normalize_json
 
 from ..core.protocol import Outcome
 from ..engine.lease import Lease, note_late_loss
 from ..engine.lock import decorators
+from ..engine.watchdog import NEVER, TICK, Chore
 from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, printable
 from ..handler import lock, locks
 from ..keys import TaskKey, signature_of
 from ..singleton.options import SingletonOptions
-from ..singleton.slots import FREE, Seen, Ticket, free, look
+from ..singleton.slots import FREE, LIFETIME, Seen, Ticket, free, look
 
 PATIENCE = 30.0  # seconds after which a run that waits for its slot looks who has it
 PAUSE = 0.5  # seconds between two attempts while the nodes do not answer, on average
@@ -42,6 +41,7 @@ PAUSE = 0.5  # seconds between two attempts while the nodes do not answer, on av
 log = logging.getLogger("django_redlock")
 _starting: ContextVar[Any] = ContextVar("django_redlock_starting", default=None)
 _current: ContextVar["Run | None"] = ContextVar("django_redlock_run", default=None)
+_ended: ContextVar["Run | None"] = ContextVar("django_redlock_ended", default=None)
 
 
 class CancelledTask(RedlockError):
@@ -119,16 +119,23 @@ class SingleFunction:
 
     def _run_of(self, args: Any, kwargs: Any) -> "Run | None":
         """Return the run that a worker is about to begin; None if the function was called directly."""
+        row = _starting.get()
         if self._takes_context:
-            row = getattr(args[0], "task_result", None) if args else None
-            args = args[1:]
-        else:
-            row = _starting.get()
-            row = row if row is not None and row.task.module_path == self.name else None
-        if row is None:
+            row, args = getattr(args[0], "task_result", None) if args else None, args[1:]
+        # A body may call a function directly, also with the context that it was given itself.
+        path = getattr(getattr(row, "task", None), "module_path", "")
+        if row is None or path != self.name or any(run.ticket.task_id == str(row.id) for run in under_way()):
             return None
-        _starting.set(None)  # the body may call the function directly
-        return Run(self, str(row.id), args, kwargs)
+        _starting.set(None)
+        return Run(self, row, args, kwargs)
+
+
+def under_way() -> Iterator["Run"]:
+    """Yield the run of this thread or coroutine, then those that enqueued it, on a backend that runs calls at once."""
+    run = _current.get()
+    while run:
+        yield run
+        run = run.outer
 
 
 def running(function: SingleFunction) -> "Run | None":
@@ -137,26 +144,33 @@ def running(function: SingleFunction) -> "Run | None":
     return run if run and run.function is function else None
 
 
-class Run:
+class Run(Chore):
     """
     One run of a row.
 
+    The watchdog looks at it every second, and shows the :mod:`.reaper` that a process has the row whenever the run has
+    no slot: while it waits, after it has lost or freed its slot, and until the worker has written the outcome. The
+    nodes may be away at any of these moments, so it tries again.
+
     Args:
         function: The function of its task.
-        task_id: The row's id.
+        row: The result of its row.
         args: The positional arguments of the call.
         kwargs: Its keyword arguments.
     """
 
-    def __init__(self, function: SingleFunction, task_id: str, args: Any, kwargs: Any) -> None:
+    def __init__(self, function: SingleFunction, row: Any, args: Any, kwargs: Any) -> None:
         self.function = function
-        self.ticket = function.singleton_ticket(task_id, args, kwargs)
+        self.ticket = function.singleton_ticket(str(row.id), args, kwargs)
+        self.manager = locks[self.ticket.using]
         self.lease: Lease | None = None
+        self.outer = _current.get()  # the run that made this call, on a backend that runs each call at once
         self._life: Lease | None = None
-        self._over = False
-        self._outer = _current.get()  # the run that made this call, on a backend that runs each call at once
-        self._manager = locks[self.ticket.using]
+        self._over = False  # whether the body has ended, or will not begin
+        self._closed = False  # whether nobody can take the row for that of a dead process any more
+        self._is_reaped = hasattr(row, "db_result")
         self._since = -inf  # until the body begins
+        self._next = self.manager.runtime.clock() + TICK
 
     def begin(self) -> None:
         """
@@ -168,10 +182,12 @@ class Run:
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"run": "fail"}``.
         """
         told = False
-        while True:
+        if self.ticket.running:
+            self.manager.runtime.watchdog.watch(self)
+        while not self._over:
             try:
                 self._begin()
-                self._since = self._manager.runtime.clock()
+                self._since = self.manager.runtime.clock()
                 return
             except QuorumUnavailableError as error:
                 how, task = self.function.singleton_options.without_nodes("run"), printable(self.ticket.task_id)
@@ -179,111 +195,101 @@ class Run:
                     raise
                 if how == "run":
                     log.warning("task %s runs without a slot: %s", task, error)
-                    with suppress(QuorumUnavailableError):
-                        self._show_life()
                     return
                 if not told:
                     log.warning("task %s waits until the lock nodes answer: %s", task, error)
                 told = True
-            self._manager.runtime.sleep(PAUSE * (0.5 + self._manager.runtime.random()))
+            self.manager.runtime.sleep(PAUSE * (0.5 + self.manager.runtime.random()))
 
     def _begin(self) -> None:
-        place = self._look()
-        if not self.ticket.running:  # only what waits has a slot
-            free(self.ticket.using, self.ticket.waiting, place.secret)
-            return
-        try:
-            self.lease = self._take(place, 0.0)
-        except LockTakenError:
-            self.lease = self._wait()
-        me = ref(self)  # a lease that refers to its run would be renewed after both were forgotten
-        self.lease.on_lost(lambda lease: run._outlive() if (run := me()) else None)
-        if self.ticket.waiting != self.ticket.running and self._is_own(place):
-            free(self.ticket.using, self.ticket.waiting, place.secret)
+        ticket, places, patience = self.ticket, self._look(), 0.0
+        while ticket.running and not self.lease:
+            try:
+                self.lease = self._take(places[ticket.running], patience)
+            except LockTakenError as taken:
+                if any(run.lease and run.lease.name == taken.name for run in under_way()):
+                    raise RuntimeError(f"{taken.name!r} would wait for itself, in a call of its own run.") from None
+                self._show_life()
+                places, patience = self._look(), PATIENCE
+        if self._over:  # a coroutine was cancelled, and this thread has gone on
+            self.give_up()
+        if patience:
+            with suppress(QuorumUnavailableError):
+                self._look()  # it may have been cancelled while it waited
+        place = places.get(ticket.waiting, FREE)
+        if ticket.waiting != ticket.running and place.holder.task_id in (None, ticket.task_id):
+            free(ticket.using, ticket.waiting, place.secret)  # one that is only claimed may be its own
 
-    def _look(self) -> Seen:
+    def _look(self) -> dict[str, Seen]:
         """
-        Return the row that has the slot and waits; its own if a node has that, though no quorum may; free if none does.
+        Return the row that waits with each slot of this one; itself if a node has that, though no quorum may.
+
+        A slot that no row waits with is FREE here. The slot of the run may be that of a row which waits, whatever the
+        scope: before a deploy, the scope may have been another one.
 
         Raises:
             CancelledTask: The row was cancelled.
         """
         ticket = self.ticket
-        cancelled, *places = look(ticket.using, *filter(None, (cancelled_name(ticket.task_id), ticket.waiting)))
-        if cancelled.sightings:
+        names = dict.fromkeys(filter(None, (ticket.running, ticket.waiting)))
+        cancelled, *places = look(ticket.using, cancelled_name(ticket.task_id), *names)
+        if cancelled.sightings or self._over:
             raise CancelledTask(f"Task {printable(ticket.task_id)} was cancelled before it began.")
-        waiting = [seen for place in places for seen in place.sightings if seen.holder.waits]
-        return min(waiting, key=lambda seen: seen.holder.task_id != ticket.task_id, default=FREE)
-
-    def _is_own(self, place: Seen) -> bool:
-        """Return whether a slot is that of this row; one that is only claimed may be."""
-        return place.holder.waits and place.holder.task_id in (None, self.ticket.task_id)
+        waiting = [[each for each in seen.sightings if each.holder.waits] for seen in places]
+        first = [min(rows, key=lambda row: row.holder.task_id != ticket.task_id, default=FREE) for rows in waiting]
+        return dict(zip(names, first, strict=True))
 
     def _take(self, place: Seen, wait: float) -> Lease:
         """Take the slot, also from any row that waits: that row runs later, as one that has none."""
-        ticket = replace(self.ticket, secret=place.secret)
+        ticket = replace(self.ticket, secret=place.secret, scope=LIFETIME)  # in which a run has the slot of its row
         return ticket.take_running(self.function.singleton_options.times, self.function.name, "", wait=wait)
 
-    def _wait(self) -> Lease:
-        outer = self._outer
-        while outer:
-            if outer.lease and outer.lease.name == self.ticket.running:
-                raise RuntimeError(f"{self.ticket.running!r} would wait for itself: the call was made in its own run.")
-            outer = outer._outer
-        while True:
+    def due(self) -> float:
+        """Return when the watchdog looks at this run next; see :class:`~django_redlock.engine.watchdog.Chore`."""
+        return NEVER if self._closed else self._next
+
+    def extend(self, leases: Any) -> int:
+        """Show that the process lives if the run has no slot; the watchdog calls this."""
+        lease, self._next = self.lease, self.manager.runtime.clock() + TICK
+        if not (lease and lease.valid()) and not self.manager.runtime.watchdog.apart(self._show_life):
             self._show_life()
-            with suppress(LockTakenError):
-                self.lease = self._take(self._look(), PATIENCE)
-                with suppress(QuorumUnavailableError):
-                    self._look()  # it may have been cancelled while it waited
-                return self.lease
+        return 0
 
     def _show_life(self) -> None:
-        """
-        Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot.
-
-        Raises:
-            QuorumUnavailableError: Too few nodes answered.
-        """
-        if self._life and self._life.valid():
-            return
+        """Take a lock that shows the :mod:`.reaper` that a process has the row, while the row has no slot."""
         ticket, ttl = self.ticket, self.function.singleton_options.lease
         about: Any = {"kind": "task", "label": self.function.name, "ref": ticket.task_id, "ttl": ttl, "wait": 0}
-        with suppress(LockTakenError):
-            self._life = self._manager.on_behalf(life_name(ticket.task_id), max_hold=inf, **about).acquire()
-
-    def _outlive(self) -> None:
-        """Show that the body goes on though its slot was lost, for example because it has reached ``max_hold``."""
-        # The watchdog's helper calls this, as a rule; the body, if it notices the loss first, but no event loop.
-        with suppress(QuorumUnavailableError, SynchronousOnlyOperation):
-            self._show_life()
-        if self._over and self._life:
+        if not (self._life and self._life.valid()):
+            with suppress(LockTakenError, QuorumUnavailableError):  # the watchdog tries again in a second
+                self._life = self.manager.on_behalf(life_name(ticket.task_id), max_hold=inf, **about).acquire()
+        if self._closed and self._life:
             self._life.release()
-
-    def give_up(self) -> str:
-        """Free the slot though the body goes on; return the outcome."""
-        with suppress(QuorumUnavailableError):
-            self._show_life()
-        return self._free()
 
     def end(self) -> None:
         """Free the slot, or leave it taken for the rest of ``hold_for``."""
-        self._over, lease = True, self.lease
-        left = self.function.singleton_options.hold_for - (self._manager.runtime.clock() - self._since)
-        stays = left > 0 and lease is not None and lease.valid()
-        if lease and stays and self.ticket.keep_held(lease, left, self.function.name, self.ticket.task_id):
+        self._over, lease, ticket = True, self.lease, self.ticket
+        left = self.function.singleton_options.hold_for - (self.manager.runtime.clock() - self._since)
+        if lease and left > 0 and lease.valid() and ticket.keep_held(lease, left, self.function.name, ticket.task_id):
             self.lease = None
-        self._free()
-        if self._life:
-            self._life.release()
+        self.give_up()
+        _ended.set(self)  # the row says RUNNING until the worker has written the outcome, which may take long
+        if not self._is_reaped:
+            self.close()
 
-    def _free(self) -> str:
+    def give_up(self) -> str:
+        """Free the slot, at the end or though the body goes on; return the outcome."""
         lease, self.lease = self.lease, None
         if lease is None:
-            return ""
+            return Outcome.EXPIRED
         outcome = lease.release()  # not sent: whoever sees the result finds the slot free
         note_late_loss(lease, outcome)
         return outcome
+
+    def close(self) -> None:
+        """Show no longer that a process has the row."""
+        self._closed = True
+        if self._life:
+            self._life.release()
 
 
 def cancelled_name(task_id: str) -> str:
@@ -300,8 +306,15 @@ def _note_start(task_result: Any, **about: Any) -> None:
     _starting.set(task_result)
 
 
+def _note_end(task_result: Any, **about: Any) -> None:
+    if (run := _ended.get()) and run.ticket.task_id == str(task_result.id):
+        _ended.set(None)
+        run.close()
+
+
 def follow() -> None:
     """Learn of each run that begins, also from a backend with the signals of the package before ``django.tasks``."""
     task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")
+    task_finished.connect(_note_end, dispatch_uid="django_redlock.tasks")
     if backport := sys.modules.get("django_tasks.signals"):
         backport.task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")

@@ -237,7 +237,7 @@ class Singleton(Slots[P]):
 
     def _given_up(self) -> str:
         run = running(self._function)
-        return run.give_up() if run and run.lease else ""
+        return run.give_up() if run else ""
 
     def cancel(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """

@@ -410,8 +410,8 @@ class VirtualWatchdog:
             self._agenda(tended).drop(tended)
 
     def _agenda(self, tended: Any) -> Agenda:
-        """Return the agenda of the process that has a lease, or the term of one."""
-        return self._process_of(getattr(tended, "lease", tended).hold.keeper).agenda
+        """Return the agenda of the process that has a lease, the term of one, or the run of a task."""
+        return self._process_of(getattr(tended, "manager", None) or getattr(tended, "lease", tended).hold.keeper).agenda
 
     def tends(self, keeper: object) -> bool:
         """Return False; only heartbeats use this."""

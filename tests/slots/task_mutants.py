@@ -18,13 +18,15 @@ def at_once(action: Any, row: Any) -> None:
 
 def waits_for_it(right: Any) -> Any:
     """Take the slot over from the row itself only, and wait until another row that waits has had it."""
-    return lambda run, place, wait: right(run, place if run._is_own(place) else slots.FREE, wait)
+    return lambda run, place, wait: right(
+        run, place if place.holder.task_id in (None, run.ticket.task_id) else slots.FREE, wait
+    )
 
 
 def frees_first(right: Any) -> Any:
     def begin(run: Any) -> None:
         right(run)
-        run._free()
+        run.give_up()
 
     return begin
 

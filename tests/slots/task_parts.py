@@ -28,8 +28,7 @@ from django.tasks.signals import task_finished, task_started
 
 from django_redlock.singleton.options import SingletonOptions
 from django_redlock.tasks import enqueue, reaper, singleton_task
-from django_redlock.tasks import task as declaration
-from django_redlock.tasks.run import life_name, running
+from django_redlock.tasks.run import running
 from django_redlock.testing.simulation import EPOCH
 
 from .world import Dead, Machine, World
@@ -74,7 +73,6 @@ class Rows:
 
     def __iter__(self) -> Iterator["Row"]:
         queue.world.reach()
-        recorder.listed = queue.world.now
         return iter([copy.copy(row) for row in self._stored()])
 
     def _stored(self) -> Iterator["Row"]:
@@ -97,7 +95,6 @@ class Row:
     owner: Any = None  # the database connection whose transaction it is part of
     gone: bool = False  # whether that transaction was rolled back
     died: list[str] = field(default_factory=list)  # the workers that died with it
-    unseen: int = 0  # how often it was taken from a worker that lived
 
     backend_name = ALIAS
     objects = Rows()
@@ -157,22 +154,11 @@ class RowTask(Task):
 
 
 def judge(row: Row) -> None:
-    """Object if a row whose process lives is taken from it, unless that has lost what showed that it lives."""
-    now, name = queue.world.now, row.worker_ids[-1]
+    """Object if a row is taken from a process that lives."""
+    name = row.worker_ids[-1]
     worker = next(machine for machine in queue.world.machines if machine.name == name)
-    if worker.over or recorder.rows[name].id != row.id:
-        return
-    bodies = [body for body in recorder.bodies if body.id == row.id and body.machine is worker]
-    leases = [lease for lease in queue.world.sim._leases if lease.hold.keeper is worker.process.manager]
-    lives = [lease for lease in leases if lease.name == life_name(row.id)]
-    seen = recorder.listed - 2 * recorder.profile.node_timeout  # what was granted by then, the reaper has seen
-    shown = [lease.hold for lease in (*lives, *(body.lease for body in bodies)) if lease]
-    shown = [hold for hold in shown if hold.since < seen and hold.remaining(now) > 0]
-    if shown:
-        recorder.objections.append(f"{row.id} is taken from {name}, which shows that it lives")
-    elif not lives and not bodies and worker.called not in (None, worker.bell):
-        recorder.objections.append(f"{name} waits for the slot of {row.id}, and does not show that it lives")
-    row.unseen += 1
+    if not worker.over and recorder.rows[name].id == row.id:
+        recorder.objections.append(f"{row.id} is taken from {name}, which lives")
 
 
 class Queue(BaseTaskBackend):
@@ -364,7 +350,6 @@ class Recorder:
     secrets: dict[str, str]  # for the name of a machine: the secret that it drew last
     rows: dict[str, Row]  # for the name of a machine: the row that it has
     objections: list[str]
-    listed: float  # when the reaper last listed the rows
     steps: "itertools.count[int]"
 
 
@@ -409,7 +394,7 @@ def make(options: SingletonOptions) -> Any:
     if options.on_duplicate != "join":
         about["on_duplicate"] = options.on_duplicate
     if repr(about) not in _made:
-        with patch.object(declaration, "task_backends", {ALIAS: queue}):
+        with patch("django.tasks.task_backends", {ALIAS: queue}):
             _made[repr(about)] = singleton_task(backend=ALIAS, **about)(sync)
     return _made[repr(about)]
 

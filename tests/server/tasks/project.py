@@ -1,5 +1,6 @@
 """The tasks that the workers run. Each run appends when it began and ended to a file, named after its subject."""
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -29,8 +30,12 @@ def noted(what: str, task_id: str) -> Iterator[None]:
 def until_told(what: str) -> None:
     """Wait until the test has created the file that ends the body."""
     until = time.monotonic() + LONG
-    while not Path(os.environ["TEST_NOTES"], f"{what}.go").exists() and time.monotonic() < until:
+    while not is_told(what) and time.monotonic() < until:
         time.sleep(0.01)
+
+
+def is_told(what: str) -> bool:
+    return Path(os.environ["TEST_NOTES"], f"{what}.go").exists()
 
 
 @singleton_task(takes_context=True, key=("what",))
@@ -57,6 +62,21 @@ def long(context, what):
 def bounded(context, what):
     with noted(what, context.task_result.id):
         until_told(what)
+
+
+@singleton_task(takes_context=True, lease=LEASE, version=int(os.environ.get("TEST_VERSION", "1")))
+def versioned(context, what):
+    with noted(what, context.task_result.id):
+        until_told(what)
+
+
+@singleton_task(takes_context=True, lease=LEASE, max_hold=1)
+async def watchful(context, what):
+    """Notice in the event loop that the slot is lost, before anybody else does."""
+    with noted(what, context.task_result.id):
+        while not is_told(what):
+            _ = watchful.singleton.lost
+            await asyncio.sleep(0)
 
 
 @singleton_task

@@ -16,4 +16,6 @@ BACKENDS = {"db": "django_tasks_db.DatabaseBackend", "rq": "django_tasks_rq.RQBa
 TASKS = {"default": {"BACKEND": BACKENDS[os.environ["TEST_BACKEND"]]}}
 RQ_QUEUES = {"default": {"URL": os.environ["TEST_SERVER"]}}
 OPTIONS = {"restart_guard": False, "node_timeout": 1.0}
+if os.environ.get("TEST_GUARD"):
+    OPTIONS |= {"restart_guard": True, "ttl": 5.0, "max_ttl": 6.0}
 REDLOCK = {"default": {"NODES": os.environ["TEST_NODES"].split(","), "OPTIONS": OPTIONS}}

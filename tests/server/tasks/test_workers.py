@@ -28,6 +28,19 @@ def printed(process: subprocess.Popen[bytes]) -> Any:
     return json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
 
 
+def looks(seconds: float) -> str:
+    """Return code that looks for rows of dead workers for so long, and prints what would happen to them."""
+    return (
+        "from django_redlock.tasks.reaper import QuorumUnavailableError, Reaper\n"
+        f"reaper, until, found = Reaper('default', act=False), time.time() + {seconds}, []\n"
+        "while time.time() < until:\n"
+        "    try: found += reaper.look()\n"
+        "    except QuorumUnavailableError: pass\n"
+        "    time.sleep(.2)\n"
+        "print(json.dumps(found))"
+    )
+
+
 def test_hundred_calls_of_four_processes_are_one_row(shop):
     """Whatever process calls, all of them get the same id, and the body runs once."""
     code = "print(json.dumps([str(once.enqueue('a').id) for _ in range(25)]))"
@@ -107,27 +120,106 @@ def test_killed_worker(rows, nodes):
 
 
 def test_row_without_a_slot_is_not_reaped_while_its_process_lives(rows):
-    """One that has waited for its slot for longer than a lease, and one that has lost it because of ``max_hold``."""
-    for _ in range(3):
+    """One that has waited for its slot for longer than a lease, and two that have lost it because of ``max_hold``."""
+    for _ in range(4):
         rows.worker()
     rows.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
-    rows.run("print(json.dumps(str(bounded.enqueue('b').id)))")
-    begun(rows, "a")
-    begun(rows, "b")
-    code = (
-        "from django_redlock.tasks.reaper import Reaper; from django_tasks_db.models import DBTaskResult\n"
-        f"reaper, until = Reaper('default'), time.time() + {2 * LEASE}\n"
-        "while DBTaskResult.objects.running().count() < 3: time.sleep(.02)\n"
-        "found = []\n"
-        "while time.time() < until: found += reaper.look(); time.sleep(.2)\n"
-        "print(json.dumps(found))"
-    )
+    rows.run("print(json.dumps([str(bounded.enqueue('b').id), str(watchful.enqueue('c').id)]))")
+    for what in "abc":
+        begun(rows, what)
+    wait = "from django_tasks_db.models import DBTaskResult\nwhile DBTaskResult.objects.running().count() < 4: pass\n"
 
-    assert rows.run(code) == []
-    rows.go("a")
-    rows.go("b")
+    assert rows.run(wait + looks(2 * LEASE)) == []
+    for what in "abc":
+        rows.go(what)
     runs_of(rows, "a", 2)
     runs_of(rows, "b")
+    runs_of(rows, "c")
+
+
+def test_row_is_not_reaped_after_an_outage_of_the_nodes(rows, nodes):
+    """It has lost its slot, or the lock with which it waits for one, and shows again that its process lives."""
+    for _ in range(2):
+        rows.worker()
+    rows.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
+    begun(rows, "a")
+    wait_until(lambda: rows.run("print(json.dumps(find_lock(serial.singleton.key('a', 0)).waiting))"))
+    for node in nodes:
+        node.freeze()
+    time.sleep(2 * LEASE)
+    for node in nodes:
+        node.thaw()
+
+    assert rows.run(looks(2 * LEASE)) == []
+    rows.go("a")
+    runs_of(rows, "a", 2)
+
+
+def test_row_is_not_reaped_after_a_restart_of_the_nodes(rows, nodes):
+    """They answer, and have forgotten its slot; as long as they give no vote, nobody can show that it lives."""
+    rows.env["TEST_GUARD"] = "1"
+    rows.worker()
+    rows.run("print(json.dumps(str(versioned.enqueue('a').id)))")
+    begun(rows, "a")
+    time.sleep(LEASE)
+    for node in nodes:
+        node.restart()
+
+    assert rows.run(looks(3 * LEASE)) == []
+    rows.go("a")
+    runs_of(rows, "a")
+
+
+def test_row_is_not_reaped_while_its_worker_writes_the_outcome(rows):
+    """The body is over and the slot free, but another transaction keeps the worker from saying so."""
+    rows.worker()
+    task_id = rows.run("print(json.dumps(str(long.enqueue('a').id)))")
+    begun(rows, "a")
+    time.sleep(LEASE)
+    code = "from django.db import transaction\nwith transaction.atomic(): print('[]', flush=True); until_told('b')"
+    locked = rows.start_code(code, stdout=subprocess.PIPE)
+    locked.stdout.readline()
+    rows.go("a")
+    runs_of(rows, "a")
+
+    assert rows.run(looks(2 * LEASE)) == []
+    rows.go("b")
+    locked.communicate(timeout=60)
+    wait_until(lambda: rows.row(task_id) == ("SUCCESSFUL", 1))
+    wait_until(lambda: rows.run(f"print(json.dumps(find_lock('alive:{task_id}') is None))"))
+
+
+def test_row_is_not_reaped_after_a_deploy_that_changed_its_key(rows):
+    """Its run still has the slot of the old name, while the reaper knows the new one."""
+    rows.worker()
+    rows.run("print(json.dumps(str(versioned.enqueue('a').id)))")
+    begun(rows, "a")
+    time.sleep(LEASE)
+    rows.env["TEST_VERSION"] = "2"
+
+    assert rows.run(looks(LEASE)) == []
+    rows.go("a")
+    runs_of(rows, "a")
+
+
+def test_row_whose_function_has_moved_hinders_no_call(rows):
+    """A row that no worker can run any more does not keep the slot, which a group keeps when its function moves."""
+    code = (
+        "from django_tasks_db.models import DBTaskResult\n"
+        "first = once.enqueue('a'); locks['default'].confirmations.send(float('inf'))\n"
+        "DBTaskResult.objects.update(task_path='tests.server.tasks.gone.once')\n"
+        "print(json.dumps(once.enqueue('a').accepted))"
+    )
+
+    assert rows.run(code) is True
+
+
+def test_reaper_refuses_another_backend(make):
+    """It says which backends it can look at, instead of finding nothing for ever."""
+    shop = make("rq")
+    reaper = shop.start("-m", "django", "redlock_reap_tasks")
+
+    assert reaper.wait(60) == 2
 
 
 def test_row_that_no_longer_fits_its_task_hinders_no_other(rows):

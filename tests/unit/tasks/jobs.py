@@ -33,7 +33,13 @@ if django.VERSION >= (6, 0):
 
     @singleton_task(takes_context=True, scope="until_and_while_executing")
     def attempt(context, day):
-        return [day, context.attempt, attempt.singleton.release(), attempt.singleton.lease is None]
+        freed = [attempt.singleton.release() for _ in range(2)]
+        return [day, context.attempt, freed, attempt.singleton.lease is None]
+
+    @singleton_task(takes_context=True)
+    def nested(context, depth):
+        inner = nested.call(context, depth - 1) if depth else []
+        return [nested.singleton.is_locked(depth), *inner]
 
     @singleton_task
     async def later(day):

@@ -221,7 +221,7 @@ def test_coroutine_runs_in_its_slot():
 
 def test_context_and_early_release():
     """A task with Django's context gets it; a body may give its slot up."""
-    assert jobs.attempt.enqueue(1).return_value == [1, 1, "released", True]
+    assert jobs.attempt.enqueue(1).return_value == [1, 1, ["released", "expired"], True]
     assert not jobs.attempt.singleton.is_locked(1)
 
 
@@ -229,7 +229,7 @@ def test_run_that_would_wait_for_itself_fails():
     """A serial task that enqueues itself, on a backend that runs it at once, gets an error and does not hang."""
     result = jobs.again.enqueue(1)
 
-    assert "would wait for itself: the call was made in its own run" in result.return_value
+    assert "would wait for itself, in a call of its own run" in result.return_value
     assert jobs.ran == [("again", 1)]
 
 
@@ -238,6 +238,11 @@ def test_direct_call_has_no_slot():
     with lock("task:tests.unit.tasks.jobs.report:day=1"):
         assert (jobs.report.call(1), jobs.report.func(2)) == (1, 2)
     assert asyncio.run(jobs.later.acall(1)) == [1, False]
+
+
+def test_direct_call_with_the_context_of_a_run_has_no_slot():
+    """A body may pass its own context on, to its own function too: only its worker's call takes the slot."""
+    assert jobs.nested.enqueue(2).return_value == [True, False, False]
 
 
 def test_only_what_waits_has_a_slot():
@@ -251,6 +256,53 @@ def test_only_what_waits_has_a_slot():
 
     assert jobs.ran == [("until", 7, None)]
     assert not jobs.until.singleton.is_locked(7)
+
+
+def test_row_without_the_slot_leaves_it_to_the_row_that_waits_with_it():
+    """With ``until_executing``, a row that has no slot frees none when it begins."""
+    first = jobs.until.enqueue(7)
+    settle()
+    jobs.until.singleton.release(7)
+    second = jobs.until.enqueue(7)
+    settle()
+
+    task_backends["default"]._execute_task(first)
+
+    assert jobs.until.singleton.holder(7).id == second.id
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("scope", ["until_and_while_executing", "while_executing"])
+def test_row_of_before_a_deploy_that_changed_the_scope(monkeypatch, scope):
+    """It does not wait for its own slot, which the new scope would have under another name."""
+    result = jobs.keep.enqueue(7)
+    settle()
+    function = jobs.keep.func.singleton_function
+    monkeypatch.setattr(function, "singleton_options", replace(function.singleton_options, scope=scope))
+    worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result), daemon=True)
+    worker.start()
+    worker.join(10)
+
+    assert jobs.ran == [("keep", 7)]
+    assert not jobs.keep.singleton.is_locked(7)
+
+
+@pytest.mark.server
+def test_coroutine_that_is_cancelled_while_it_waits_for_its_slot():
+    """The thread that waits for it keeps no slot for a body that never runs."""
+
+    async def call():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(jobs.slow.aenqueue(1), 0.5)
+
+    with lock(jobs.slow.singleton.key(1)):
+        caller = threading.Thread(target=lambda: asyncio.run(call()))
+        caller.start()
+        wait_until(lambda: find_lock(jobs.slow.singleton.key(1)).waiting)
+        time.sleep(1.0)
+    caller.join()
+
+    wait_until(lambda: not jobs.slow.singleton.is_locked(1))
 
 
 @pytest.fixture
