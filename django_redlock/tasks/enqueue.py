@@ -10,7 +10,6 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from types import GenericAlias
@@ -178,9 +177,8 @@ class RowCall:
             seen = peek(self.ticket.using, self.ticket.waiting)
             found = self._claim(seen.secret if seen.holder.waits_as(found.task_id) else "")
         if isinstance(found, Holder) and found.state is SlotState.CLAIMED:
-            own = self._stored_here(found)
-            return own or found, None if own else found
-        return found, None
+            found = self._stored_here(found)
+        return found, found if isinstance(found, Holder) else None
 
     def _claim(self, adopt: str = "") -> Claim | Holder:
         """Claim the slot, also from the holder with the secret *adopt*; look for the row of a holder."""
@@ -189,15 +187,18 @@ class RowCall:
             self.row = self._row_of(found.task_id or "", found.state is SlotState.RUNNING)
         return found
 
-    def _stored_here(self, holder: Holder) -> Holder | None:
-        """Return the holder if it is an earlier call of this same transaction, whose row is still there."""
+    def _stored_here(self, holder: Holder) -> Claim | Holder:
+        """Name the row of the holder if this same transaction stored it; take the slot over if it was rolled back."""
         stored = _here.stored.get((self.ticket.using, self.ticket.waiting))
         if stored is None or peek(self.ticket.using, self.ticket.waiting).secret != stored.secret:
-            return None
-        with suppress(*no_row(), NotImplementedError):  # it was rolled back, or nobody can tell
+            return holder
+        try:
             self.row = self.task.get_backend().get_result(stored.task_id)
             return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
-        return None
+        except NotImplementedError:  # nobody can tell
+            return holder
+        except no_row():
+            return self._claim(stored.secret)
 
     def _store(self, claim: Claim | None = None) -> Any:
         """Have the backend store the row; its slot names the row once workers can see it."""

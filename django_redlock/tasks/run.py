@@ -181,7 +181,7 @@ class Run(Chore):
             RuntimeError: It would wait for the run that made the call.
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"run": "fail"}``.
         """
-        told = False
+        level = logging.WARNING  # of the first of these messages
         if self.ticket.running:
             self.manager.runtime.watchdog.watch(self)
         while not self._over:
@@ -196,9 +196,8 @@ class Run(Chore):
                 if how == "run":
                     log.warning("task %s runs without a slot: %s", task, error)
                     return
-                if not told:
-                    log.warning("task %s waits until the lock nodes answer: %s", task, error)
-                told = True
+                log.log(level, "task %s waits until the lock nodes answer: %s", task, error)
+                level = logging.DEBUG
             self.manager.runtime.sleep(PAUSE * (0.5 + self.manager.runtime.random()))
 
     def _begin(self) -> None:

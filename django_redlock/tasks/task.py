@@ -173,7 +173,7 @@ class SingletonTask(BaseTask[P, R]):
         Store a row for the call, unless it is a duplicate of one that waits or runs.
 
         Inside a transaction, the slot names the row after the commit. If it is rolled back, the slot is free after ten
-        seconds, and the next call is sent after one.
+        seconds, and the next call is sent after one; in the same thread, at once.
 
         Raises:
             DuplicateTask: Another call has the slot, and ``on_duplicate="raise"``.
@@ -222,7 +222,7 @@ class Singleton(Slots[P]):
     """
 
     answers = {
-        "join": "store nothing, and return the result of task {id}",
+        "join": "store nothing, and return the result of task {id}, if that row is still there",
         "skip": "store nothing, and return a result that has failed with DuplicateTask",
         "raise": "raise DuplicateTask",
     }
@@ -252,13 +252,13 @@ class Singleton(Slots[P]):
         Raises:
             QuorumUnavailableError: Too few nodes answered and agreed to know that row.
         """
-        slots, options = self._slots(args, kwargs), self._function.singleton_options
+        slots = self._slots(args, kwargs)
         for name, seen in slots:
             holder = seen.holder
             if seen.value and holder.task_id and holder.waits:
                 ticket = self._function.singleton_ticket(holder.task_id, args, kwargs)
-                lasting = max(seen.left, options.queue_ttl) + 30 * 86_400  # it may wait for longer than its slot lasts
-                ticket.take(cancelled_name(holder.task_id), lasting, self._function.name, NOTE)
+                # It may wait for longer than its slot lasts.
+                ticket.take(cancelled_name(holder.task_id), seen.left + 30 * 86_400, self._function.name, NOTE)
                 free(ticket.using, name, seen.secret)
                 return holder.task_id
         self._check_decided(slots)

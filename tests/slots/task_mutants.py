@@ -38,7 +38,7 @@ def believes_this_thread(right: Any) -> Any:
         stored = enqueue._here.stored.get((call.ticket.using, call.ticket.waiting))
         seen = slots.peek(call.ticket.using, call.ticket.waiting)
         if stored is None or seen.secret != stored.secret:
-            return None
+            return holder
         return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
 
     return stored_here

@@ -277,6 +277,22 @@ def test_rolled_back_call(rows):
     assert [row for *_, row in runs_of(rows, "a")] == [task_id]
 
 
+def test_calls_of_a_transaction_that_is_tried_again(rows):
+    """The first takes over the slot of the call that was rolled back, so the others join it."""
+    code = (
+        "from django.db import transaction\n"
+        "try:\n"
+        "    with transaction.atomic(): once.enqueue('a'); raise ZeroDivisionError\n"
+        "except ZeroDivisionError: pass\n"
+        "with transaction.atomic(): found = [once.enqueue('a') for _ in range(3)]\n"
+        "print(json.dumps([[str(each.id) for each in found], [each.accepted for each in found]]))"
+    )
+    ids, accepted = rows.run(code)
+
+    assert len({*ids}) == 1
+    assert accepted == [True, False, False]
+
+
 def test_calls_in_a_transaction(rows):
     """The second call of a transaction joins the first, and the slot names the row as soon as workers can see it."""
     code = (

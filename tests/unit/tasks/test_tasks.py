@@ -392,7 +392,7 @@ def test_explanation_says_what_a_call_would_do():
     text = jobs.keep.singleton.explain(7)
 
     assert f"queued, task tests.unit.tasks.jobs.keep (queued) {first.id}" in text
-    assert f"A call now would store nothing, and return the result of task {first.id}." in text
+    assert f"store nothing, and return the result of task {first.id}, if that row is still there." in text
 
 
 def test_command_explains_a_call():
