@@ -9,6 +9,7 @@ import pytest
 from celery import Celery, Task, shared_task
 from celery.worker.request import Request
 from django.test import override_settings
+from kombu.transport.memory import Channel
 
 from django_redlock import InvalidRedlockError
 from django_redlock.celery import DuplicateTask, SingletonOptions, SingletonTask, override_singleton, singleton_task
@@ -89,6 +90,17 @@ def test_celery_options_pass(app):
         return self.colour
 
     assert (own.acks_late, own.max_retries, own.name, own.colour) == (True, 7, "shop.own", "red")
+
+
+def test_queue_of_a_task(app):
+    """The options of a message that Celery reads from a task are no misspellings of ours, and reach the message."""
+    names = ("compression", "delivery_mode", "exchange", "immediate", "mandatory", "queue", "routing_key")
+    singleton_task(name="shop.all", **dict.fromkeys(names))(nothing)
+
+    task = singleton_task(name="shop.slow", queue="slow")(nothing)
+    task.delay()
+
+    assert Channel.queues["slow"].qsize() == 1
 
 
 def test_tasks_reach_apps_of_every_age(app):
