@@ -124,6 +124,12 @@ class StoredRows(threading.local):
 _here = StoredRows()
 
 
+def stored_here(using: str, name: str, secret: str) -> str:
+    """Return the id of a row that this thread has stored, and that its slot with this *secret* may not name yet."""
+    stored = _here.stored.get((using, name))
+    return stored.task_id if stored and stored.secret == secret else ""
+
+
 @dataclass
 class RowCall:
     """
@@ -189,16 +195,18 @@ class RowCall:
 
     def _stored_here(self, holder: Holder) -> Claim | Holder:
         """Name the row of the holder if this same transaction stored it; take the slot over if it was rolled back."""
-        stored = _here.stored.get((self.ticket.using, self.ticket.waiting))
-        if stored is None or peek(self.ticket.using, self.ticket.waiting).secret != stored.secret:
+        using, name = self.ticket.using, self.ticket.waiting
+        secret = peek(using, name).secret
+        task_id = stored_here(using, name, secret)
+        if not task_id:
             return holder
         try:
-            self.row = self.task.get_backend().get_result(stored.task_id)
-            return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
+            self.row = self.task.get_backend().get_result(task_id)
+            return replace(holder, task_id=task_id, state=SlotState.QUEUED)
         except NotImplementedError:  # nobody can tell
             return holder
         except no_row():
-            return self._claim(stored.secret)
+            return self._claim(secret)
 
     def _store(self, claim: Claim | None = None) -> Any:
         """Have the backend store the row; its slot names the row once workers can see it."""

@@ -5,10 +5,10 @@ The task class is that of the backend, with ours mixed in: some workers insist o
 options of the slot, so that a task can be copied with ``using()``, and pickled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
@@ -16,12 +16,13 @@ from django import tasks
 from django.utils.module_loading import import_string
 
 from ..core.names import NOTE
+from ..core.rules import nearest
 from ..engine.lease import Lease
 from ..keys import CallKey
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, suggested
-from ..singleton.slots import free
-from .enqueue import BaseTask, RowCall, SingletonResult
+from ..singleton.slots import Holder, Seen, SlotState, free, once_confirmed
+from .enqueue import BaseTask, RowCall, SingletonResult, stored_here
 from .run import SingleFunction, cancelled_name, follow, running
 
 P = ParamSpec("P")
@@ -97,9 +98,6 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     """
     ours = {name: value for name, value in options.items() if name in OPTIONS}
     theirs = {name: value for name, value in options.items() if name not in OPTIONS}
-    for name in theirs:
-        if meant := "" if hasattr(tasks.Task, name) else suggested(name):
-            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {meant}?")
     if "run_after" in theirs:
         raise TypeError("run_after belongs to one call: write task.using(run_after=...).enqueue(...).")
     for name in ours:
@@ -109,13 +107,42 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     chosen = SingletonOptions(**ours)
 
     def decorate(function: Callable[..., Any]) -> Any:
+        _check_function(function)
+        base: Any = tasks.task_backends[theirs.get("backend", tasks.DEFAULT_TASK_BACKEND_ALIAS)].task_class
+        _check_names(theirs, {each.name for each in fields(base)})
         single = SingleFunction(function, chosen, theirs.get("takes_context", False))
         follow()
         single.wrapped.singleton_function = single
         task: Any = tasks.task(**theirs)(single.wrapped)
         return _mixed(task.__class__)(**{each.name: getattr(task, each.name) for each in fields(task)})
 
-    return decorate(function) if function else decorate
+    return decorate if function is None else decorate(function)
+
+
+# Celery's names for options of Django's.
+OF_CELERY = {"bind": "takes_context=True", "queue": "queue_name"}
+
+
+def _check_function(function: object) -> None:
+    if isinstance(function, tasks.Task):
+        raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(
+            f"@singleton_task decorates a function, not {repr(function)[:40]}. Write its options by name, such as "
+            "key=('shop_id',)."
+        )
+
+
+def _check_names(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse options that the backend's class of tasks, which has those *known*, would not understand."""
+    for name in given:
+        if name in known:
+            continue
+        if instead := OF_CELERY.get(name):
+            raise TypeError(f"singleton_task() for Django's tasks has no option {name!r}; write {instead}.")
+        meant = suggested(name)
+        advice = f"; did you mean {meant}?" if meant else nearest(name, known)
+        raise TypeError(f"singleton_task() for Django's tasks has no option {name!r}{advice}")
 
 
 def _check_duplicates(how: object) -> None:
@@ -243,23 +270,36 @@ class Singleton(Slots[P]):
         """
         Have the row that waits with the slot of a call end as FAILED, with ``CancelledTask``, instead of running.
 
-        The slot is free at once. A row that runs continues. A row that waits is known for 30 days after the end of its
-        slot.
+        The slot is free at once; the row ends when a worker gets it, within 30 days after the end of its slot. A row
+        that runs continues.
 
         Returns:
             The id of the row; None if no waiting row has the slot.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered and agreed to know that row.
+            QuorumUnavailableError: Too few nodes answered and agreed to know that row, or the slot named none for a
+                second, because a call is being made, perhaps in a transaction.
         """
-        slots = self._slots(args, kwargs)
+        ticket = self._function.singleton_ticket("", args, kwargs)
+        slots = once_confirmed(ticket, partial(self._named, args, kwargs))
         for name, seen in slots:
-            holder = seen.holder
-            if seen.value and holder.task_id and holder.waits:
-                ticket = self._function.singleton_ticket(holder.task_id, args, kwargs)
+            task_id = _row_of(ticket.using, name, seen)
+            if seen.value and task_id and seen.holder.waits:
+                ticket = self._function.singleton_ticket(task_id, args, kwargs)
                 # It may wait for longer than its slot lasts.
-                ticket.take(cancelled_name(holder.task_id), seen.left + 30 * 86_400, self._function.name, NOTE)
+                ticket.take(cancelled_name(task_id), seen.left + 30 * 86_400, self._function.name, NOTE)
                 free(ticket.using, name, seen.secret)
-                return holder.task_id
+                return task_id
         self._check_decided(slots)
         return None
+
+    def _named(self, args: Any, kwargs: Any) -> tuple[list[tuple[str, Seen]], Holder | None]:
+        """Return the slots of a call, and the holder of one that does not name its row yet."""
+        slots, using = self._slots(args, kwargs), self._function.singleton_options.using
+        claims = [seen.holder for name, seen in slots if seen.value and not _row_of(using, name, seen)]
+        return slots, next((holder for holder in claims if holder.state is SlotState.CLAIMED), None)
+
+
+def _row_of(using: str, name: str, seen: Seen) -> str:
+    """Return the id of the row that has a slot; empty if no row has it, or if only its caller knows the row yet."""
+    return seen.holder.task_id or stored_here(using, name, seen.secret)

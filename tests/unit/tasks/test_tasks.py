@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.exceptions import TaskResultDoesNotExist
 from django.test import override_settings
@@ -333,6 +333,33 @@ def test_run_without_nodes(monkeypatch):
     assert result.return_value == [1, False]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_row_that_was_just_stored_can_be_cancelled():
+    """The thread that stored it knows it, also in a transaction; others wait until its slot names it."""
+    here = jobs.keep.enqueue(7)
+    assert jobs.keep.singleton.cancel(7) == here.id
+    with transaction.atomic():
+        within = jobs.keep.enqueue(8)
+        assert jobs.keep.singleton.cancel(8) == within.id
+    stored = []
+    elsewhere = threading.Thread(target=lambda: stored.append(jobs.keep.enqueue(9).id))
+    elsewhere.start()
+    elsewhere.join()
+    assert jobs.keep.singleton.cancel(9) == stored[0]
+    settle()
+
+    assert not any(jobs.keep.singleton.is_locked(shop) for shop in (7, 8, 9))
+
+
+def test_claim_that_names_no_row_cannot_be_cancelled():
+    """Its caller may have died before it stored the row, or be in a transaction: nobody knows which row it would be."""
+    ticket = jobs.keep.func.singleton_function.singleton_ticket("", (7,), {}, "a" * 32)
+    ticket.claim(60, "jobs.keep")
+
+    with pytest.raises(QuorumUnavailableError, match="may not have been sent"):
+        jobs.keep.singleton.cancel(7)
+
+
 def test_cancelled_row_does_not_run():
     """It ends as FAILED when a worker gets it; the slot is free at once."""
     result = jobs.keep.enqueue(7)
@@ -476,6 +503,9 @@ def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
         ({"on_duplicate": "replace"}, ValueError, "cannot be changed"),
         ({"scope": "until_done"}, ValueError, "scope must be one of"),
         ({"ttl": 5}, TypeError, "did you mean 'lease'"),
+        ({"bind": True}, TypeError, "no option 'bind'; write takes_context=True"),
+        ({"queue": "slow"}, TypeError, "no option 'queue'; write queue_name"),
+        ({"acks_late": True}, TypeError, "no option 'acks_late'"),
         ({"run_after": None}, TypeError, r"task.using\(run_after=...\)"),
         ({"key": ("shop",)}, ValueError, "not a parameter of the task"),
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
@@ -484,6 +514,12 @@ def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
 def test_option_that_cannot_work_is_refused_at_once(options, error, text):
     with pytest.raises(error, match=text):
         singleton_task(**options)(jobs.keep.func.__wrapped__)
+
+
+@pytest.mark.parametrize("decorated", ["shop:{shop_id}", 5, dict])
+def test_only_a_function_becomes_a_task(decorated):
+    with pytest.raises(TypeError, match="@singleton_task decorates a function, not "):
+        singleton_task(decorated)
 
 
 def test_using_refuses_what_the_decorator_refuses():
