@@ -21,7 +21,6 @@ from django.db import transaction
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.signals import task_finished
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from ..core.protocol import Outcome
 from ..engine.manager import fresh_secret
@@ -70,11 +69,19 @@ class Reaper:
     """
 
     def __init__(self, backend: str, *, fail: bool = False, act: bool = True) -> None:
-        kind = import_string("django_tasks_db.DatabaseBackend") if apps.is_installed("django_tasks_db") else ()
-        known = [alias for alias in task_backends if isinstance(task_backends[alias], kind)]
+        if not apps.is_installed("django_tasks_db"):
+            raise ImproperlyConfigured(
+                "Only django-tasks-db stores rows in which dead workers can be found: install it, and add "
+                "'django_tasks_db' to INSTALLED_APPS."
+            )
+        from django_tasks_db import DatabaseBackend  # only here: it is a package of its own
+
+        known = [alias for alias in task_backends if isinstance(task_backends[alias], DatabaseBackend)]
         if backend not in known:
-            why = f"TASKS has no backend {backend!r} of django-tasks-db, with which alone the rows of dead workers can"
-            raise ImproperlyConfigured(f"{why} be found; it has {', '.join(map(repr, known)) or 'none'}.")
+            raise ImproperlyConfigured(
+                f"TASKS has no {backend!r} with the backend django_tasks_db.DatabaseBackend, with which alone dead "
+                f"workers can be found; it has {', '.join(map(repr, known)) or 'none'}."
+            )
         self._backend = backend
         self._fail = fail
         self._act = act

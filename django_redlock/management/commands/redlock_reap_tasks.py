@@ -25,7 +25,7 @@ class Command(BaseCommand):
         """Define the options."""
         parser.add_argument("--backend", default="default", metavar="ALIAS", help="alias in TASKS; default")
         parser.add_argument(
-            "--every", type=seconds, metavar="SECONDS", help="look for ever, so far apart; otherwise twice"
+            "--every", type=seconds, metavar="SECONDS", help="look for ever, with this pause; otherwise twice"
         )
         parser.add_argument("--fail", action="store_true", help="fail the rows, instead of putting each back once")
         parser.add_argument("--dry-run", action="store_true", help="only say what would happen")
@@ -41,20 +41,25 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=MISUSED) from None
         try:
-            self._look(reaper, every is not None)
+            found = self._look(reaper, every is not None)
             for pause in [APART] if every is None else repeat(every):
                 time.sleep(pause)
-                self._look(reaper, every is not None)
+                found = self._look(reaper, every is not None)
+            if not found:
+                self.stdout.write("No row of a dead worker.")
         except QuorumUnavailableError as error:
             raise CommandError(str(error), returncode=NO_QUORUM) from None
         except KeyboardInterrupt:
             self.stderr.write("")  # the terminal has shown ^C
             raise CommandError("Interrupted; what is listed above is done.", returncode=INTERRUPTED) from None
 
-    def _look(self, reaper: Any, patient: bool) -> None:
+    def _look(self, reaper: Any, patient: bool) -> bool:
+        """Look once; return whether there was a row of a dead worker."""
         close_old_connections()
+        found = False
         try:
             for row in reaper.look():
+                found = True
                 self.stdout.write(
                     f"{printable(row.task)} {row.task_id}, of worker {printable(row.worker)}: {row.outcome}"
                 )
@@ -62,3 +67,4 @@ class Command(BaseCommand):
             if not patient:
                 raise
             self.stderr.write(str(error))
+        return found

@@ -119,6 +119,16 @@ def test_killed_worker(rows, nodes):
     assert len(rows.notes("a", "began")) == 2
 
 
+def test_reaper_that_finds_nothing_says_so(rows):
+    """Silence would look like a command that did nothing."""
+    code = (
+        "from io import StringIO; from django.core.management import call_command\n"
+        "call_command('redlock_reap_tasks', stdout=(out := StringIO())); print(json.dumps(out.getvalue()))"
+    )
+
+    assert rows.run(code) == "No row of a dead worker.\n"
+
+
 def test_row_without_a_slot_is_not_reaped_while_its_process_lives(rows):
     """One that has waited for its slot for longer than a lease, and two that have lost it because of ``max_hold``."""
     for _ in range(4):

@@ -22,7 +22,7 @@ from django.core.management.base import SystemCheckError
 from django.db import OperationalError, transaction
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.exceptions import TaskResultDoesNotExist
-from django.test import override_settings
+from django.test import modify_settings, override_settings
 from django.utils import timezone
 
 from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, locks
@@ -542,6 +542,20 @@ def test_lease_that_the_settings_do_not_allow():
             call_command("check")
 
     assert rows() == []
+
+
+def test_reaper_says_what_it_needs():
+    """Without the app, and with a backend that keeps its rows elsewhere, it would find nothing for ever."""
+    with pytest.raises(CommandError, match=r"install it, and add 'django_tasks_db' to INSTALLED_APPS") as missing:
+        call_command("redlock_reap_tasks")
+    pytest.importorskip("django_tasks_db")
+    with (
+        modify_settings(INSTALLED_APPS={"append": "django_tasks_db"}),
+        pytest.raises(CommandError, match=r"TASKS has no 'kept' with the backend django_tasks_db") as wrong,
+    ):
+        call_command("redlock_reap_tasks", backend="kept")
+
+    assert (missing.value.returncode, wrong.value.returncode) == (2, 2)
 
 
 def test_slot_is_that_of_a_task_for_people(caplog):
