@@ -26,6 +26,11 @@ NODE_KEYS = ("URL", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS", "MASTERS")
 SENTINEL_EXAMPLE = "{'SENTINELS': [('sentinel-1', 26379), ('sentinel-2', 26379)], 'SERVICE_NAME': 'mymaster'}"
 OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
+# What CACHES and other packages call one of these keys.
+OTHER_NAMES = {
+    **{"LOCATION": "NODES", "SERVERS": "NODES", "HOSTS": "NODES"},
+    **{"timeout": "ttl", "expire": "ttl", "blocking_timeout": "wait", "socket_timeout": "node_timeout"},
+}
 EXAMPLE = """\
 REDLOCK = {
     "default": {
@@ -125,7 +130,8 @@ def read_alias(alias: str) -> AliasConfig:
         try:
             found.append(open_node(replace(spec, alias=alias), prefix))
         except ValueError as error:
-            raise _bad_node(f"{where}[{index}] cannot be used: {error}.") from None
+            stop = "" if str(error).endswith("?") else "."
+            raise _bad_node(f"{where}[{index}] cannot be used: {error}{stop}") from None
     nodes = tuple(found)
     _distinct(alias, nodes)
     return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), nodes))
@@ -151,8 +157,11 @@ def _setting() -> Mapping[str, Any]:
     if not setting:
         raise _with_example("REDLOCK is empty.")
     for alias, entry in list(setting.items()):  # tests may add aliases in other threads
+        if not isinstance(alias, str):
+            raise _with_example(f"REDLOCK has the alias {alias!r}, which must be a str, not {type(alias).__name__}.")
         if not isinstance(entry, Mapping):
-            raise _with_example(f"REDLOCK[{alias!r}] must be a dict, not {type(entry).__name__}.")
+            below = f": {alias} belongs below an alias" if alias in ALIAS_KEYS else ""
+            raise _with_example(f"REDLOCK[{alias!r}] must be a dict, not {type(entry).__name__}{below}.")
     return setting
 
 
@@ -172,8 +181,13 @@ def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) ->
     for key in entry:
         if key not in known:
             meant = str(key).upper() if known[0].isupper() else str(key).lower()
+            advice = nearest(meant, known)
+            if OTHER_NAMES.get(key) in known:
+                advice = f"; write {OTHER_NAMES[key]!r}."
+            elif known == ALIAS_KEYS and key in OPTION_KEYS:
+                advice = "; write it into 'OPTIONS'."
             raise InvalidRedlockError(
-                f"{where} has an unknown key {key!r}{nearest(meant, known)} Known: {', '.join(known)}.", "redlock.E007"
+                f"{where} has an unknown key {key!r}{advice} Known: {', '.join(known)}.", "redlock.E007"
             )
 
 
@@ -198,7 +212,8 @@ def _node_list(where: str, nodes: Any) -> list[Any]:
                 urls.append(part)
         nodes = urls
     if not isinstance(nodes, (list, tuple)) or not nodes:
-        wrong = f"{where} must list the URLs of the nodes, or name them in one string with commas."
+        given = f", not {type(nodes).__name__}" if nodes else ""
+        wrong = f"{where} must list the URLs of the nodes, or name them in one string with commas{given}."
         raise _with_example(wrong, "redlock.E003")
     return list(nodes)
 
@@ -219,10 +234,12 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
         return _cache_spec(where, url.removeprefix("cache:"), name)
     scheme = _scheme(where, url)
     if scheme not in KINDS:
-        raise _bad_node(
-            f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; "
-            "write, for example, 'redis://lock-1:6379'."
-        )
+        advice = "write, for example, 'redis://lock-1:6379'"
+        if "sentinel" in scheme:
+            advice = f"write a dict for Sentinel, such as {SENTINEL_EXAMPLE}"
+        elif (near := nearest(scheme, KINDS)) != ".":
+            advice = f"{near.removeprefix('; ')} {advice.capitalize()}"
+        raise _bad_node(f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; {advice}.")
     # Schemes may be written in capitals, and each kind of node compares them.
     masters = _masters(where, entry)
     if masters and not scheme.endswith("+cluster"):
@@ -313,7 +330,10 @@ def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
     if "//" in alias:  # it may have a password
         raise _bad_cache(f"{where} must name a cache of CACHES after 'cache:', such as 'cache:default', not a URL.")
     if alias not in caches:
-        raise _bad_cache(f"{where} names the cache {alias!r}, which CACHES does not have{nearest(alias, caches)}")
+        raise _bad_cache(
+            f"{where} names the cache {alias!r}, which CACHES does not have{nearest(alias, caches)} "
+            f"It has {', '.join(map(repr, sorted(caches)))}."
+        )
     cache = caches[alias]
     options = cache.get("OPTIONS") or {}
     backend, client = str(cache.get("BACKEND")), str(options.get("CLIENT_CLASS", ""))

@@ -119,7 +119,7 @@ class Rules:
         for field in ("min_validity", "node_timeout", "fence_keep"):
             if getattr(self, field) is not None:
                 seconds(field, getattr(self, field))
-        if not 0 <= number("drift_factor", self.drift_factor) < 0.5:
+        if not 0 <= number("drift_factor", self.drift_factor, "a finite number") < 0.5:
             raise ValueError(f"drift_factor must be at least 0 and below 0.5, not {self.drift_factor!r}.")
 
     def _check_choices(self) -> None:
@@ -215,10 +215,10 @@ class Rules:
         return self.guard / 2
 
 
-def number(what: str, value: object) -> float:
-    """Return *value* if it is a finite number, else raise ValueError naming *what*."""
+def number(what: str, value: object, kind: str = "a finite number of seconds") -> float:
+    """Return *value* if it is a finite number, else raise ValueError naming *what* and its *kind*."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -HUGE < value < HUGE:
-        raise ValueError(f"{what} must be a finite number, not {repr(value)[:40]}.")
+        raise ValueError(f"{what} must be {kind}, not {repr(value)[:40]}.")
     return float(value)
 
 
@@ -280,8 +280,9 @@ def check_wait(wait: Waits) -> Waits:
     Raises:
         ValueError: It is something else.
     """
-    if wait is not None and wait is not UNSET and number("wait", wait) < 0:
-        raise ValueError(f"wait must be None (for ever) or at least 0 seconds, not {wait!r}.")
+    kind = "None (for ever) or a number of seconds from 0"
+    if wait is not None and wait is not UNSET and number("wait", wait, kind) < 0:
+        raise ValueError(f"wait must be {kind}, not {wait!r}.")
     return wait
 
 

@@ -185,6 +185,8 @@ T = TypeVar("T")
 ARGUMENTS: dict[str, Callable[[object], str]] = {
     "timeout": lambda value: f"write ttl={value!r}",
     "expire": lambda value: f"write ttl={value!r}",
+    "lease": lambda value: f"write ttl={value!r}",
+    "nowait": lambda value: "write wait=0" if value else "write wait=None",
     "blocking_timeout": lambda value: f"write wait={value!r}",
     "blocking": lambda value: "write wait=None" if value else "write wait=0",
     "auto_renewal": lambda value: f"write renew={value!r}",

@@ -109,7 +109,11 @@ URLS: list[tuple[str, str]] = [
 # Other values of NODES that cannot be used, each with the id of its check and a part of the message.
 NODES: list[tuple[Any, str, str]] = [
     ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
-    ({"redis://a"}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"redis://a"}, "redlock.E003", r"\['NODES'\] must list the URLs .* commas, not set\."),
+    (["redis-cluster://a"], "redlock.E003", r"scheme is not one of .*; did you mean 'redis\+cluster'\? Write"),
+    (["redis+sentinel://a/m"], "redlock.E003", r"write a dict for Sentinel, .*'SERVICE_NAME': 'mymaster'"),
+    ([{"URL": "redis://a", "OPTIONS": {"pasword": 1}}], "redlock.E003", r"'pasword'(\.|; did you mean 'password'\?)$"),
+    (["cache:nope"], "redlock.E005", r"which CACHES does not have\. It has 'clustered', .*'default'"),
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ([{"NAME": "a"}], "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
@@ -146,6 +150,10 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
     ({"nodes": THREE}, "redlock.E007", "did you mean 'NODES'?"),
+    ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'; write 'NODES'. Known"),
+    ({"ttl": 3}, "redlock.E007", "unknown key 'ttl'; write it into 'OPTIONS'. Known"),
+    ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'; write 'ttl'. Known"),
+    ({"OPTIONS": {"blocking_timeout": 3}}, "redlock.E007", "unknown key 'blocking_timeout'; write 'wait'. Known"),
 ]
 
 MISTAKES: list[tuple[Any, str, str]] = [
@@ -153,6 +161,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({}, "redlock.E001", "REDLOCK is empty"),
     ([], "redlock.E001", "REDLOCK must be a dict of aliases, not list"),
     ({"default": []}, "redlock.E001", r"REDLOCK\['default'\] must be a dict, not list"),
+    ({"NODES": THREE}, "redlock.E001", r"REDLOCK\['NODES'\] must be a dict, not list: NODES belongs below an alias"),
+    ({1: {"NODES": THREE}}, "redlock.E001", "REDLOCK has the alias 1, which must be a str, not int"),
     ({"default": {}}, "redlock.E003", r"REDLOCK\['default'\]\['NODES'\] must list the URLs"),
     ({"defalt": {"NODES": THREE}}, "", "no alias 'default'; did you mean 'defalt'?"),
     *(({"default": {"NODES": [url]}}, "redlock.E003", message) for url, message in URLS),

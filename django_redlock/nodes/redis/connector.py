@@ -200,7 +200,7 @@ class Endpoint:
         try:
             return self._class(**(self._arguments | fixed | where))
         except TypeError as error:
-            unknown = str(error).rpartition("argument ")[2]
+            unknown = str(error).rpartition("argument ")[2].replace(". Did you", "; did you")  # from Python 3.12 on
             tls = "; it is for TLS: write rediss instead of redis in the scheme" if "'ssl_" in unknown else ""
             raise ValueError(f"redis-py's connection has no option {unknown}{tls}") from None
         except exceptions.RedisError as error:
