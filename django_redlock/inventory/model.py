@@ -239,7 +239,8 @@ class HeldLock(NamedTuple):
     @property
     def is_note(self) -> bool:
         """Whether it is a note, and no lock; a note on which the nodes disagree may be a stale key, so it is none."""
-        return self.owner is not None and self.owner.is_note and self.state not in TROUBLE
+        agreed = self.state is State.DEGRADED or self.state not in TROUBLE  # a node that is down lacks all notes
+        return agreed and self.owner is not None and self.owner.is_note
 
     def held_for(self, now: float) -> float | None:
         """Return how many seconds the holder has held the lock, by the clock of its own host; None when unknown."""

@@ -127,6 +127,15 @@ def test_notes_are_listed_apart_from_locks(make, worker):
     assert again.accepted
 
 
+def test_notes_are_no_locks_while_a_node_is_down(make, worker, memory_nodes):
+    """A note that one node cannot tell is no trouble: the list would be full of them while a node is down."""
+    make(acks_late=True).delay(7)
+    worker.run()
+    memory_nodes[0].down = True
+
+    assert listed()[1] == set()
+
+
 def test_note_can_be_found_by_its_name(make, worker):
     """A note can be looked up by its name, as a lock can."""
     call = make(acks_late=True).delay(7)
