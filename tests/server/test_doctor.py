@@ -522,9 +522,12 @@ def test_command_with_findings(three):
         codes = [run("redlock_doctor", *args)[2] for args in levels]
     with override_settings(REDLOCK=error):
         codes += [run("redlock_doctor", *args)[2] for args in levels]
-        out = run("redlock_doctor")[0]
+        out, ending, _ = run("redlock_doctor")
 
     assert codes == [0, 1, 0, 0, 2, 2, 2, 0]
+    counts = [len(re.findall(f"^{level} ", out, re.MULTILINE)) for level in ("ERROR", "WARNING")]
+    assert counts[0] == 1
+    assert re.fullmatch(rf"Not all is well: 1 error, {counts[1]} warnings?\.", ending)
     assert re.search(r"^ERROR duplicate  localhost:\d+: It is the same server as", out, re.MULTILINE)
     assert "Remedy: List independent servers in NODES." in out
 

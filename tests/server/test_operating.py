@@ -188,10 +188,10 @@ def test_release_several_by_a_glob(five):
     assert many[0].extend()
 
 
-@pytest.mark.parametrize("args", [[], ["a", "--match=*"]])
-def test_release_needs_names_or_a_glob(args):
+@pytest.mark.parametrize(("args", "end"), [([], ""), (["a", "--match=*"], " Not both.")])
+def test_release_needs_names_or_a_glob(args, end):
     """The command takes either names or a glob."""
-    assert run("redlock_release", *args, "--no-input")[1:] == ("Name the locks, or choose them with --match.", 2)
+    assert run("redlock_release", *args, "--no-input")[1:] == (f"Name the locks, or choose them with --match.{end}", 2)
 
 
 def test_release_of_nothing_and_without_a_quorum(five):

@@ -72,9 +72,11 @@ class Command(OperatorCommand):
             for diagnosis in found:
                 self._show(diagnosis)
         worst = max((severity(diagnosis.level) for diagnosis in found), default=0)
-        if fail_level != NEVER and worst >= (least := severity(Level(fail_level))):
-            count = sum(severity(finding.level) >= least for each in found for finding in each.findings)
-            raise CommandError(f"Not all is well: {count} to look at.", returncode=worst)
+        if fail_level != NEVER and worst >= severity(Level(fail_level)):
+            levels = [finding.level for each in found for finding in each.findings]
+            counts = [f"{levels.count(each)} {each}" for each in (Level.ERROR, Level.WARNING) if each in levels]
+            text = ", ".join(count if count.startswith("1 ") else f"{count}s" for count in counts)
+            raise CommandError(f"Not all is well: {text}.", returncode=worst)
 
     def _advise(self, using: list[str] | None) -> None:
         if not apps.is_installed("django_redlock.contrib.history"):

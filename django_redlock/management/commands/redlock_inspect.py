@@ -64,6 +64,9 @@ class Command(OperatorCommand):
         if name is None:
             text = "Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK."
             raise CommandError(text, returncode=MISUSED)
+        if (options["given"], options["named"]) != ("[]", "{}"):
+            text = f"--args and --kwargs belong to a call: write --task TASK instead of {printable(name)}."
+            raise CommandError(text, returncode=MISUSED)
         snapshot = listing(using, [name])
         if format == "json":
             self.stdout.write(document(snapshot, name))

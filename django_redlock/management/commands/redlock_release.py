@@ -76,7 +76,8 @@ class Command(OperatorCommand):
     ) -> None:
         """Show the locks, ask for confirmation, and release them."""
         if bool(names) == bool(match):
-            raise CommandError("Name the locks, or choose them with --match.", returncode=MISUSED)
+            both = " Not both." if names else ""
+            raise CommandError(f"Name the locks, or choose them with --match.{both}", returncode=MISUSED)
         snapshot = listing(using, names or None)
         self.warn(snapshot, "what is held")
         locks = matching(snapshot, match)

@@ -610,6 +610,7 @@ def test_command(make, app, capsys, memory_nodes):
         (["--task", "shop.broken", "--args", "[7]"], "has no key for these arguments: KeyError: 7"),
         (["--task", "shop.sync", "--format", "json"], "leave out the name"),
         (["--task", "shop.sync", "shop"], "leave out the name"),
+        (["shop.sync", "--args", "[7]"], "write --task TASK instead of shop.sync"),
         ([], "Say which lock"),
     ):
         with pytest.raises(CommandError, match=message):
