@@ -9,6 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def missing_extra(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
+    """Return an *error* of an import, with the command that installs the *extra* to which the module belongs."""
+    return ModuleNotFoundError(f'{error}; pip install "django-redlock[{extra}]"', name=error.name)
+
+
 class RedlockError(Exception):
     """Base class; catch it to catch every error below."""
 

@@ -4,6 +4,15 @@ Celery tasks of which one runs at a time: :func:`singleton_task`.
 Needs the extra ``celery``. Nothing else in the package imports this one.
 """
 
+from importlib import import_module
+
+from ..exceptions import missing_extra
+
+try:
+    import_module("celery")
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "celery") from None
+
 from ..singleton.handle import SlotHolder
 from ..singleton.options import Return, SingletonOptions
 from ..singleton.slots import DuplicateTask

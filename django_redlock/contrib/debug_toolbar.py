@@ -9,15 +9,19 @@ A panel for django-debug-toolbar that shows the locks that a request tried to ta
 from contextvars import ContextVar
 from typing import Any
 
-from debug_toolbar.panels import Panel
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import Owner
 from ..core.protocol import EndReason
 from ..engine.lease import Lease
-from ..exceptions import LockTakenError, printable
+from ..exceptions import LockTakenError, missing_extra, printable
 from ..signals import lock_acquired, lock_taken
+
+try:
+    from debug_toolbar.panels import Panel
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "debug-toolbar") from None
 
 # The locks that the request tried to take: leases, and errors of failed attempts. A context variable follows a request
 # from the event loop into threads and back, and no other request sees its value.

@@ -5,11 +5,15 @@ A check for django-health-check 4 and later that reports whether locks can be ta
 import dataclasses
 import datetime
 
-from health_check.base import HealthCheck
-from health_check.exceptions import ServiceUnavailable, ServiceWarning
-
 from ..conf import InvalidRedlockError
+from ..exceptions import missing_extra
 from ..inventory import aheld_locks
+
+try:
+    from health_check.base import HealthCheck
+    from health_check.exceptions import ServiceUnavailable, ServiceWarning
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "health-check") from None
 
 
 @dataclasses.dataclass

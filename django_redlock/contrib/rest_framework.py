@@ -6,12 +6,15 @@ Django REST framework: errors about locks as problem details (views are locked w
 
 from typing import Any
 
-from rest_framework.response import Response
-from rest_framework.views import exception_handler as handle_exception
-from rest_framework.views import set_rollback
-
-from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError, missing_extra
 from ..views import PROBLEM, problem_of
+
+try:
+    from rest_framework.response import Response
+    from rest_framework.views import exception_handler as handle_exception
+    from rest_framework.views import set_rollback
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "rest-framework") from None
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Any:

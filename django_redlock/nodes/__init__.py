@@ -42,6 +42,6 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "kazoo":
             raise
-        raise ValueError("it needs kazoo: pip install django-redlock[zookeeper]") from None
+        raise ValueError('it needs kazoo: pip install "django-redlock[zookeeper]"') from None
     node: Node = opener.open_node(spec, prefix)
     return node

@@ -135,3 +135,25 @@ def test_ci_runs_the_command_of_the_readme():
     [command] = re.findall(r"^readme_test_command\(\) \{\n    (.+)$", (CHECKOUT / ".ci/steps").read_text(), re.M)
 
     assert f"$ {command}\n" in (CHECKOUT / "README.md").read_text()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("celery", "celery", "celery"),
+        ("contrib.debug_toolbar", "debug_toolbar", "debug-toolbar"),
+        ("contrib.health", "health_check", "health-check"),
+        ("contrib.opentelemetry", "opentelemetry", "otel"),
+        ("contrib.prometheus", "prometheus_client", "prometheus"),
+        ("contrib.rest_framework", "rest_framework", "rest-framework"),
+    ],
+)
+def test_module_without_its_extra_says_what_to_install(module, package, extra):
+    """The error is still that of a missing package, for those who try the import."""
+    code = f"import sys; sys.modules['{package}'] = None; import django_redlock.{module}"
+    child = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+
+    last = child.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: ")
+    assert last.endswith(f'; pip install "django-redlock[{extra}]"')

@@ -534,11 +534,11 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
         patch.setitem(sys.modules, "kazoo", None)
         (error,) = check_settings()
     assert error.id == "redlock.E003"
-    assert "it needs kazoo: pip install django-redlock[zookeeper]" in error.msg
+    assert 'it needs kazoo: pip install "django-redlock[zookeeper]"' in error.msg
     monkeypatch.setitem(sys.modules, "puresasl", None)
     with configured(NODES=f"zookeeper://u:{SECRET}@a?sasl_mechanism=DIGEST-MD5"):
         (error,) = check_settings()
-    assert "pip install kazoo[sasl]" in error.msg
+    assert 'pip install "kazoo[sasl]"' in error.msg
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,15 @@ of its own, a child of the current span. Spans name locks by their template, nev
 import time
 from typing import Any
 
-from opentelemetry import metrics, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
-
 from ...core.protocol import Outcome
+from ...exceptions import missing_extra
 from ..telemetry import Labels, listen, outcome_of, unlisten
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "otel") from None
 
 UID = "opentelemetry"
 NAME = "django_redlock"

@@ -9,14 +9,18 @@ from collections import Counter as Count
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from ...conf import InvalidRedlockError
 from ...core.protocol import EndReason, Outcome
+from ...exceptions import missing_extra
 from ...handler import locks
 from ..telemetry import Labels, listen, outcome_of, unlisten
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "prometheus") from None
 
 UID = "prometheus"
 LOSSES: tuple[str, ...] = (*(set(EndReason) - {EndReason.RELEASED, EndReason.FORKED}), Outcome.TAKEN)

@@ -349,7 +349,7 @@ class ZookeeperNode(ReplicatedNode):
         if mechanism == "DIGEST-MD5" and not options.get("password"):
             raise ValueError("SASL with DIGEST-MD5 needs a user: write zookeeper://user:password@zoo-1")
         if mechanism and find_spec("puresasl") is None:
-            raise ValueError("SASL needs one more package: pip install kazoo[sasl]")
+            raise ValueError('SASL needs one more package: pip install "kazoo[sasl]"')
 
     def table(self, patience: float) -> ZookeeperTable:
         """Return the records, not yet connected."""
