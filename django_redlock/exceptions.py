@@ -128,6 +128,9 @@ class QuorumUnavailableError(_AttemptError):
             why = "must vote, but too few can, and waiting does not change that"
         else:
             why = "must answer in time and agree, and too few did"
+        if len(self.nodes) == self.needed == 1:
+            needed = "its only node"
+            why = "cannot vote, and waiting does not change that" if self.misconfigured else "gave no vote in time"
         soon = f" A quorum will vote in {self.retry_after:.0f} s." if self.retry_after else ""
         return f"Lock {self.name!r}: {needed} {why} ({self._effort()}).{soon}"
 

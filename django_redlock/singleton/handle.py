@@ -80,6 +80,8 @@ class Slots(Generic[P]):
 
     answers: Mapping[str, str] = {}
     """What a duplicate does, by ``on_duplicate``."""
+    send = "be sent"
+    """What happens to a call that is no duplicate."""
 
     def __init__(self, task: Any) -> None:
         self._task: Singular = task
@@ -249,12 +251,12 @@ class Slots(Generic[P]):
     def _next_call(self, options: SingletonOptions, holder: Holder) -> list[str]:
         """Return what a call would do now, in sentences."""
         if options.scope == RUNNING:
-            return ["A call now would be sent: with scope='while_executing' any number may wait."]
+            return [f"A call now would {self.send}: with scope='while_executing' any number may wait."]
         if holder.state is SlotState.UNKNOWN:
-            what = "be sent without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
+            what = f"{self.send} without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
             return [f"Too few nodes answer and agree. A call made now would {what}."]
         if holder.state is SlotState.FREE:
-            return ["A call now would take the slot and be sent."]
+            return [f"A call now would take the slot and {self.send}."]
         if holder.state is SlotState.CLAIMED:
             return ["A call now would wait until the holder's message was sent, for a second at most, or send its own."]
         what = self.answers[options.on_duplicate]

@@ -248,6 +248,7 @@ class Singleton(Slots[P]):
         function: The function of the task.
     """
 
+    send = "be stored"
     answers = {
         "join": "store nothing, and return the result of task {id}, if that row is still there",
         "skip": "store nothing, and return a result that has failed with DuplicateTask",

@@ -624,6 +624,17 @@ def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Excepti
         mistake()
 
 
+@pytest.mark.parametrize(
+    ("misconfigured", "why"),
+    [(False, "gave no vote in time"), (True, "cannot vote, and waiting does not change that")],
+)
+def test_error_about_the_only_node_counts_no_nodes(misconfigured: bool, why: str):
+    """With one node, which most projects begin with, "1 of 1 nodes must agree" would be a riddle."""
+    error = QuorumUnavailableError("a", 2.0, 3, {"lock-1": "refused"}, 1, misconfigured)
+
+    assert str(error) == f"Lock 'a': its only node {why} (3 attempts in 2.00 s; lock-1: refused)."
+
+
 def test_lock_costs_the_same_however_many_are_held(memory: Manager):
     """To find out whether a thread would wait for itself, its leases are looked at when it waits, not at each lock."""
     manager, kept = memory(ttl=60.0), []

@@ -428,7 +428,7 @@ def test_command_explains_a_call():
     with pytest.raises(CommandError, match="The slot is free"):
         call_command("redlock_inspect", "--task=tests.unit.tasks.jobs.keep", "--args=[7]", stdout=out)
 
-    assert "A call now would take the slot and be sent." in out.getvalue()
+    assert "A call now would take the slot and be stored." in out.getvalue()
 
 
 def test_key_is_that_of_the_arguments_as_they_are_stored():
