@@ -252,15 +252,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             id="redlock.E008",
         )
     yield from _node_count(config)
-    for node in config.nodes:
-        if node.fails_over:
-            yield Warning(
-                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, whose master can be replaced: a failover "
-                "can lose the locks that the replica did not have yet, and with them a vote.",
-                hint="Use a master without replicas, or silence this check: it gives no vote for max_ttl seconds "
-                "after a failover, and the other nodes decide meanwhile.",
-                id="redlock.W004",
-            )
+    yield from _failovers(config)
     yield from _shared_servers(config)
     named = nodes_named(config.alias)
     for cache, entry in settings.CACHES.items():
@@ -302,6 +294,23 @@ def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
             "node that forgot its data.",
             id="redlock.W002",
         )
+
+
+def _failovers(config: AliasConfig) -> Iterator[CheckMessage]:
+    instead = "silence this check: for max_ttl seconds after a failover, it gives no vote, and the others decide."
+    if len(config.nodes) < 3:
+        instead = (
+            "set OPTIONS['restart_guard'] = True, so that no lock can be taken for max_ttl seconds after a failover, "
+            "and silence this check."
+        )
+    for node in config.nodes:
+        if node.fails_over:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, whose master can be replaced: a failover "
+                "can lose the locks that the replica did not have yet, and with them a vote.",
+                hint=f"Use a master without replicas, or {instead}",
+                id="redlock.W004",
+            )
 
 
 def _databases_that_are_nodes(config: AliasConfig) -> Iterator[CheckMessage]:

@@ -67,7 +67,8 @@ FULL = 0.9  # share of the memory above which a node is nearly full
 
 def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.detail:
-        why = f"It cannot be reached ({node.detail}): it gives no vote, and locks need {rules.needed} votes."
+        votes = "1 vote" if rules.needed == 1 else f"{rules.needed} votes"
+        why = f"It cannot be reached ({node.detail}): it gives no vote, and locks need {votes}."
         yield warning("unreachable", why, remedy_of(node.failure))
 
 
@@ -104,6 +105,8 @@ REMEDIES = {
     Failure.TLS_FAILED: "Check that the server speaks TLS on this port, or write the scheme without TLS, such as "
     "redis:// or etcd://.",
     Failure.LOADING: "Wait: it loads its data.",
+    Failure.WRONG_MODE: "Write redis+cluster:// for a cluster, and redis:// for any other server; a sentinel belongs "
+    "into SENTINELS.",
     Failure.MAX_CLIENTS: "Raise `maxclients`, or find the clients that keep connections open (`CLIENT LIST`).",
     Failure.NO_SUCH_DATABASE: "Use a database number that the server has (`databases`).",
     Failure.NO_TABLE: "Run the command that it names; a router of DATABASE_ROUTERS may have kept the table out.",

@@ -115,6 +115,14 @@ def unreachable(node: Any, three: list[str], reason: str) -> None:
     assert given.startswith(reason)
 
 
+def test_url_of_a_cluster_that_is_none(three):
+    """The remedy is the scheme of the server, not its address."""
+    finding = only(found([three[0].replace("redis://", "redis+cluster://")]), "unreachable")
+
+    assert finding.text == "It cannot be reached (runs in another mode): it gives no vote, and locks need 1 vote."
+    assert finding.remedy.startswith("Write redis+cluster:// for a cluster, and redis:// for any other server")
+
+
 def tls_node(server: Server, **options: str) -> dict[str, Any]:
     """Return a node that is reached over TLS."""
     return {"URL": f"rediss://localhost:{server.port}/0", "OPTIONS": options}

@@ -503,6 +503,17 @@ def test_node_that_sentinels_look_after_is_a_warning_and_never_durable():
     assert "it is never durable" in found.msg
 
 
+@pytest.mark.parametrize(
+    ("others", "advice"), [([], r"OPTIONS\['restart_guard'\] = True"), (THREE[1:], "the others decide")]
+)
+def test_failover_of_the_only_node_is_not_left_to_others(others, advice):
+    """With fewer than three nodes, no other decides while the node that failed over gives no vote."""
+    with configured(NODES=[SENTINELS, *others]):
+        (warned,) = [message for message in check_settings() if message.id == "redlock.W004"]
+
+    assert re.search(advice, warned.hint)
+
+
 def test_cluster_is_a_warning_and_never_durable():
     """A cluster fails over like a service of Sentinel; it is shown by its members, without a password."""
     cluster = {"URL": f"redis+cluster://u:{SECRET}@b:7001,a:7000", "NAME": "cluster"}
