@@ -179,6 +179,17 @@ def test_clear_by_name(five):
     assert find_lock("orders:7") is None
 
 
+def test_clear_names_a_lock_that_never_ends_and_is_kept(five):
+    """Else the command would seem to contradict the list, which sends people to it."""
+    put("orders:7", left=None, age=1)
+
+    out, err, code = run("redlock_clear", "--no-input")
+
+    assert out.startswith("Nothing is stale.\norders:7 never ends, but its holder may live, or died less than a lease ")
+    assert out.endswith("or unlock it with redlock_release.\n")
+    assert (err, code) == ("", 0)
+
+
 def test_clear_refuses_names_that_are_none(five):
     _out, err, code = run("redlock_clear", "--name", "x" * 10_000)
 

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...exceptions import printable
-from ...inventory import ActionResult, StaleKey, Staleness, remove_stale, stale_keys
+from ...inventory import ActionResult, StaleKey, Staleness, State, remove_stale, stale_keys
 from ..output import OperatorCommand, deletion, listing, positive
 
 PARTIAL = 1
@@ -60,6 +60,12 @@ class Command(OperatorCommand):
             self.stdout.write(f"{printable(key.lock.name)} on {', '.join(key.nodes)}: {key.reason.label}.{holder}")
         if not keys:
             self.stdout.write("Nothing is stale.")
+            for lock in snapshot.locks:
+                if older_than is None and lock.state is State.NO_EXPIRY:
+                    self.stdout.write(
+                        f"{printable(lock.name)} never ends, but its holder may live, or died less than a lease ago. "
+                        "Try again in a minute, or unlock it with redlock_release."
+                    )
             return
         planned = _in_words(keys, "{} would be deleted", "{} would be replaced")
         if self.confirmed("delete", _in_words(keys, "delete {}", "replace {}").capitalize(), planned, **options):
