@@ -525,11 +525,14 @@ def _digest(text: str) -> str:
 
 
 def _find_path(names: list[str], call: ViewCall) -> tuple[object, ...]:
+    if names[0] not in call.values:
+        close = get_close_matches(names[0], call.values, n=1)
+        raise MissingError(f"there is no {names[0]!r}, but {close[0]!r}" if close else f"there is no {names[0]!r}")
     try:
         value = call.values[names[0]]
         for name in names[1:]:
             value = getattr(value, name)
-    except (KeyError, AttributeError) as error:
+    except AttributeError as error:
         raise MissingError(f"{type(error).__name__}: {error}") from None
     return (value,)
 

@@ -198,7 +198,8 @@ def test_max_hold_is_that_of_the_command():
     ("key", "options", "message"),
     [
         ("{supplier}", {}, r"\{supplier\} has no value for this run: it is empty"),
-        ("{suplier}", {}, r"\{suplier\} has no value for this run: KeyError"),
+        ("{suplier}", {}, r"\{suplier\} has no value for this run: there is no 'suplier', but 'supplier'"),
+        ("{region}", {}, r"\{region\} has no value for this run: there is no 'region'"),
         ("{parts}", {"parts": ["a"]}, "a list cannot be part of a lock's name"),
         (lambda **options: None, {}, "the callable has no value for this run"),
     ],
