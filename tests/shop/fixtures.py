@@ -11,20 +11,8 @@ from django_redlock.signals import lock_acquired, lock_released
 
 
 @pytest.fixture
-def fresh_nodes() -> Iterator[None]:
-    """Nodes without locks."""
-    from django_redlock import locks
-    from django_redlock.testing import reset_locks
-
-    reset_locks()
-    yield
-    locks.reset()
-    reset_locks()
-
-
-@pytest.fixture
-def shop(fresh_nodes: None, settings: Any) -> Iterator[None]:
-    """The shop's views over nodes without locks."""
+def shop(settings: Any) -> Iterator[None]:
+    """The shop's views."""
     from tests.shop.helpers import during
 
     settings.ROOT_URLCONF = "tests.shop.urls"

@@ -187,9 +187,7 @@ def test_python_in_the_documentation_is_python(page: str):
 @pytest.mark.filterwarnings("ignore:Task name")  # a page may show one task with several options
 @pytest.mark.parametrize("page", [page for page in EXECUTED if any(blocks(page)) and not too_new(page)])
 @override_settings(TASKS=TASKS)
-def test_code_of_the_documentation_runs(
-    page: str, fresh_nodes: None, celery_app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_code_of_the_documentation_runs(page: str, celery_app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The blocks of a page run one after the other, and every name in a body is defined."""
     found = [block for block in blocks(page) if not block.reason]
     for module, package in NEEDS.items():

@@ -13,8 +13,6 @@ from django_redlock import LockLostError, LockTakenError, lock, locked_command, 
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
 from tests.shop.helpers import is_free, lose
 
-pytestmark = pytest.mark.usefixtures("fresh_nodes")
-
 
 class Import(BaseCommand):
     """The command that the tests decorate; does what the test sets."""

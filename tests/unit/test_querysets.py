@@ -36,8 +36,6 @@ from tests.shop.models import (
     WrappedGiftOrder,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_nodes")
-
 PURCHASES = Purchase.objects.all()
 TWO_DATABASES = pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 

@@ -57,7 +57,7 @@ HERE = f"{__name__}.Replicated"
 
 
 @pytest.fixture
-def primary(tmp_path, settings, django_db_blocker, fresh_nodes) -> Iterator[str]:
+def primary(tmp_path, settings, django_db_blocker) -> Iterator[str]:
     """A primary whose order 7 has a total of 100, and a replica where it still has 7; reads go to the replica."""
     engine = SQLite(tmp_path)
     with ExitStack() as stack:

@@ -46,7 +46,7 @@ def test_overlapping_sets_in_opposite_order_never_deadlock(live: Live, database:
 
 
 @pytest.fixture
-def total_at_release(database: str, fresh_nodes: None) -> Iterator[list[int]]:
+def total_at_release(database: str) -> Iterator[list[int]]:
     """Return what another connection reads at the moment when the lock is free."""
     seen: list[int] = []
 
@@ -123,7 +123,7 @@ KILL = {"postgresql": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}"}
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any, fresh_nodes: None):
+def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any):
     """UUID, composite, inherited and related keys work on a database with types of its own."""
     voucher = Voucher.objects.using(database).create()
     stock = Stock.objects.using(database).create(place="here", article="pen")
@@ -140,7 +140,7 @@ def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any,
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-async def test_asynchronous_blocks_leave_no_connection_behind(database: str, engine: Any, fresh_nodes: None):
+async def test_asynchronous_blocks_leave_no_connection_behind(database: str, engine: Any):
     """Eight concurrent blocks have eight connections, and none of them is left afterwards."""
     await Order.objects.using(database).abulk_create(Order(pk=pk) for pk in range(1, 9))
     backends = BACKENDS["postgresql"].format(connections.settings[database]["NAME"])

@@ -19,7 +19,6 @@ import pytest
 from django.test import override_settings
 
 from django_redlock import Lease, LockTakenError, lock, locks
-from django_redlock.nodes.memory import forget_nodes
 from tests.lab.interrupts import sweep
 from tests.lab.interrupts.storm import interpreter_enters_blocks_whole, storm
 from tests.lab.interrupts.sweep import (
@@ -54,8 +53,7 @@ at_any_moment = pytest.mark.xfail(
 
 @pytest.fixture
 def three() -> Any:
-    """Three empty nodes in memory, whose leases last for a second."""
-    forget_nodes()
+    """Three nodes in memory, whose leases last for a second."""
     with using(["memory://i1", "memory://i2", "memory://i3"]):
         yield
     locks.reset()
@@ -230,7 +228,6 @@ def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Man
     assert not thread.is_alive()
     with taken as lease:
         assert lease.valid()
-    manager.close()
 
 
 # Callbacks
@@ -261,7 +258,6 @@ async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
     assert not lease.valid()
     assert not other.valid()
     kept.release()
-    manager.close()
 
 
 async def test_callbacks_run_whatever_earlier_ones_raise(memory: Manager, caplog: Any):
@@ -281,7 +277,6 @@ async def test_callbacks_run_whatever_earlier_ones_raise(memory: Manager, caplog
     assert told == [1, 2, 3]
     assert "SystemExit" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-    manager.close()
 
 
 def test_callback_that_exits_in_the_holders_thread_ends_it_after_the_others(memory: Manager):
@@ -298,4 +293,3 @@ def test_callback_that_exits_in_the_holders_thread_ends_it_after_the_others(memo
 
     assert told == [2]
     assert not lease.valid()
-    manager.close()

@@ -27,11 +27,6 @@ BEGIN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def memory_nodes() -> None:
-    """Not here: these tests have real nodes."""
-
-
 @pytest.fixture(scope="module")
 def rq_server() -> Iterator[Server]:
     """Where RQ keeps its jobs."""

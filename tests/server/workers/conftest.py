@@ -65,11 +65,6 @@ def nodes_of_workers(servers: Servers) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def memory_nodes() -> None:
-    """Not here: these tests have real nodes."""
-
-
 Start = Callable[..., subprocess.Popen[bytes]]
 
 

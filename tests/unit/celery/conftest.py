@@ -17,25 +17,19 @@ from celery.backends import cache
 from celery.worker.request import Request
 from kombu.transport.memory import Channel
 
-from django_redlock import locks
+from django_redlock import LockManager, locks
 from django_redlock.celery import dispatch, singleton_task
 from django_redlock.celery.request import mixed_request
-from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import QuorumUnavailableError
 from django_redlock.nodes.clock import steady
-from django_redlock.nodes.memory import MemoryNode, forget_nodes
 from django_redlock.signals import lock_acquired
 from django_redlock.singleton.slots import RECEIVED_HEADER
 
 
-@pytest.fixture(autouse=True)
-def memory_nodes() -> Iterator[list[MemoryNode]]:
-    """The nodes in memory, empty."""
-    forget_nodes()
-    locks.reset()
-    yield list(locks["default"].nodes)
-    forget_nodes()
-    locks.reset()
+@pytest.fixture
+def memory_nodes() -> list[Any]:
+    """The nodes in memory."""
+    return list(locks["default"].nodes)
 
 
 @pytest.fixture

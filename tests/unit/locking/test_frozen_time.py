@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import time_machine
-from django.test import override_settings
 from freezegun import freeze_time
 
-from django_redlock import LockTakenError, lock, locks
+from django_redlock import LockTakenError, lock
 from django_redlock.testing import Servers
 
 Move = Callable[[str], None]
@@ -39,14 +38,6 @@ def travelled(day: str) -> Iterator[Move]:
 LIBRARIES = pytest.mark.parametrize("at", [frozen, stopped, travelled])
 
 
-@pytest.fixture
-def three() -> Iterator[None]:
-    """Three nodes in memory, and managers that are made in the test."""
-    with override_settings(REDLOCK={"default": {"NODES": "memory://a,memory://b,memory://c"}}):
-        yield
-    locks.reset()
-
-
 def use_locks_across_years(at: Any) -> None:
     """Hold locks while the time moves forward and back."""
     with at("2026-01-31") as move:
@@ -68,17 +59,17 @@ def use_locks_across_years(at: Any) -> None:
 
 
 @LIBRARIES
-def test_lock_is_held_while_the_time_moves(three: None, at: Any):
+def test_lock_is_held_while_the_time_moves(settings: Any, at: Any):
     """No node gives it up, no guard objects to the jump, and tokens increase when the time has gone back."""
+    settings.REDLOCK = {"default": {"NODES": "memory://a,memory://b,memory://c"}}
     use_locks_across_years(at)
 
 
 @LIBRARIES
-def test_lock_on_servers_is_held_while_the_time_moves(nodes: Servers, at: Any):
+def test_lock_on_servers_is_held_while_the_time_moves(nodes: Servers, settings: Any, at: Any):
     """Servers keep the real time, and so does the lease."""
-    with override_settings(REDLOCK={"default": {"NODES": nodes.urls[:3], "OPTIONS": {"restart_guard": False}}}):
-        use_locks_across_years(at)
-    locks.reset()
+    settings.REDLOCK = {"default": {"NODES": nodes.urls[:3], "OPTIONS": {"restart_guard": False}}}
+    use_locks_across_years(at)
 
 
 ELSEWHERE = """

@@ -27,7 +27,6 @@ from django.utils import timezone
 
 from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, locks
 from django_redlock.inventory import find_lock
-from django_redlock.nodes.memory import forget_nodes
 from django_redlock.tasks import DuplicateTask, SingletonTask, reaper, singleton_task
 from tests.managers import wait_until
 
@@ -36,14 +35,10 @@ from . import jobs
 
 @pytest.fixture(autouse=True)
 def clean():
-    forget_nodes()
-    locks.reset()
     yield
     for alias in ("kept", "other"):
         task_backends[alias].clear()
     jobs.ran.clear()
-    forget_nodes()
-    locks.reset()
 
 
 def rows_backend():
@@ -305,16 +300,11 @@ def test_coroutine_that_is_cancelled_while_it_waits_for_its_slot():
     wait_until(lambda: not jobs.slow.singleton.is_locked(1))
 
 
-@pytest.fixture
-def away(monkeypatch):
-    """Take all nodes away."""
+def test_without_nodes(caplog, monkeypatch):
+    """A call is stored without a slot, or raises; a run goes on without one, or fails, as chosen."""
     for node in locks["default"].nodes:
         monkeypatch.setattr(node, "down", True)
 
-
-@pytest.mark.usefixtures("away")
-def test_without_nodes(caplog):
-    """A call is stored without a slot, or raises; a run goes on without one, or fails, as chosen."""
     assert jobs.keep.enqueue(7).accepted
     assert "enqueued without a slot" in caplog.text
     with pytest.raises(QuorumUnavailableError):
