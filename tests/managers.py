@@ -340,8 +340,8 @@ def manager(request: pytest.FixtureRequest) -> Manager:
     """Make managers over nodes of each kind."""
     if request.param in DATABASES:
         return over_urls(empty_tables(request, request.param).urls)
-    found: Manager = request.getfixturevalue(REPLICATED.get(request.param, request.param))
-    return found
+    make: Manager = request.getfixturevalue(REPLICATED.get(request.param, request.param))
+    return make
 
 
 class Blocking:
@@ -353,8 +353,8 @@ class Blocking:
     async def release(self, lease: Lease) -> str:
         return lease.release()
 
-    async def extend(self, lease: Lease) -> bool:
-        return lease.extend()
+    async def extend(self, lease: Lease, **options: Any) -> bool:
+        return lease.extend(**options)
 
     @asynccontextmanager
     async def entered(self, lock: Lock) -> AsyncIterator[Lease]:
@@ -367,6 +367,10 @@ class Blocking:
     async def at_once(self, times: int, work: Callable[["Blocking"], Awaitable[None]]) -> None:
         """Run *work* in as many threads."""
         await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(work(self))) for _ in range(times)))
+
+    async def pass_time(self, sim: Simulation, seconds: float) -> None:
+        """Let virtual time pass, in which the simulation replaces the threads of blocking code."""
+        sim.advance(seconds)
 
     async def close(self, manager: LockManager) -> None:
         manager.close()
@@ -381,8 +385,8 @@ class Asyncio:
     async def release(self, lease: Lease) -> str:
         return await lease.arelease()
 
-    async def extend(self, lease: Lease) -> bool:
-        return await lease.aextend()
+    async def extend(self, lease: Lease, **options: Any) -> bool:
+        return await lease.aextend(**options)
 
     @asynccontextmanager
     async def entered(self, lock: Lock) -> AsyncIterator[Lease]:
@@ -396,6 +400,10 @@ class Asyncio:
         """Run *work* in as many tasks."""
         await asyncio.gather(*(work(self) for _ in range(times)))
 
+    async def pass_time(self, sim: Simulation, seconds: float) -> None:
+        """Let virtual time pass, as that of the event loop."""
+        await asyncio.sleep(seconds)
+
     async def close(self, manager: LockManager) -> None:
         await manager.aclose()
 
@@ -405,7 +413,7 @@ Flavour = Blocking | Asyncio
 
 @pytest.fixture(params=[Blocking, Asyncio], ids=["blocking", "asyncio"])
 async def flavour(request: pytest.FixtureRequest) -> AsyncIterator[Flavour]:
-    """Each flavour in turn; it closes the managers of real nodes that the test made."""
+    """Each flavour in turn; it closes the managers that the test made."""
     one = request.param()
     yield one
     for manager in made:
@@ -442,11 +450,8 @@ class Virtual:
         return manager
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass: a task sleeps, and the simulation replaces the threads of blocking code."""
-        if isinstance(self._flavour, Asyncio):
-            await asyncio.sleep(seconds)
-        else:
-            self.sim.advance(seconds)
+        """Let time pass."""
+        await self._flavour.pass_time(self.sim, seconds)
 
 
 @pytest.fixture
@@ -476,14 +481,12 @@ def holders(manager: LockManager, slug: str) -> list[str]:
 
 def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     """
-    Wait until exactly *tokens* hold *slug*; return whether that happened.
+    Wait until exactly *tokens* hold *slug*.
 
     A release ends when its outcome is certain, or at once after a failed attempt. The last nodes may execute it a
     moment later than they answer another connection.
     """
-    with suppress(TimeoutError):
-        return wait_until(lambda: set(holders(manager, slug)) == set(tokens), pause=0.01, seconds=60)
-    return False
+    return bool(wait_until(lambda: set(holders(manager, slug)) == set(tokens), pause=0.01, seconds=60))
 
 
 def renew_now(lease: Lease) -> None:

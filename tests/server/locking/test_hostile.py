@@ -12,8 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.engine.manager import LockManager
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.models import key_of
 from django_redlock.testing import Servers
 from tests.held import DETAIL, LIST, LIVE, NODES, client_of
@@ -34,9 +33,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Hostile]:
     honest = request.getfixturevalue("nodes")[4] if kind in ("redis", "rediss") else request.getfixturevalue(kind)
     certificates = request.getfixturevalue("certificates").folder if kind == "rediss" else None
     with hostile(kind, honest.url, certificates) as one:
-        manager = patient_manager([one.url])
-        manager.lock("free", wait=0).acquire().release()  # it is honest until it attacks
-        manager.close()
+        patient_manager([one.url]).lock("free", wait=0).acquire().release()  # it is honest until it attacks
         yield one
 
 
@@ -103,9 +100,6 @@ async def test_hostile_node_costs_little(nodes: Servers, node: Hostile, flavour:
         extended = kept.valid() and await flavour.extend(kept)
     finally:
         released = await flavour.release(kept)
-        for one in (warm, holder):
-            await flavour.close(one)
-            one.close()
 
     assert {stage: str(cost) for stage, cost in costs.items() if not cost.bounded} == {}
     assert (extended, released) == (True, "released")
@@ -124,8 +118,6 @@ async def test_lock_held_on_a_node_that_turns_hostile_is_kept(nodes: Servers, no
             kept[stage, form] = lease.valid() and await flavour.extend(lease) and time.monotonic() - began < PATIENT
     finally:
         released = await flavour.release(lease)
-        await flavour.close(manager)
-        manager.close()
 
     assert [attack for attack, held in kept.items() if not held] == []
     assert released == "released"

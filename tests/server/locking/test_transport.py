@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_redlock import LockTakenError, QuorumUnavailableError, locks
-from django_redlock.engine.manager import LockManager
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, locks
 from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.testing import Server, Servers, start_servers
 from tests.certificates import Certificates, tls_server
 from tests.endurance.test_acl import RIGHTS
-from tests.managers import Blocking, Flavour, rules
+from tests.managers import Blocking, Flavour, manager_over
 
 pytestmark = pytest.mark.xdist_group("transport")  # certificates and a server with TLS are made once
 
@@ -25,8 +24,8 @@ LOGIN = "app:s3same%40:x@"  # the password is s3same@:x
 
 
 def manager_of(*urls: str, **options: Any) -> LockManager:
-    limits = rules(len(urls), ttl=60.0, node_timeout=options.pop("node_timeout", 10.0))
-    return LockManager([open_node(NodeSpec(url, options=options), "t:") for url in urls], limits)
+    limits = {"ttl": 60.0, "node_timeout": options.pop("node_timeout", 10.0)}
+    return manager_over([open_node(NodeSpec(url, options=options), "t:") for url in urls], **limits)
 
 
 async def works(flavour: Flavour, *urls: str, **options: Any) -> None:
@@ -35,7 +34,6 @@ async def works(flavour: Flavour, *urls: str, **options: Any) -> None:
     lease = await flavour.acquire(manager.lock("a", wait=0))
     assert await flavour.extend(lease)
     assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
 
 
 async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int = 1, **options: Any) -> str:
@@ -46,7 +44,6 @@ async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int 
     manager = manager_of(url, **options)
     with pytest.raises(QuorumUnavailableError) as caught:
         await flavour.acquire(manager.lock("a", wait=60 if at_once else 0))
-    await flavour.close(manager)
     assert caught.value.attempts <= attempts
     assert caught.value.misconfigured is at_once
     assert "s3same" not in str(caught.value) + repr(caught.value) + repr(manager.nodes)
@@ -82,9 +79,7 @@ async def test_tls_carries_much_in_both_directions(secure: Server, certificates:
 
     assert (len(listed.rows), len(alisted.rows), listed.total) == (500, 500, 3000)
     assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
     await manager.aclose()
-    manager.close()
 
 
 async def test_client_certificate(tls: Certificates, flavour: Flavour):

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from django_redlock import LockManager
 from django_redlock.core.names import SECRET_SIZE
 from django_redlock.core.node_state.records import Records
 from django_redlock.core.protocol import SHARED, Release
 from django_redlock.core.round import cleanup
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Server, Servers
 from tests.frozen import FOLDER, compare, text_of
@@ -108,9 +108,7 @@ def one(request: pytest.FixtureRequest) -> Any:
         yield LockManager([node], rules(1, ttl=60.0)), lambda: in_memory(node.store.records, node.store.now()), False
         return
     nodes: Servers = request.getfixturevalue("nodes")
-    manager = real_manager(nodes.urls[:1], prefix="app:", ttl=60.0)
-    yield manager, lambda: on_server(nodes[0], "app:"), True
-    manager.close()
+    yield real_manager(nodes.urls[:1], prefix="app:", ttl=60.0), lambda: on_server(nodes[0], "app:"), True
 
 
 async def test_lock_writes_what_it_has_always_written(one: Any):
