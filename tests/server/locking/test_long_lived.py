@@ -15,11 +15,11 @@ import pytest
 from asgiref.sync import async_to_sync
 from redis.credentials import CredentialProvider
 
+from django_redlock import LockManager
 from django_redlock.core.protocol import Kind, Survey
 from django_redlock.core.round import Round
 from django_redlock.engine import watchdog as renewal
 from django_redlock.engine.connections import MAX_IDLE
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import FaultProxy, Servers
 from tests.conftest import needs

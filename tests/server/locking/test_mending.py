@@ -6,9 +6,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from django_redlock import RedlockError
+from django_redlock import LockManager, RedlockError
 from django_redlock.engine import rounds, rounds_async
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import Server, Servers
 from tests.managers import Asyncio, Flavour, Manager, connect, eventually, real_manager, renew_now

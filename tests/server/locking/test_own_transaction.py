@@ -9,8 +9,7 @@ from django.core import checks
 from django.db import connections, transaction
 from django.test import override_settings
 
-from django_redlock import QuorumUnavailableError, lock_for_update, locks
-from django_redlock.engine.manager import LockManager
+from django_redlock import LockManager, QuorumUnavailableError, lock_for_update, locks
 from django_redlock.fencing import fenced
 from django_redlock.inventory import held_locks
 from django_redlock.nodes.database.table import TABLE

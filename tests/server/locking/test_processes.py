@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockTakenError
+from django_redlock import LockManager, LockTakenError
 from django_redlock.core.protocol import Kind
 from django_redlock.engine import process
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.redis.link import RedisLink
 from django_redlock.testing import Servers
 from tests.managers import Manager, held_by, real_manager, unwatched, wait_until

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock.engine.manager import LockManager
+from django_redlock import LockManager
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import eventually, held_by, in_threads, on_each, patient_manager, real_manager
 

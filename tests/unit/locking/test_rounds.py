@@ -7,14 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError
 from django_redlock.core.admission import Admission
 from django_redlock.core.protocol import Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
 from django_redlock.engine import redelivery
 from django_redlock.engine.connections import Breaker, Breakers, ConnectionSet
-from django_redlock.engine.manager import LockManager
 from django_redlock.engine.rounds import Gather
 from django_redlock.engine.rounds_async import AGAIN, AsyncGather, TimeLimits
 from django_redlock.engine.watchdog import AsyncWatchdog, Watchdog
