@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.test import override_settings
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_redlock import inventory, lock, locks
@@ -24,7 +24,6 @@ from django_redlock.nodes.database.table import TABLE, LockTable
 from tests.managers import Tables, connect
 
 from .test_differential import BASE, comparable, requests
-from .test_waiting import in_queue
 
 SECRET = "a" * 32
 
@@ -53,23 +52,16 @@ def other(tables: Tables) -> Iterator[LockTable]:
 # The same replies
 
 
-SEQUENCES = given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
-SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@SETTINGS
-@SEQUENCES
-def test_database_answers_as_the_node_in_memory(table: LockTable, sequence: list[Request], together: bool):
+@pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.endurance)])
+def test_database_answers_as_the_node_in_memory(table: LockTable, examples: int):
     """Whatever requests come in whatever order, at once or one by one, replies and queues are the same."""
-    agree(table, sequence, together)
 
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(requests, min_size=1, max_size=25), st.booleans())
+    def agrees(sequence: list[Request], together: bool) -> None:
+        agree(table, sequence, together)
 
-@pytest.mark.endurance
-@settings(SETTINGS, max_examples=300)
-@SEQUENCES
-def test_database_answers_as_the_node_in_memory_for_long(table: LockTable, sequence: list[Request], together: bool):
-    """The same with more sequences."""
-    agree(table, sequence, together)
+    agrees()
 
 
 def agree(table: LockTable, sequence: list[Request], together: bool) -> None:
@@ -87,6 +79,12 @@ def agree(table: LockTable, sequence: list[Request], together: bool) -> None:
     states = [json.loads(state) for (state,) in table.query(f"SELECT state FROM {TABLE}")]
     for slug in ("{x}", "{y}", "{z}", "{queue}"):
         assert in_queue(states, slug) == store.waiters(slug)
+
+
+def in_queue(states: list[Any], slug: str) -> list[str]:
+    """Return the waiters queued for a name, from the rows of a table."""
+    queue = next((state.get("queue", {}) for state in states if state.get("slug") == slug), {})
+    return [waiter for waiter, (_, until) in queue.items() if until > time.time()]
 
 
 def forget_total(answer: Any) -> Any:

@@ -13,6 +13,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_redlock import LockManager
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
     SHARED,
@@ -29,7 +30,6 @@ from django_redlock.core.protocol import (
     believable,
 )
 from django_redlock.core.round import survey_round
-from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import real_manager
 
@@ -115,27 +115,22 @@ def real_node(request: pytest.FixtureRequest, nodes: Servers):
         one = request.getfixturevalue("five_clusters")[0]
         one.clear()
         url, server, prefix = one.url, one.servers[0], "{t}:"
-    manager = real_manager([url])
-    yield manager, server, prefix
-    manager.close()
+    return real_manager([url]), server, prefix
 
 
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@SETTINGS
-@given(sequence=st.lists(requests, min_size=1, max_size=25))
-def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
+@pytest.mark.parametrize("examples", [100, pytest.param(2000, marks=pytest.mark.endurance)])
+def test_memory_node_answers_as_the_real_one(real_node: Any, examples: int):
     """Whatever requests come in whatever order, replies, queues and notifications are the same."""
-    agree(real_node, sequence)
 
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(requests, min_size=1, max_size=25))
+    def agrees(sequence: list[Request]) -> None:
+        agree(real_node, sequence)
 
-@pytest.mark.endurance
-@settings(SETTINGS, max_examples=2000)
-@given(sequence=st.lists(requests, min_size=1, max_size=25))
-def test_memory_node_answers_as_the_real_one_for_long(real_node: Any, sequence: list[Request]):
-    """The same with more sequences."""
-    agree(real_node, sequence)
+    agrees()
 
 
 def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]]:

@@ -1,76 +1,29 @@
 """Waiters get their turn: in order, notified, and without requests without end."""
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from django_redlock import LockTakenError
+from django_redlock import Lock, LockManager, LockTakenError
 from django_redlock.core import acquisition
 from django_redlock.core.protocol import Failure, Kind
 from django_redlock.core.round import Round
-from django_redlock.engine.lock import Lock
-from django_redlock.engine.manager import LockManager
 from django_redlock.engine.notifications import Listener, Waiters
-from django_redlock.nodes import Node
-from django_redlock.nodes.base import LinkError, run
-from django_redlock.nodes.database.node import DatabaseNode
-from django_redlock.nodes.database.table import TABLE, LockTable
+from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.memory import MemoryNode
-from django_redlock.nodes.records.record import Names, load
-from django_redlock.nodes.records.replicated import ReplicatedNode
-from django_redlock.nodes.redis.discovered import ClusterNode
-from django_redlock.nodes.redis.handshake import BlockingDialer
-from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, on_each, real_manager
 
 
 def waiting(manager: LockManager, name: str = "a") -> int:
     """Return how many waiters most nodes have queued; a node without the holder keeps no queue."""
-    return sorted(in_line(node, f"{{{name}}}") for node in manager.nodes)[len(manager.nodes) // 2]
-
-
-def in_line(node: Node, slug: str) -> int:
-    if isinstance(node, MemoryNode):
-        return len(node.store.waiters(slug))
-    if isinstance(node, DatabaseNode):
-        return len(queue_in(node.alias, slug))
-    if isinstance(node, ReplicatedNode):
-        with closing(node.table(5.0)) as table:
-            table.open()
-            return len(load(Names({slug}, set()), table.key, table.read).store.waiters(slug))
-    assert isinstance(node, RedisNode)
-    connection, _, _ = run(BlockingDialer(1.0).open(node.connector, b""))
-    connection.send_command("ZCARD", f"{'{t}:' if isinstance(node, ClusterNode) else 't:'}{slug}:q")
-    count = connection.read_response()
-    connection.disconnect()
-    return int(count)
-
-
-def queue_in(alias: str, slug: str) -> list[str]:
-    """Return the waiters queued at a database; Django requires a thread without an event loop for that."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(read_queue, alias, slug).result()
-
-
-def read_queue(alias: str, slug: str) -> list[str]:
-    table = LockTable(alias, "t:", 5.0)
-    with closing(table):
-        table.open()
-        return in_queue([json.loads(state) for (state,) in table.query(f"SELECT state FROM {TABLE}")], slug)
-
-
-def in_queue(states: list[Any], slug: str) -> list[str]:
-    """Return the waiters queued for a name, from the rows of a table."""
-    queue = next((state.get("queue", {}) for state in states if state.get("slug") == slug), {})
-    return [waiter for waiter, (_, until) in queue.items() if until > time.time()]
+    replies = manager.survey(slugs=(f"{{{name}}}",), waiters=0).values()
+    return sorted(sum(row.waiting for row in reply.rows) for reply in replies)[len(replies) // 2]
 
 
 async def notified(manager: LockManager, flavour: Flavour) -> None:
@@ -371,7 +324,6 @@ async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Mana
 
     assert time.monotonic() - start < 9
     lease.release()
-    one.close()
 
 
 async def test_notification_connection_that_is_reset_has_ended(nodes: Servers):
