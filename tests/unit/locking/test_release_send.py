@@ -1,6 +1,5 @@
 """Releases that are sent without waiting for the replies, in virtual time."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,17 +10,14 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.test import RequestFactory
 
-from django_redlock import LockLostError, lock, locks
-from django_redlock.core.names import slug
-from django_redlock.core.protocol import Survey
-from django_redlock.core.rules import Rules
-from django_redlock.engine import process as processes
-from django_redlock.engine.unattended import LOOK
+from django_redlock import InvalidRedlockError, LockLostError, lock, locks
 from django_redlock.signals import lock_lost, lock_released
 from django_redlock.testing import Simulation
 from django_redlock.views import locked_view
+from tests.managers import Flavour
 
 TIMEOUT = 0.25  # seconds: the node timeout of these locks
+LONG = TIMEOUT + 0.1  # seconds after which the replies have been read, if they came
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def simulation(**options: Any) -> Simulation:
 
 def free(sim: Simulation, name: str = "a") -> list[bool]:
     """Return for each node whether nobody holds the lock there."""
-    return [not node.store.execute(Survey((slug(name),))).rows[0].value for node in sim.nodes]
+    return [node.store.records.holder(f"{{{name}}}", node.store.now()) is None for node in sim.nodes]
 
 
 def silence(sim: Simulation, *nodes: int) -> None:
@@ -74,12 +70,13 @@ def test_what_decides_how_the_release_goes(passed: Any, option: Any, kind: Any, 
 
 
 @pytest.mark.parametrize("value", ["later", True])
-def test_other_values_are_refused(value: Any):
+def test_other_values_are_refused(value: Any, settings: Any):
     """The error names the option, the value and what to write instead."""
     message = f"release must be 'wait', 'send' or None, not {value!r}"
+    settings.REDLOCK = {"default": {"NODES": "memory://a", "OPTIONS": {"release": value}}}
 
-    with pytest.raises(ValueError, match=message):
-        Rules(3, release=value)
+    with pytest.raises(InvalidRedlockError, match=message):
+        locks["default"]
     with pytest.raises(ValueError, match=message):
         lock("a", release=value)
 
@@ -87,15 +84,15 @@ def test_other_values_are_refused(value: Any):
 # The outcome
 
 
-def test_block_ends_while_the_nodes_are_silent(outcomes: list[str]):
+async def test_block_ends_while_the_nodes_are_silent(outcomes: list[str], flavour: Flavour):
     """The end of the block takes no time; the outcome is known after the node timeout."""
     with simulation() as sim:
-        with lock("a", release="send"):
+        async with flavour.entered(lock("a", release="send")):
             silence(sim, 0, 1, 2)
             began = sim.clock()
 
-        assert (sim.clock() - began, outcomes) == (0, [])
-        sim.advance(TIMEOUT + LOOK)
+        assert (sim.clock() - began < 0.001, outcomes) == (True, [])
+        await flavour.pass_time(sim, LONG)
 
         assert outcomes == ["unknown"]
 
@@ -123,17 +120,17 @@ def test_every_kind_of_lock_is_released(outcomes: list[str], names: Any, options
         assert all(free(sim, "b"))
 
 
-def test_node_that_never_executed_it_gets_it_later():
+async def test_node_that_never_executed_it_gets_it_later(flavour: Flavour):
     """A reply that is missing after the node timeout counts as a miss."""
     with simulation() as sim:
-        with lock("a", ttl=30, release="send"):
+        async with flavour.entered(lock("a", ttl=30, release="send")):
             for node in sim.nodes:
                 node.deaf = True
         for node in sim.nodes:
             node.deaf = False
 
         assert free(sim) == [False] * 3
-        sim.advance(TIMEOUT + LOOK)
+        await flavour.pass_time(sim, LONG)
         assert free(sim) == [True] * 3
 
 
@@ -150,7 +147,7 @@ def test_lock_that_the_nodes_had_lost_is_reported(outcomes: list[str], caplog: p
                 node.store.reset()
             silence(sim, 0)
         assert outcomes == []
-        sim.advance(TIMEOUT + LOOK)
+        sim.advance(LONG)
 
         assert (outcomes, lease.reason, losses) == (["expired"], "forgotten", [])
         assert "lock lost: a (forgotten)" in caplog.text
@@ -208,7 +205,7 @@ def test_response_does_not_wait_for_the_release(outcomes: list[str], view: Any, 
         response.close()
 
         assert len(locks["default"].driver.unattended) == pending
-        sim.advance(TIMEOUT + LOOK)
+        sim.advance(LONG)
         assert outcomes == ["released", "unknown"]
 
 
@@ -235,20 +232,20 @@ def test_release_after_a_transaction_does_not_wait(outcomes: list[str]):
                 silence(sim, 0, 1, 2)
             assert len(locks["default"].driver.unattended) == 0
         assert len(locks["default"].driver.unattended) == 1
-        sim.advance(TIMEOUT + LOOK)
+        sim.advance(LONG)
         assert outcomes == ["unknown"]
 
 
 # The end of the manager, of the loop and of the process
 
 
-def test_close_waits_for_the_outcome(outcomes: list[str]):
-    """Nothing is left open, and the signal is sent."""
+async def test_close_waits_for_the_outcome(outcomes: list[str], flavour: Flavour):
+    """Nothing is left open, and the signal is sent when the replies have come, or their time has passed."""
     with simulation() as sim:
-        with lock("a", release="send"):
+        async with flavour.entered(lock("a", release="send")):
             silence(sim, 0, 1)
 
-        locks["default"].close()
+        await flavour.close(locks["default"])
 
         assert (outcomes, len(locks["default"].driver.unattended)) == (["unknown"], 0)
 
@@ -258,7 +255,7 @@ def test_process_that_is_about_to_end_waits(monkeypatch: pytest.MonkeyPatch):
     with simulation() as sim:
         lease = lock("a").acquire()
         silence(sim, 0, 1)
-        monkeypatch.setattr(processes.process, "ends", True)
+        monkeypatch.setattr("django_redlock.engine.process.process.ends", True)
 
         lease.release(wait=False)
 
@@ -279,48 +276,6 @@ def test_thread_that_ends_leaves_its_connections_to_others():
         thread.join()
         assert (len(idle.sets), len(idle._kept)) == (0, 1)
 
-        sim.advance(TIMEOUT + LOOK)
+        sim.advance(LONG)
 
         assert (len(idle.sets), len(idle._kept)) == (1, 0)
-
-
-# asyncio
-
-
-async def test_block_of_a_task_ends_while_the_nodes_are_silent(outcomes: list[str]):
-    """The same in an event loop, where no task and no thread is needed."""
-    with simulation() as sim:
-        async with lock("a", release="send"):
-            silence(sim, 0, 1, 2)
-            began = sim.clock()
-
-        assert (sim.clock() - began < 0.001, outcomes) == (True, [])
-        await asyncio.sleep(TIMEOUT + LOOK)
-
-        assert outcomes == ["unknown"]
-
-
-async def test_closing_the_loop_waits_for_the_outcome(outcomes: list[str]):
-    """The links are dropped when the replies have come, or their time has passed."""
-    with simulation() as sim:
-        async with lock("a", release="send"):
-            silence(sim, 0, 1)
-
-        await locks["default"].aclose()
-
-        assert outcomes == ["unknown"]
-
-
-async def test_node_that_a_loop_lost_gets_the_release_later():
-    """A reply that is missing after the node timeout counts as a miss."""
-    with simulation() as sim:
-        async with lock("a", ttl=30, release="send"):
-            for node in sim.nodes:
-                node.deaf = True
-        for node in sim.nodes:
-            node.deaf = False
-        assert free(sim) == [False] * 3
-
-        await asyncio.sleep(TIMEOUT + LOOK)
-
-        assert free(sim) == [True] * 3
