@@ -33,7 +33,6 @@ from django_redlock import (
     locks,
 )
 from django_redlock.checks import check_decorators, check_deployment, check_settings
-from django_redlock.core.rules import Rules
 from django_redlock.testing import Simulation
 from tests.managers import Manager, unwatched
 from tests.shop.models import Order
@@ -48,13 +47,6 @@ def redlock(**options: Any) -> Any:
 
 def ids(messages: list[Any]) -> list[str]:
     return [message.id for message in messages]
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Any:
-    """Leave no lock of one test to the next."""
-    yield
-    locks.reset()
 
 
 @pytest.fixture(autouse=True)
@@ -348,8 +340,8 @@ def test_project_decides_how_long_a_lock_waits():
                 lock("wait", wait=None).acquire()
         assert locks["default"].lock("wait").description().wanted.wait == 0
     assert locks["default"].lock("wait").description().wanted.wait is None
-    with pytest.raises(ValueError, match="wait must be"):
-        Rules(3, wait=-1)
+    with redlock(wait=-1), pytest.raises(InvalidRedlockError, match="wait must be"):
+        locks["default"]
     assert ids([each for each in check_settings() if "redlock.E" in each.id]) == []
 
 
@@ -396,8 +388,8 @@ def test_project_decides_what_a_lock_inside_a_transaction_is():
         assert locks["default"].lock("inside", wait=0).try_acquire() is None
     with redlock(in_transaction="allow"), transaction.atomic(), lock("inside", wait=0) as lease:
         assert lease.valid()
-    with pytest.raises(ValueError, match="in_transaction must be"):
-        Rules(3, in_transaction="never")
+    with redlock(in_transaction="never"), pytest.raises(InvalidRedlockError, match="in_transaction must be"):
+        locks["default"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -553,6 +545,13 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a", ttl=90).acquire(), ValueError, "^ttl must be from 0.1 to 60 seconds"),
     (lambda: locks["default"].lock("a", ttl=90), ValueError, "ttl must be from 0.1 to 60 seconds .*not 90"),
     (lambda: lock("a", wait=-1), ValueError, r"^wait must be None \(for ever\) or a number of .* not -1"),
+    (lambda: lock("a", limit=0), ValueError, "limit must be a whole number from 1 to 1000, not 0"),
+    (lambda: lock("a", limit=True), ValueError, "limit must be"),
+    (lambda: lock("a", limit=2, shared=True), ValueError, "limit=2 and shared=True cannot be combined"),
+    (lambda: lock(["a", "b"], limit=2), ValueError, "limit=2 and several names cannot be combined"),
+    (lambda: lock("a", heartbeat=0), ValueError, "heartbeat must be more than 0 seconds"),
+    (lambda: lock("a", max_hold=0), ValueError, "max_hold must be more than 0"),
+    (lambda: lock("a", cancel_on_lost=True).acquire(), RuntimeError, "works with 'async with' only"),
     (lambda: locks.default, AttributeError, r"locks has no 'default'; write locks\['default'\]"),
     (
         lambda: lock("a").try_acquire(wait=1),
@@ -562,6 +561,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a").fencing_token, AttributeError, "no 'fencing_token'; a lease has it"),
     (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
     (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
+    (lambda: pickle.dumps(lease()), TypeError, "cannot be pickled or copied"),
     (lambda: lock("a").locked(), AttributeError, r"no 'locked'.*find_lock\('a'\)"),
     (lambda: lock("a").release(), AttributeError, r"no 'release'.*lease = .*acquire\(\)"),
     (lambda: lock("a").extend(), AttributeError, "no 'extend'.*lease"),
