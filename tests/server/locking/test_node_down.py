@@ -10,13 +10,9 @@ import redis
 from django.core import checks
 from django.test import override_settings
 
-from django_redlock import signals
-from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
-from django_redlock.handler import RedlockHandler
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock import locks, signals
 from django_redlock.testing import FaultProxy, Server, Servers
-from tests.managers import Flavour, eventually
+from tests.managers import Flavour
 from tests.services import SQLite, django_database
 
 USER = "ACL SETUSER worker on >sesame ~* &* +@all"
@@ -73,53 +69,29 @@ async def test_reason_is_logged_and_sent(
     state: Callable[[Server, redis.Redis], str],
     why: str,
 ):
-    """An operator need not guess, or read the node's log first; the text has no password."""
-    heard: list[dict[str, Any]] = []
+    """An operator need not guess, or read the node's log first; the text has no password, nor has the signal."""
+    heard: list[tuple[str, str]] = []
+
+    def down(sender: Any, node: str, reason: str, **about: Any) -> None:
+        heard.append((node, reason))
+
     with patient.client() as client:
         urls = [*nodes.urls[:2], state(patient, client)]
-    specs = [NodeSpec(url, f"lock-{place}") for place, url in enumerate(urls)]
-    rules = Rules(3, ttl=10.0, restart_guard=False, node_timeout=0.3)
-    manager = LockManager([open_node(spec, "t:") for spec in specs], rules)
-    manager.notify = lambda event, **about: heard.append(about) if event == "node_down" else None
+    entries = [{"URL": url, "NAME": f"lock-{place}"} for place, url in enumerate(urls)]
+    options = {"ttl": 10.0, "restart_guard": False, "node_timeout": 0.3}
+    signals.node_down.connect(down)
+    with override_settings(REDLOCK={"default": {"NODES": entries, "OPTIONS": options}}):
+        with caplog.at_level(logging.WARNING, "django_redlock"):
+            while not heard:
+                await flavour.release(await flavour.acquire(locks["default"].lock("a", wait=0)))
+        await flavour.close(locks["default"])
+    signals.node_down.disconnect(down)
 
-    with caplog.at_level(logging.WARNING, "django_redlock"):
-        await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
-
-        async def told() -> None:
-            await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
-
-        while not heard:
-            await told()
-
-    assert heard == [{"node": "lock-2", "reason": why}]
+    assert heard == [("lock-2", why)]
     assert [record.getMessage() for record in caplog.records] == [f"lock node down: lock-2 (default): {why}"]
     assert [(record.node, record.reason) for record in caplog.records] == [("lock-2", why)]
     if patient.running:
         patient.thaw()
-    await flavour.close(manager)
-    manager.close()
-
-
-async def test_reason_is_sent_with_the_signal_of_django(nodes: Servers, patient: Server):
-    """The receivers of ``node_down`` get the reason."""
-    heard: list[str] = []
-
-    def down(sender: Any, node: str, reason: str, **about: Any) -> None:
-        heard.append(reason)
-
-    patient.kill()
-    signals.node_down.connect(down)
-    options = {"restart_guard": False, "node_timeout": 2.0}
-    try:
-        with override_settings(REDLOCK={"default": {"NODES": [*nodes.urls[:2], patient.url], "OPTIONS": options}}):
-            manager = RedlockHandler()["default"]
-            manager.lock("a", wait=0).acquire().release()
-            await eventually(lambda: manager.lock("a", wait=0).acquire().release() == "released" and bool(heard))
-            manager.close()
-    finally:
-        signals.node_down.disconnect(down)
-
-    assert heard == ["refused"]
 
 
 # What the checks find
