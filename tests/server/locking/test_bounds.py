@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_redlock import LockTakenError, QuorumUnavailableError, locks
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, locks
 from django_redlock.core.attempt import HighestToken
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.protocol import (
@@ -18,7 +18,6 @@ from django_redlock.core.protocol import (
     Failure,
     Repair,
 )
-from django_redlock.engine.manager import LockManager
 from django_redlock.inventory import Staleness, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes.database.table import TABLE
@@ -151,9 +150,6 @@ def test_floor_does_not_rise_above_what_can_be_proposed():
     highest.lift(["a"], HIGHEST - 1)
 
     assert highest.of(["a"]) == HIGHEST - 1
-
-
-# Sizes
 
 
 # Operators

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Raise, Request
-from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.redis.inspect import inspect
 from django_redlock.nodes.redis.link import AsyncRedisLink, RedisLink
@@ -27,7 +25,6 @@ from tests.managers import (
     holders,
     patient_manager,
     real_manager,
-    rules,
     run_greenlets,
 )
 
@@ -46,7 +43,7 @@ def three() -> Iterator[Cluster]:
 
 def guarded(cluster: Cluster) -> LockManager:
     """Return a manager whose node does not vote while the shard may have forgotten a lock."""
-    return LockManager([open_node(NodeSpec(cluster.url), "t:")], Rules(1, restart_guard=True, **BRIEF))
+    return real_manager([cluster.url], restart_guard=True, **BRIEF)
 
 
 async def held(flavour: Flavour, manager: LockManager, name: object = "a", **options: object):
@@ -181,8 +178,6 @@ async def test_failover_after_replication_was_cut_makes_newcomers_wait():
             assert later.fencing_token > lease.fencing_token
             assert await flavour.release(later) == "released"
             await flavour.close(manager)
-            manager.close()
-        knew.close()
 
 
 def test_child_has_connections_of_its_own(three: Cluster):
@@ -210,13 +205,10 @@ NOWHERE = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$15\r\nnowhere.invalid\r\n:6379\r\
 async def test_address_that_a_member_announces_is_named(flavour: Flavour):
     """A cluster may announce names that nobody can resolve; the error and the doctor show them, not the seed's name."""
     with babbler(b"", NOWHERE + b"*0\r\n") as member:
-        node = open_node(NodeSpec(member.url.replace("redis:", "redis+cluster:")), "t:")
-        manager = LockManager([node], rules(1))
+        manager = real_manager([member.url.replace("redis:", "redis+cluster:")])
         with pytest.raises(QuorumUnavailableError, match=r"unknown host: nowhere\.invalid:6379, says a member"):
             await held(flavour, manager, wait=0)
-        assert inspect(node, 5.0).detail == "unknown host: nowhere.invalid:6379, says a member"
-        await flavour.close(manager)
-        manager.close()
+        assert inspect(manager.nodes[0], 5.0).detail == "unknown host: nowhere.invalid:6379, says a member"
 
 
 def test_doctor_examines_the_shard_that_decides(three: Cluster):
@@ -259,6 +251,3 @@ async def test_user_needs_one_more_right_than_elsewhere(three: Cluster, flavour:
     with pytest.raises(QuorumUnavailableError, match="NOPERM") as refused:
         await held(flavour, managers[1], wait=60)
     assert refused.value.misconfigured
-    for manager in managers:
-        await flavour.close(manager)
-        manager.close()

@@ -17,11 +17,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Server, Servers, ServerStartError
-from tests.managers import Flavour, Manager, in_threads
+from tests.managers import Flavour, Manager, in_threads, real_manager
 
 from . import crowd
 
@@ -136,7 +133,7 @@ def test_process_that_was_stopped_between_request_and_reply_gets_its_lock(nodes:
 
 async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(pausing: Server, flavour: Flavour):
     """With one node, patience costs nothing: a fork for a snapshot, or a slow command, refuses nobody."""
-    manager = LockManager([open_node(NodeSpec(pausing.url), "t:")], Rules(1, restart_guard=False))
+    manager = real_manager([pausing.url], ttl=30.0, node_timeout=None)
     await flavour.release(await flavour.acquire(manager.lock("warm up", wait=0)))
     with socket.create_connection(("127.0.0.1", pausing.port)) as pause:
         pause.sendall(b"DEBUG SLEEP 0.8\r\n")
@@ -144,8 +141,6 @@ async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(pausing:
         assert pause.recv(100) == b"+OK\r\n"
 
     assert await flavour.release(lease) == "released"
-    await flavour.close(manager)
-    manager.close()
 
 
 # Nodes that failed lately
@@ -171,7 +166,7 @@ async def test_node_that_the_quorum_needs_is_asked_although_it_failed_lately(
 
 def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server):
     """One thread tries to connect, and the others share what it finds instead of giving up at once."""
-    manager = LockManager([open_node(NodeSpec(pausing.url), "t:")], Rules(1, restart_guard=False, node_timeout=2.0))
+    manager = real_manager([pausing.url], ttl=30.0)
     manager.driver.gather.breakers[0].failed(manager.runtime.clock(), "refused")
     outcomes: Counter[str] = Counter()
 
@@ -181,7 +176,6 @@ def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server)
     in_threads(20, work)
 
     assert outcomes == {"released": 20}
-    manager.close()
 
 
 FEW_FILES = """

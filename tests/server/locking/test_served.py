@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import LockManager, QuorumUnavailableError
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Server
 from tests.clusters import WEEK, served
-from tests.managers import Flavour, wait_until
+from tests.managers import Flavour, real_manager, wait_until
 
 from .test_replies import babbler
 
@@ -26,7 +25,7 @@ TTL = 3.0  # seconds; the guard time is a little longer
 def guarded(urls: list[str], **options: object) -> LockManager:
     """Return a manager as in a fresh process: it knows nothing of the nodes."""
     numbers = {"ttl": TTL, "max_ttl": TTL, "renew": False, "restart_guard": True, "node_timeout": 0.5, **options}
-    return LockManager([open_node(NodeSpec(url), "t:") for url in urls], Rules(len(urls), **numbers))
+    return real_manager(urls, **numbers)
 
 
 def replicate(replica: Server, master: str) -> None:
@@ -72,9 +71,6 @@ async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_ev
     assert age is not None
     assert age < 30.0
     assert await flavour.release(lease) == "released"
-    for manager in (first, second):
-        await flavour.close(manager)
-        manager.close()
 
 
 def test_key_names_the_server_and_never_expires(server: Server, client: redis.Redis):
