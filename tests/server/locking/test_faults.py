@@ -10,13 +10,10 @@ from unittest.mock import patch
 
 import pytest
 
-from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock import Lease, Lock, LockManager, LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Failure, Kind
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT
-from django_redlock.engine.lease import Lease
-from django_redlock.engine.lock import Lock
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Server, Servers
 from django_redlock.testing.proxy import FaultProxy
@@ -341,22 +338,15 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
         await eventually(lambda: not manager.driver.redelivery)
 
 
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the names of the threads that are started."""
-    names: list[str] = []
-    start = threading.Thread.start
+def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """A node that certainly never got the request needs no release, neither now nor by redelivery."""
+    threads, start = list[str](), threading.Thread.start
 
     def note(thread: threading.Thread) -> None:
-        names.append(thread.name)
+        threads.append(thread.name)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", note)
-    return names
-
-
-def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: list[str]):
-    """A node that certainly never got the request needs no release, neither now nor by redelivery."""
     manager = real_manager([*nodes.urls[:3], "redis://127.0.0.1:1", "redis://127.0.0.1:2"])
 
     for _ in range(200):
