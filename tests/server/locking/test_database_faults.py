@@ -18,9 +18,8 @@ from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
 
-from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Kind, Release
-from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
@@ -482,11 +481,7 @@ def test_rights_that_are_documented_suffice(server: Database):
 
 
 def test_entry_that_cannot_be_a_node_is_refused():
-    """The error lists the existing aliases."""
-    with pytest.raises(ValueError, match="DATABASES has no alias 'nowhere', it has 'default'"):
-        open_node(NodeSpec("database://nowhere"), "t:")
-    with pytest.raises(ValueError, match="takes no OPTIONS"):
-        open_node(NodeSpec("database://default", options={"timeout": 1}), "t:")
+    """The error lists the kinds of databases that can be nodes."""
     with django_database("nothing", {"ENGINE": "django.db.backends.dummy"}):
         with pytest.raises(ValueError, match="is not SQLite, PostgreSQL, MySQL or MariaDB"):
             open_node(NodeSpec("database://nothing"), "t:")
