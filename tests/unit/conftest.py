@@ -1,11 +1,12 @@
 """Nodes in memory, which answer at once, however long this process waits for the processor."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from django_redlock import inventory
-from django_redlock.nodes.memory import MemoryNode
+from django_redlock.testing import Servers
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,14 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def five() -> Iterator[list[MemoryNode]]:
+def five_servers(nodes: Servers, settings: Any) -> Servers:
+    """Five real servers under the default alias; they have just started, so the restart guard is off."""
+    settings.REDLOCK = {"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}
+    return nodes
+
+
+@pytest.fixture
+def five() -> Iterator[list[Any]]:
     """Five nodes in memory under the default alias."""
     from tests.held import nodes_in_memory
 

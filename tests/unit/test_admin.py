@@ -46,7 +46,6 @@ from tests.held import (
     act,
     client_of,
     look,
-    nodes_in_memory,
     put,
     row_key,
     shown,
@@ -57,13 +56,6 @@ pytestmark = pytest.mark.django_db
 
 CHECKOUT = Path(__file__).parents[2]
 NAME = re.compile(r'class="redlock-name" data-lock="\w+/%7B([^"]*)%7D"')
-
-
-@pytest.fixture
-def nodes():
-    """Five nodes in memory."""
-    with nodes_in_memory() as nodes:
-        yield nodes
 
 
 @pytest.fixture
@@ -119,7 +111,7 @@ def waited_for(name: str):
 # What is shown
 
 
-def test_a_held_lock_is_shown(nodes, viewer):
+def test_a_held_lock_is_shown(five, viewer):
     """The list shows name, state, remaining time, votes with words for them, and holder."""
     with lock("orders:7", ttl=30, label="nightly import") as lease:
         page = text_of(viewer, LIST)
@@ -135,10 +127,10 @@ def test_a_held_lock_is_shown(nodes, viewer):
     assert "<title>Held locks" in page
 
 
-def test_a_node_that_is_down_is_named(nodes, viewer):
+def test_a_node_that_is_down_is_named(five, viewer):
     """With a node down the page shows 4/5 and a banner that names the node, and is no error."""
     put("orders:7")
-    nodes[2].down = True
+    five[2].down = True
 
     page = text_of(viewer, LIST)
 
@@ -148,13 +140,13 @@ def test_a_node_that_is_down_is_named(nodes, viewer):
     assert "redlock-degraded" in page
 
 
-def test_without_a_quorum_nothing_is_said_of_the_locks(nodes, viewer):
+def test_without_a_quorum_nothing_is_said_of_the_locks(five, viewer):
     """
     While too few nodes answer the page is there and says that it does not know, with the reason. So does what it asks
     for every few seconds. No page says that nothing is held, or when that was known.
     """
     put("orders:7")
-    with down(nodes):
+    with down(five):
         queries: tuple[dict[str, str], ...] = ({}, {"q": "orders"}, {"state": "held"})
         found = [text_of(viewer, LIST, **query) for query in queries]
         live, page = viewer.get(LIVE).json(), text_of(viewer, DETAIL, key=key_of(shown(A), "default", "{orders:7}"))
@@ -170,7 +162,7 @@ def test_without_a_quorum_nothing_is_said_of_the_locks(nodes, viewer):
     assert viewer.get(LIVE).json()["unknown"] == []
 
 
-def test_tiles_say_how_much_is_wrong_and_lead_to_it(nodes, viewer):
+def test_tiles_say_how_much_is_wrong_and_lead_to_it(five, viewer):
     """Each state in trouble has a tile, with the number of its locks; without a quorum the number is unknown."""
     put("healthy", age=3720)
     put("endless", left=None)
@@ -183,12 +175,12 @@ def test_tiles_say_how_much_is_wrong_and_lead_to_it(nodes, viewer):
     [tile] = [tile for tile in viewer.get(LIST).context["cl"].tiles if tile.label == "Degraded"]
     assert names(viewer.get(LIST + tile.url)) == ["degraded"]
 
-    with down(nodes):
+    with down(five):
         values = tiles(viewer)
     assert (values["All"], values["No expiry"], values["Nodes, 0 spare"]) == ("?", "?", "2/5")
 
 
-def test_a_list_that_is_cut_short_says_so(nodes, viewer):
+def test_a_list_that_is_cut_short_says_so(five, viewer):
     """
     The footer counts what was asked for as a lower bound. Of a state that none of the listed locks has, nobody can
     tell: its tile shows no zero. A lock beyond the list is found by its whole name.
@@ -210,7 +202,7 @@ def test_a_list_that_is_cut_short_says_so(nodes, viewer):
     assert "No lock matches." not in matching
 
 
-def test_worst_comes_first_and_then_what_is_held_longest(nodes, viewer):
+def test_worst_comes_first_and_then_what_is_held_longest(five, viewer):
     put("a", age=10)
     put("b", age=1000)
     put("c", age=100)
@@ -227,7 +219,7 @@ def test_settings_that_cannot_be_used_are_shown(viewer, page):
             assert "REDLOCK" in text_of(viewer, page)
 
 
-def test_the_secret_is_on_no_page(nodes, operator):
+def test_the_secret_is_on_no_page(five, operator):
     """The lock's secret is neither on the list, nor in its JSON, nor on the confirmation, nor in the log."""
     key = put("orders:7")
 
@@ -242,7 +234,7 @@ def test_the_secret_is_on_no_page(nodes, operator):
 HOSTILE = "x\x1b[2J\nERROR y\u202e\u2028\x9b31m\x00\r\t=z<script>"  # what others may write into a name or a label
 
 
-def test_what_others_wrote_is_text_on_every_page(nodes, operator):
+def test_what_others_wrote_is_text_on_every_page(five, operator):
     """
     Markup and control characters in names, labels and hosts, and in an operator's reason, are escaped on every page.
     """
@@ -261,7 +253,7 @@ def test_what_others_wrote_is_text_on_every_page(nodes, operator):
     assert "ERROR y" in found["release True"]
 
 
-def test_a_lock_without_expiry_shows_no_number(nodes, operator):
+def test_a_lock_without_expiry_shows_no_number(five, operator):
     """The list, the page of the lock and the confirmation say that it never ends."""
     key = put("orders:7", left=None)
 
@@ -278,7 +270,7 @@ def test_durations_are_written_like_a_clock():
     assert list(map(clock, (59.9, 61, 3600))) == ["0:59", "1:01", "1:00:00"]
 
 
-def test_several_aliases_are_shown_together(nodes, operator):
+def test_several_aliases_are_shown_together(five, operator):
     """
     With several aliases there is a column and a filter for them, and a banner for each; a confirmation names the alias.
     One without a quorum hides nothing of the other.
@@ -301,7 +293,7 @@ def test_several_aliases_are_shown_together(nodes, operator):
     assert (values["All"], values["Orphaned"], values["Longest hold"][-1]) == ("1+", "?", "+")
 
 
-def test_a_name_that_the_list_cuts_can_be_copied(nodes, viewer):
+def test_a_name_that_the_list_cuts_can_be_copied(five, viewer):
     """A button copies the whole name; of a name that the nodes keep cut there is no whole name to copy."""
     for length in (20, 100, 500):
         put("x" * length)
@@ -310,12 +302,12 @@ def test_a_name_that_the_list_cuts_can_be_copied(nodes, viewer):
 
 
 @pytest.mark.parametrize("length", [300, 700])
-def test_no_address_is_longer_than_servers_take(nodes, viewer, length):
+def test_no_address_is_longer_than_servers_take(five, viewer, length):
     """
     A name that another program wrote into an index may be so long that no server takes its address: it has no link.
     Gunicorn takes lines of 4,094 bytes; a letter may need ten of them.
     """
-    for node in nodes:
+    for node in five:
         node.store.put("{" + "é" * length + "}", "other", 200)
 
     page = text_of(viewer, LIST)
@@ -338,7 +330,7 @@ def requests_of(monkeypatch, show) -> list[int]:
     return [asked.count(node) for node in range(5)]
 
 
-def test_a_long_list_is_surveyed_once(nodes, viewer, monkeypatch):
+def test_a_long_list_is_surveyed_once(five, viewer, monkeypatch):
     """
     The index is read page by page, with the locks that never end; only a name beyond the end is asked for by name.
     """
@@ -348,7 +340,7 @@ def test_a_long_list_is_surveyed_once(nodes, viewer, monkeypatch):
     assert requests_of(monkeypatch, lambda: viewer.get(LIST)) == [4] * 5
 
 
-def test_each_page_asks_each_node_once(nodes, operator, monkeypatch):
+def test_each_page_asks_each_node_once(five, operator, monkeypatch):
     """The locks, their waiters and the state of the nodes come from one request to each node."""
     for number in range(30):
         key = put(f"orders:{number}")
@@ -359,7 +351,7 @@ def test_each_page_asks_each_node_once(nodes, operator, monkeypatch):
     assert [requests_of(monkeypatch, show) for show in shows] == [[1] * 5] * len(shows)
 
 
-def test_no_table_is_ever_asked(nodes, operator, django_assert_num_queries):
+def test_no_table_is_ever_asked(five, operator, django_assert_num_queries):
     """The list asks the database for session, user, permissions and the requests to stop; the model asks nothing."""
     put("orders:7")
     operator.get(LIST)  # caches content types
@@ -370,7 +362,7 @@ def test_no_table_is_ever_asked(nodes, operator, django_assert_num_queries):
         assert (HeldLock.objects.count(), list(HeldLock._base_manager.all())) == (0, [])
 
 
-def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
+def test_rows_are_made_of_what_is_shown(five, viewer, monkeypatch):
     for number in range(60):
         put(f"n{number:02}", left=10 + number / 10)
     made = []
@@ -385,7 +377,7 @@ def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
 # Filters, search, order, pages
 
 
-def test_filter_search_sort_and_pages(nodes, viewer):
+def test_filter_search_sort_and_pages(five, viewer):
     """The list can be filtered by state, kind and near end, searched by name and holder, sorted and leafed through."""
     stop_time(locks["default"])
     for number in range(59):
@@ -406,21 +398,21 @@ def test_filter_search_sort_and_pages(nodes, viewer):
     assert names(viewer.get(LIST, {"o": "-5"}))[0] == "orders:58"
 
 
-def test_filter_by_node(nodes, viewer):
+def test_filter_by_node(five, viewer):
     """
     The list can show what a node has a vote for: what loses one when that node is stopped. A node that has another
     holder than the majority has no vote for the one that is shown.
     """
     put("everywhere")
     put("disputed")
-    put("disputed", B, nodes=nodes[4:])
+    put("disputed", B, nodes=five[4:])
 
     assert names(viewer.get(LIST, {"node": "n4"})) == ["everywhere"]
     assert "?node=n4" in text_of(viewer, LIST)
     assert set(names(viewer.get(LIST, {"node": "n0"}))) == {"everywhere", "disputed"}
 
 
-def test_what_people_wait_for_comes_first(nodes, viewer):
+def test_what_people_wait_for_comes_first(five, viewer):
     """Among many locks that are held for longer, it is on the first screen; a tile and a filter show it alone."""
     for number in range(60):
         put(f"old:{number:02}", left=10 + number / 10, age=5000)
@@ -455,7 +447,7 @@ KEYS = ["", "a/b/c/d", "%00/default/%00", "x/default/%ff", "x/nobody/y", "\x00",
 
 
 @pytest.mark.parametrize("query", CRAFTED, ids=lambda query: urlencode(query)[:40])
-def test_crafted_queries_do_nothing(nodes, operator, query):
+def test_crafted_queries_do_nothing(five, operator, query):
     """No query is an error of the server, and none releases a lock."""
     put("orders:7")
 
@@ -467,7 +459,7 @@ def test_crafted_queries_do_nothing(nodes, operator, query):
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: repr(key[:20]))
-def test_crafted_keys_do_nothing(nodes, operator, key):
+def test_crafted_keys_do_nothing(five, operator, key):
     """What was not offered on a page cannot be released, and has no page; it is no error of the server."""
     put("orders:7")
 
@@ -477,14 +469,14 @@ def test_crafted_keys_do_nothing(nodes, operator, key):
     assert look("orders:7") is not None
 
 
-def test_a_key_that_no_link_has_leads_nowhere(nodes, operator):
+def test_a_key_that_no_link_has_leads_nowhere(five, operator):
     """A key that is longer than an address may be is not found. Cut short, it would name another lock."""
     keys = [key_of("0" * 12, "default", "{" + "a" * length + "}") for length in (3000, 9000)]
 
     assert [operator.get(DETAIL, {"key": key}).status_code for key in keys] == [200, 404]
 
 
-def test_other_pages_of_the_model_are_not_there(nodes, operator):
+def test_other_pages_of_the_model_are_not_there(five, operator):
     """The pages for adding, editing and deleting rows answer with a refusal or lead away, and ask no table."""
     for path in ("x/change/", "x/history/", "x/delete/", "add/", "x/"):
         assert operator.get(LIST + path, follow=True).status_code in (200, 403, 404)
@@ -493,7 +485,7 @@ def test_other_pages_of_the_model_are_not_there(nodes, operator):
 # Who may do what
 
 
-def test_strangers_are_sent_to_the_login(nodes):
+def test_strangers_are_sent_to_the_login(five):
     """Without a login no page can be read, nor anything be released. Staff who may not look gets a 403."""
     key = put("orders:7")
 
@@ -506,7 +498,7 @@ def test_strangers_are_sent_to_the_login(nodes):
     assert look("orders:7") is not None
 
 
-def test_who_may_only_look_cannot_act(nodes, viewer):
+def test_who_may_only_look_cannot_act(five, viewer):
     """With the view permission alone there is no action, and posting one does nothing but show the list."""
     key = put("orders:7")
 
@@ -520,7 +512,7 @@ def test_who_may_only_look_cannot_act(nodes, viewer):
     assert not LogEntry.objects.exists()
 
 
-def test_posts_from_other_sites_are_refused(nodes):
+def test_posts_from_other_sites_are_refused(five):
     """Without the CSRF token nothing is released."""
     key = put("orders:7")
     client = Client(enforce_csrf_checks=True)
@@ -534,7 +526,7 @@ def test_posts_from_other_sites_are_refused(nodes):
 
 
 @pytest.mark.parametrize("action", ["release", "stop"])
-def test_each_action_asks_first(nodes, operator, action):
+def test_each_action_asks_first(five, operator, action):
     """Each action leads to a page that lists every name with its holder, says what will happen, and does nothing."""
     keys = [put("orders:7"), put("orders:8", B)]
 
@@ -549,7 +541,7 @@ def test_each_action_asks_first(nodes, operator, action):
     assert not LogEntry.objects.exists()
 
 
-def test_a_confirmed_release_is_done_and_audited(nodes, operator):
+def test_a_confirmed_release_is_done_and_audited(five, operator):
     """The confirmed release frees the lock and logs who, whose, which holder, the time left and why, with a link."""
     response = act(operator, "release", put("orders:7"), reason="worker killed\n")
 
@@ -570,7 +562,7 @@ def test_a_confirmed_release_is_done_and_audited(nodes, operator):
 
 
 @pytest.mark.parametrize("action", ["stop", "release"])
-def test_a_lock_that_changed_hands_is_left_alone(nodes, operator, action):
+def test_a_lock_that_changed_hands_is_left_alone(five, operator, action):
     """
     A lock whose holder changed since the page was shown is not offered, and keeps its new holder after a confirmation.
     One that is gone is said to be free.
@@ -591,20 +583,20 @@ def test_a_lock_that_changed_hands_is_left_alone(nodes, operator, action):
 
 
 @pytest.mark.parametrize("action", ["stop", "release"])
-def test_the_log_has_nothing_that_was_not_done(nodes, operator, action):
+def test_the_log_has_nothing_that_was_not_done(five, operator, action):
     """
     Too few nodes answer, so nothing is sent to the holder, and the admin's log does not have it. When they answer
     again, no badge says that the holder was asked to stop.
     """
     key = put("orders:7")
-    with down(nodes):
+    with down(five):
         assert "too few nodes answered" in said(act(operator, action, key))[0]
 
     assert not LogEntry.objects.exists()
     assert "asked to stop" not in text_of(operator, LIST)
 
 
-def test_a_holder_is_asked_to_stop(nodes, operator):
+def test_a_holder_is_asked_to_stop(five, operator):
     """
     It finds its lease lost with the reason, the lock stays held, and the log says who asked. The row of the very
     holder that was asked says how long ago. A lock of that name in another alias does not, and what operators did to
@@ -628,7 +620,7 @@ def test_a_holder_is_asked_to_stop(nodes, operator):
     assert look("orders:7") is not None
 
 
-def test_an_action_of_the_project_gets_the_selected_locks(nodes, operator, monkeypatch):
+def test_an_action_of_the_project_gets_the_selected_locks(five, operator, monkeypatch):
     """It gets them as the second argument, as in any list of Django's."""
     got = []
 
@@ -644,7 +636,7 @@ def test_an_action_of_the_project_gets_the_selected_locks(nodes, operator, monke
     assert got == ["orders:7"]
 
 
-def test_no_more_is_released_than_one_can_read(nodes, operator):
+def test_no_more_is_released_than_one_can_read(five, operator):
     """Neither too many locks, nor all: that includes locks that were on no page."""
     keys = [put(f"orders:{number}") for number in range(MAX_RELEASE + 1)]
 
@@ -656,7 +648,7 @@ def test_no_more_is_released_than_one_can_read(nodes, operator):
     assert look("orders:0") is not None
 
 
-def test_names_survive_the_form(nodes, operator):
+def test_names_survive_the_form(five, operator):
     strange = ["a\nb", "a/b%2F", "x" * 5000, "ключ 🔑", "'\"&"]
     keys = [put(name) for name in strange]
     assert all(map(str.isascii, keys))
@@ -667,7 +659,7 @@ def test_names_survive_the_form(nodes, operator):
     assert [look(name) for name in strange] == [None] * len(strange)
 
 
-def test_a_shared_lock_is_no_one_holders(nodes, operator):
+def test_a_shared_lock_is_no_one_holders(five, operator):
     """Several holders at once cannot be asked one by one, and all of them lose the lock; the page says so."""
     with lock("orders:7", shared=True) as lease:
         key = row_key("orders:7")
@@ -681,7 +673,7 @@ def test_a_shared_lock_is_no_one_holders(nodes, operator):
 
 
 @pytest.mark.parametrize("text", ["theirs", "c" * 32])
-def test_another_program_is_not_asked_to_stop(nodes, operator, text):
+def test_another_program_is_not_asked_to_stop(five, operator, text):
     """Another program would not learn of a request to stop, so the confirmation does not offer it."""
     key = put("orders:7", text=text)
 
@@ -697,7 +689,7 @@ def test_another_program_is_not_asked_to_stop(nodes, operator, text):
 # Tasks that hold locks
 
 
-def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
+def test_a_task_can_be_revoked_in_the_same_action(five, operator, monkeypatch):
     """
     For a lock that a task holds the confirmation offers to revoke the task, and does so when it is ticked. It offers
     nothing for a lock that a task has taken meanwhile.
@@ -726,7 +718,7 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
 @pytest.mark.server
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the broker's client leaves a socket behind
 @pytest.mark.parametrize("broker", ["foo://somewhere", "redis://127.0.0.1:1/0"])
-def test_a_broker_that_is_away_is_said_and_stops_nothing(nodes, operator, monkeypatch, broker):
+def test_a_broker_that_is_away_is_said_and_stops_nothing(five, operator, monkeypatch, broker):
     """
     Whatever a broker's client raises, the page says that the task could not be revoked. The lock is released, that is
     in the log, and the next lock has its turn.
@@ -804,11 +796,11 @@ def test_users_with_a_name_for_a_key(tmp_path):
 # The page of a lock, and the nodes
 
 
-def test_the_page_of_a_lock(nodes, operator):
+def test_the_page_of_a_lock(five, operator):
     """Each node's view, the holder, who waits, and what operators did; the name in the list leads there."""
     key = put("orders:7")
     put("orders:7", B, count=1)
-    nodes[4].down = True
+    five[4].down = True
 
     listed, text = text_of(operator, LIST), text_of(operator, DETAIL, key=key)
 
@@ -822,7 +814,7 @@ def test_the_page_of_a_lock(nodes, operator):
     assert "Nobody waits." in text
 
 
-def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
+def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(five, operator):
     lock("orders:7", renew=False).acquire()
     key = row_key("orders:7")
     with waited_for("orders:7"):
@@ -844,7 +836,7 @@ def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
         ("another {program}", "--using other"),
     ],
 )
-def test_the_page_of_a_lock_has_the_command_that_clears_its_key(nodes, viewer, written, options):
+def test_the_page_of_a_lock_has_the_command_that_clears_its_key(five, viewer, written, options):
     """Typed as it is there, the command finds the key: it names the alias and, if a command can, the lock."""
     with override_settings(REDLOCK={"default": {"NODES": FIVE}, "other": {"NODES": ["memory://other"]}}):
         locks["other"].nodes[0].store.put(written, "theirs", None)
@@ -857,23 +849,23 @@ def test_the_page_of_a_lock_has_the_command_that_clears_its_key(nodes, viewer, w
     assert "Dry run: 1 key would be deleted." in out.getvalue()
 
 
-def test_nodes_in_memory_are_shown(nodes, viewer):
+def test_nodes_in_memory_are_shown(five, viewer):
     """
     The panel has a row for every node, with how many locks it has, also for one that is down. Without a quorum it says
     nothing of how many locks there are.
     """
     put("orders:7")
-    with down(nodes, 1):
+    with down(five, 1):
         text = text_of(viewer, NODES)
-    with down(nodes):
+    with down(five):
         blind = text_of(viewer, NODES)
 
-    assert all(f"{node.name}</th>" in text for node in nodes)
+    assert all(f"{node.name}</th>" in text for node in five)
     assert "4 of 5 nodes answer; 3 needed." in text
     assert [len(re.findall(r"</span> (\d+\+?)</td>", page)) for page in (text, blind)] == [4, 0]
 
 
-def test_real_nodes_are_shown(servers, nodes, viewer):
+def test_real_nodes_are_shown(servers, five, viewer):
     """The panel shows role, version, clock, memory, storage and uptime of real servers, and which does not answer."""
     servers.reset()
     servers[1].kill()
@@ -891,7 +883,7 @@ def test_real_nodes_are_shown(servers, nodes, viewer):
 # Refresh
 
 
-def test_the_live_rows_are_those_of_the_page(nodes, viewer):
+def test_the_live_rows_are_those_of_the_page(five, viewer):
     """The JSON has the rows that the list with the same query string has, and the nodes; nothing keeps it."""
     put("orders:7")
     put("other")
@@ -922,7 +914,7 @@ def test_saving_is_refused():
 
 
 @pytest.mark.parametrize("page", [LIVE, NODES, DETAIL])
-def test_page_that_asks_by_itself_does_not_prolong_a_session(nodes, viewer, settings, page):
+def test_page_that_asks_by_itself_does_not_prolong_a_session(five, viewer, settings, page):
     """Under SESSION_SAVE_EVERY_REQUEST, only what a person asks for renews the session."""
     settings.SESSION_SAVE_EVERY_REQUEST = True
     key = put("orders:7")

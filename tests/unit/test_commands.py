@@ -6,7 +6,6 @@ import json
 from io import StringIO
 
 import pytest
-from django.test import override_settings
 
 from django_redlock import lock, locks
 from django_redlock.inventory import find_lock
@@ -208,32 +207,29 @@ def test_clear_of_a_key_that_changes(five, monkeypatch):
     assert find_lock("orders:7") is not None
 
 
-def test_clear_in_part(nodes):
+def test_clear_in_part(five_servers):
     """A key that cannot be deleted makes the command exit with 1, after the others were deleted."""
-    options = {"restart_guard": False}
-    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": options}}):
-        with nodes[0].client() as client:
-            client.rpush("redlock:{list}:h", "not a lock")
-            client.set("redlock:{text}:h", "not a lock")
-            client.zadd("redlock:index", {"{list}": "inf", "{text}": "inf"})
+    with five_servers[0].client() as client:
+        client.rpush("redlock:{list}:h", "not a lock")
+        client.set("redlock:{text}:h", "not a lock")
+        client.zadd("redlock:index", {"{list}": "inf", "{text}": "inf"})
 
-            out, err, code = run("redlock_clear", "--no-input")
+        out, err, code = run("redlock_clear", "--no-input")
 
-            assert client.exists("redlock:{list}:h", "redlock:{text}:h") == 1
+        assert client.exists("redlock:{list}:h", "redlock:{text}:h") == 1
 
     assert out.endswith("Deleted 1 key.\n")
     assert "list: a node that has it did not delete it. Delete it there: DEL redlock:{list}:h" in err
     assert code == 1
 
 
-def test_release_of_a_key_of_another_type(nodes):
+def test_release_of_a_key_of_another_type(five_servers):
     """The command says why it released nothing, and how to delete the key; all nodes answered."""
-    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}):
-        for server in nodes:
-            with server.client() as client:
-                client.rpush("redlock:{list}:h", "not a lock")
+    for server in five_servers:
+        with server.client() as client:
+            client.rpush("redlock:{list}:h", "not a lock")
 
-        out, err, code = run("redlock_release", "list", "--no-input", "--polite", "1")
+    out, err, code = run("redlock_release", "list", "--no-input", "--polite", "1")
 
     assert "list: another program holds it; it cannot be asked." in out
     assert "list: not released: its key is not a string, so another program wrote it." in out

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.test import override_settings
 
 from django_redlock import LockManager, QuorumUnavailableError, lock, locks
 from django_redlock.inventory import (
@@ -318,35 +317,15 @@ def test_a_slot_that_nothing_renews_can_be_taken_again_with_its_token(five):
 # Real servers
 
 
-@pytest.fixture
-def real(nodes):
-    """Five real servers under the default alias; they have just started, so the restart guard is off."""
-    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}):
-        yield nodes
-
-
-def test_real_nodes_never_scan(real):
-    """A listing runs no KEYS and no SCAN, also beside thousands of other keys."""
-    with real[0].client() as client:
-        client.mset({f"other:{number}": "x" for number in range(5000)})
-        client.config_resetstat()
-        with lock("orders:7"):
-            held_locks()
-        stats = client.info("commandstats")
-
-    assert "cmdstat_keys" not in stats
-    assert "cmdstat_scan" not in stats
-
-
-def test_real_nodes_know_each_kind_of_stale_key(real):
+def test_real_nodes_know_each_kind_of_stale_key(five_servers):
     """Keys that a foreign program left on real servers are recognised and deleted, a key of another type is not."""
     with lock("orders:7"):
         held_locks()  # connects
-    for server in real:
+    for server in five_servers:
         with server.client() as client:
             client.set("redlock:{persisted}:h", value(age=100))
             client.zadd("redlock:index", {"{persisted}": "inf"})
-    with real[0].client() as client:
+    with five_servers[0].client() as client:
         client.rpush("redlock:{list}:h", "x")
         client.set("redlock:{foreign}:h", "hello", px=50_000)
         client.zadd("redlock:index", {"{list}": "inf", "{foreign}": "inf"})
