@@ -12,10 +12,9 @@ from kombu.exceptions import OperationalError
 from django_redlock import locks
 from django_redlock.celery import Return
 from django_redlock.signals import lock_taken
-from django_redlock.singleton.slots import HEADER
 from django_redlock.testing import Simulation
 
-from .slots import NAME, names, put_back, set_down
+from .slots import HEADER, NAME, names, put_back, set_down
 
 # Late and double deliveries
 
@@ -157,16 +156,6 @@ def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
 
     assert names() == set()
     assert not task.delay(7).duplicate
-
-
-def test_run_without_nodes_frees_the_slot(make, worker, memory_nodes):
-    """With ``on_unavailable={"run": "run"}`` the place in the queue is free when the run has ended."""
-    task = make(lambda self, shop_id: set_down(memory_nodes, False), on_unavailable={"run": "run"})
-    task.delay(7)
-    set_down(memory_nodes)
-
-    assert worker.run() == "SUCCESS"
-    assert names() == set()
 
 
 def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):

@@ -2,12 +2,12 @@
 
 import logging
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.core.management import call_command
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock
-from django_redlock.core.protocol import Acquire
 from django_redlock.inventory import find_lock, held_locks
 
 from .slots import NAME, names
@@ -149,7 +149,7 @@ def test_note_can_be_found_by_its_name(make, worker):
 
 def test_node_forgets_a_note_as_a_whole(make, worker, memory_nodes, monkeypatch):
     """A node remembers the fencing token of a note no longer than the note: the name of a note is used once."""
-    asked: list[Acquire] = []
+    asked: list[Any] = []
     for node in memory_nodes:
         execute = node.execute
         monkeypatch.setattr(node, "execute", lambda request, do=execute: asked.append(request) or do(request))
@@ -158,7 +158,7 @@ def test_node_forgets_a_note_as_a_whole(make, worker, memory_nodes, monkeypatch)
     task.delay(7)
     worker.run_all()
 
-    taken = [request for request in asked if isinstance(request, Acquire)]
+    taken = [request for request in asked if type(request).__name__ == "Acquire"]
     keeps = {request.slugs[0].partition(":")[0]: (request.keep, request.ttl) for request in taken}
     assert keeps["{done"] == (60.0, 60.0)
     assert keeps["{began"] == (3600.0, 3600.0)

@@ -198,15 +198,6 @@ def test_error_can_be_pickled_and_stored():
     assert str(copy) == str(DuplicateTask(*error.args)) == "'task:shop.sync' is running as task abc."
 
 
-@pytest.mark.parametrize("chosen", [True, "raise"])
-def test_options_of_a_call_are_a_dict(app, chosen):
-    """Anything but a dict is refused with an example of one."""
-    task = singleton_task(name="shop.sync")(nothing)
-
-    with pytest.raises(TypeError, match="is False or a dict such as"):
-        task.apply_async((7,), singleton=chosen)
-
-
 def test_options_that_celery_would_lose(app):
     """Options of a singleton given to Celery's own decorator are refused with what to write."""
     with pytest.raises(TypeError, match=r"lease=5.*singleton_options=SingletonOptions\(lease=\.\.\.\)"):

@@ -11,17 +11,6 @@ from django_redlock.signals import lock_released
 from .slots import NAME, names, set_down, taken, ticket_in
 
 
-@pytest.fixture
-def other(app):
-    """A task that is no singleton."""
-
-    @app.task(name="shop.other")
-    def other(*args):
-        return "other"
-
-    return other
-
-
 def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
     """When the result becomes visible, the slot is free."""
     task = make()
@@ -278,8 +267,12 @@ def test_replaced_by_itself(make, worker):
     assert not taken()
 
 
-def test_replaced_by_another(make, worker, other):
+def test_replaced_by_another(app, make, worker):
     """A task that is replaced by another one leaves its slot free."""
+
+    @app.task(name="shop.other")
+    def other(): ...
+
     task = make(lambda self, shop_id: self.replace(other.si()))
     task.delay(7)
 

@@ -166,14 +166,6 @@ def test_retry_of_a_task_with_hold_for(make, worker):
         assert worker.run_all() == ["RETRY", "SUCCESS"]
 
 
-def test_groups_exclude_each_other_whatever_their_scope(make, worker):
-    """Tasks of one group share slots also when their scopes differ."""
-    make(name="shop.one", group="shop").delay(7)
-
-    with pytest.raises(DuplicateTask):
-        make(name="shop.two", group="shop", on_duplicate="raise").delay(7)
-
-
 def test_direct_calls_can_be_locked(make, worker):
     """With ``lock_direct_calls`` a direct call takes the slot, and is refused while a run has it."""
     seen = []

@@ -245,16 +245,16 @@ def test_nodes_down_when_sending_can_raise(make, memory_nodes, worker):
 
 
 def test_nodes_down_at_the_start_can_run_or_fail(make, memory_nodes, worker, caplog):
-    """Without an answer from the nodes the body runs, or the task fails, if so configured."""
-    seen = []
-    run = make(lambda self, shop_id: seen.append(shop_id), name="shop.run", on_unavailable={"run": "run"})
+    """Without an answer from the nodes the task fails, or the body runs, and its place in the queue is free then."""
     fail = make(name="shop.fail", on_unavailable={"run": "fail"})
-    set_down(memory_nodes, True)
+    run = make(lambda self, shop_id: set_down(memory_nodes, False), on_unavailable={"run": "run"})
     run.delay(7)
+    set_down(memory_nodes, True)
     failed = fail.delay(7)
+    waits = worker.take()
 
-    assert worker.run_all() == ["SUCCESS", "FAILURE"]
-    assert seen == [7]
+    assert [worker.run(), worker.run(waits)] == ["FAILURE", "SUCCESS"]
+    assert names() == set()
     with pytest.raises(QuorumUnavailableError):
         failed.get(timeout=1)
     assert "runs without a slot" in caplog.text
@@ -319,6 +319,9 @@ def test_options_of_one_call(make, worker):
         task.apply_async((7,), singleton={"on_duplicates": "raise"})
     with pytest.raises(TypeError, match="for the task as a whole"):
         task.apply_async((7,), singleton={"on_duplicate": "replace"})
+    for chosen in (True, "raise"):
+        with pytest.raises(TypeError, match="is False or a dict such as"):
+            task.apply_async((7,), singleton=chosen)
 
 
 def test_switched_off_for_a_test(make, worker):
