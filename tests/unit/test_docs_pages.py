@@ -8,8 +8,8 @@ import django
 import pytest
 
 import django_redlock
+from django_redlock import locks
 from django_redlock.conf import read_alias
-from django_redlock.core.rules import Rules
 from tests.deployment import CHECKOUT
 from tests.lab.pictures import gallery
 from tests.simulation import mutants as lock_mutants
@@ -52,15 +52,16 @@ def test_settings_on_a_page_can_be_used(page, settings):
             assert read_alias("default").nodes
 
 
-def test_nodes_that_may_be_down_are_those_of_the_rules():
+def test_nodes_that_may_be_down_are_those_of_the_rules(settings):
     """The table of topologies and the quorum of the rules agree."""
     page = (DOCS / "operate" / "topologies.md").read_text().partition("\n## ")[0]
     down = {name.strip("* "): int(count) for name, count in re.findall(r"^\| ([^|]+) \| (\d+) \|", page, re.MULTILINE)}
     sizes = {"one Redis or Valkey": 1, "one master with Sentinel": 1, "one cluster": 1, "one database": 1}
     sizes |= {"two nodes": 2, "three masters": 3, "two Redis and a database": 3, "five masters": 5}
-    rules = {name: Rules(size) for name, size in sizes.items()} | {"five masters with `quorum` 4": Rules(5, quorum=4)}
+    settings.REDLOCK = {name: {"NODES": [f"memory://{node}" for node in range(size)]} for name, size in sizes.items()}
+    settings.REDLOCK["five masters with `quorum` 4"] = settings.REDLOCK["five masters"] | {"OPTIONS": {"quorum": 4}}
 
-    assert down == {name: each.nodes - each.needed for name, each in rules.items()}
+    assert down == {name: len(locks[name].nodes) - locks[name].rules.needed for name in settings.REDLOCK}
 
 
 def test_costs_of_nodes_are_those_of_the_benchmark():
