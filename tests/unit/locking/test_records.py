@@ -167,7 +167,6 @@ class Table(RecordTable):
     """The records of such a store, read by one client."""
 
     errors = (ConnectionError,)
-    judges_terms = True
 
     def __init__(self, world: World, most: int = 1000) -> None:
         super().__init__(1.0)
