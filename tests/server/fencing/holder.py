@@ -89,7 +89,6 @@ class Holder:
     def __init__(self) -> None:
         self._lease: Any = None
         self._stack = ExitStack()
-        self._stopping = False
 
     def acquire(self, name: str, ttl: float, wait: float) -> str:
         from django_redlock import lock
