@@ -10,7 +10,7 @@ from ..core.rules import nearest
 from ..engine.lease import Lease
 from ..singleton.handle import P, Slots
 from ..singleton.options import Return, SingletonOptions
-from ..singleton.slots import RUNNING, Holder, SlotState
+from ..singleton.slots import RUNNING, Holder, Seen, SlotState, Ticket
 from .dispatch import store_revoked
 from .pending import discard_seen
 
@@ -72,17 +72,12 @@ class Singleton(Slots[P]):
         Raises:
             QuorumUnavailableError: Too few nodes answered and agreed to know that task.
         """
-        slots = self._slots(args, kwargs)
-        for name, seen in slots:
-            holder: Holder = seen.holder
-            if seen.value and holder.task_id and holder.waits:
-                ticket = self._task.singleton_ticket("", args, kwargs)
-                discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
-                self._task.app.control.revoke(holder.task_id)
-                store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
-                return holder.task_id
-        self._check_decided(slots)
-        return None
+        return self._cancelled(args, kwargs)
+
+    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> None:
+        discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
+        self._task.app.control.revoke(ticket.task_id)
+        store_revoked(self._task, ticket.task_id, "Cancelled.", not self._task.ignore_result)
 
     def _strategies(self, options: SingletonOptions) -> str:
         return f"{super()._strategies(options)}, on_overlap={options.overlap!r}"

@@ -13,7 +13,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from functools import cache, cached_property, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
@@ -42,7 +42,8 @@ from ..singleton.options import (
     Redelivery,
     Scope,
     SingletonOptions,
-    suggested,
+    check_function,
+    check_others,
 )
 from ..singleton.slots import DuplicateTask, Ticket
 from .dispatch import Call, R, SingletonResult, eager_result, mixed_result
@@ -125,54 +126,23 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
         ValueError: An option has a value that cannot work.
     """
     celery_options = {name: value for name, value in options.items() if name not in OPTIONS}
-    check_celery_options(celery_options)
+    check_others(celery_options, lambda name: hasattr(Task, name) or name in CELERY_ONLY)
     chosen = SingletonOptions(**{name: value for name, value in options.items() if name in OPTIONS})
 
     def decorate(function: Callable[..., Any]) -> Any:
-        check_function(function)
+        check_function(function, (Proxy, Task), " Derive it from SingletonTask.")
+        if makes_coroutine(function) or makes_generator(function):
+            raise TypeError(
+                f"@singleton_task decorates a function that does its work when it is called: the slot would be free "
+                f"before the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may "
+                "call async_to_sync()."
+            )
         signature = inspect.signature(function)
         own = list(signature.parameters.values())[1 if celery_options.get("bind") else 0 :]
         TaskKey(chosen.key, signature.replace(parameters=own))  # raises
         return _shared(function, chosen, celery_options)
 
     return decorate if function is None else decorate(function)
-
-
-def check_function(function: object) -> None:
-    """
-    Refuse a *function* that cannot become a task.
-
-    Raises:
-        TypeError: It is a task already, a class, a coroutine or generator function, or cannot be called.
-    """
-    if isinstance(function, (Proxy, Task)):
-        raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
-    if isinstance(function, type):
-        name = function.__name__
-        raise TypeError(f"@singleton_task decorates a function, not the class {name}. Derive it from SingletonTask.")
-    if not callable(function):
-        raise TypeError(f"@singleton_task decorates a function, not {repr(function)[:40]}.")
-    if makes_coroutine(function) or makes_generator(function):
-        raise TypeError(
-            f"@singleton_task decorates a function that does its work when it is called: the slot would be free before "
-            f"the body of {getattr(function, '__name__', function)} runs. Write a plain function, which may call "
-            "async_to_sync()."
-        )
-
-
-def check_celery_options(options: Iterable[str]) -> None:
-    """
-    Refuse a name that resembles one of our options.
-
-    Celery turns all options that it does not know into attributes of the task. That is useful, so only names that are
-    similar to one of ours are refused.
-
-    Raises:
-        TypeError: An option is a misspelling of one of ours.
-    """
-    for name in options:
-        if not hasattr(Task, name) and name not in CELERY_ONLY and (meant := suggested(name)):
-            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {meant}?")
 
 
 def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from ..handler import locks
 from ..inventory.survey import Poll, ask_nodes
 from ..keys import TaskKey
 from .options import SingletonOptions
-from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look
+from .slots import RUNNING, Holder, Seen, SlotState, Ticket, free, look, once_confirmed
 
 P = ParamSpec("P")
 
@@ -236,6 +236,31 @@ class Slots(Generic[P]):
         explained = Explanation("\n".join(lines))
         explained.state = holder.state
         return explained
+
+    def _cancelled(self, args: Any, kwargs: Any) -> str | None:
+        """Cancel the call that waits with the slot, and return its id; None if no call does."""
+
+        def look_again() -> tuple[list[tuple[str, Seen]], Holder | None]:
+            slots = self._slots(args, kwargs)
+            claims = [seen.holder for name, seen in slots if seen.value and not self._id_of(name, seen)]
+            return slots, next((holder for holder in claims if holder.state is SlotState.CLAIMED), None)
+
+        slots = once_confirmed(self._task.singleton_ticket("", args, kwargs), look_again)
+        for name, seen in slots:
+            task_id = self._id_of(name, seen)
+            if seen.value and task_id and seen.holder.waits:
+                self._cancel(self._task.singleton_ticket(task_id, args, kwargs), name, seen)
+                return task_id
+        self._check_decided(slots)
+        return None
+
+    def _id_of(self, name: str, seen: Seen) -> str | None:
+        """Return the id of the task that has a slot; None if no task has it, or if only its caller knows the id yet."""
+        return seen.holder.task_id
+
+    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> None:
+        """Cancel the task of a ticket, which waits with the slot *name*, and free the slot."""
+        raise NotImplementedError
 
     def _own_lease(self) -> Lease | None:
         """Return the lease of the run in progress in this thread."""

@@ -1,6 +1,6 @@
 """The options of a singleton task, checked when the function is decorated (internal)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
@@ -56,6 +56,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("wait", "wait_timeout", "blocking_timeout", "max_wait"), "'wait_for'"),
     **{"hold": "'hold_for'", "alias": "'using'", "on_dup": "'on_duplicate'", "if_taken": "'on_duplicate'"},
     **{"unlock_before_run": 'scope="until_executing"', "cooldown": "'hold_for'"},
+    **{"bind": "takes_context=True", "queue": "'queue_name'"},  # with Django's tasks; Celery's own are not asked for
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }
 
@@ -236,6 +237,48 @@ def suggested(name: str) -> str:
     """Return which of our options *name* may stand for, as one writes it; empty if it resembles none."""
     close = get_close_matches(name, OPTIONS, 1, 0.7)
     return OTHER_NAMES.get(name) or (repr(close[0]) if close else "")
+
+
+def check_others(options: Iterable[str], known: Callable[[str], bool]) -> None:
+    """
+    Refuse a name that resembles one of our options, among those of the framework.
+
+    Celery turns all options that it does not know into attributes of the task. That is useful, so only names that are
+    similar to one of ours are refused.
+
+    Args:
+        options: The names.
+        known: Whether the framework has an option of this name.
+
+    Raises:
+        TypeError: An option is a misspelling of one of ours.
+    """
+    for name in options:
+        if not known(name) and (meant := suggested(name)):
+            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {meant}?")
+
+
+def check_function(function: object, task: tuple[type, ...], instead: str = "") -> None:
+    """
+    Refuse what cannot be the body of a task.
+
+    Args:
+        function: What is decorated.
+        task: The classes of what is a task already.
+        instead: What to do with a class.
+
+    Raises:
+        TypeError: It is a task already, a class, or cannot be called.
+    """
+    if isinstance(function, task):
+        raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
+    if isinstance(function, type):
+        raise TypeError(f"@singleton_task decorates a function, not the class {function.__name__}.{instead}")
+    if not callable(function):
+        raise TypeError(
+            f"@singleton_task decorates a function, not {repr(function)[:40]}. Write its options by name, such as "
+            "key=('shop_id',)."
+        )
 
 
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:

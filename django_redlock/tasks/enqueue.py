@@ -78,9 +78,8 @@ class SingletonResult(BaseResult[P, R]):
 @cache
 def _mixed(base: type) -> Any:
     """Return the result class of a backend with :class:`SingletonResult` mixed in."""
-    return type(
-        f"Singleton{base.__name__}", (SingletonResult, base), {"__slots__": tuple(ANSWER), "__module__": __name__}
-    )
+    own = {"__slots__": tuple(ANSWER), "__module__": __name__}
+    return type(f"Singleton{base.__name__}", (SingletonResult, base), own)
 
 
 def _rebuilt(base: type, values: Mapping[str, Any], answer: Mapping[str, Any]) -> Any:
@@ -117,8 +116,7 @@ class StoredRow(NamedTuple):
 class StoredRows(threading.local):
     """The rows of this thread whose slots do not name them yet, by the alias and the name of the slot."""
 
-    def __init__(self) -> None:
-        self.stored: dict[tuple[str, str], StoredRow] = {}
+    stored: Mapping[tuple[str, str], StoredRow] = {}
 
 
 _here = StoredRows()
@@ -197,8 +195,7 @@ class RowCall:
         """Name the row of the holder if this same transaction stored it; take the slot over if it was rolled back."""
         using, name = self.ticket.using, self.ticket.waiting
         secret = peek(using, name).secret
-        task_id = stored_here(using, name, secret)
-        if not task_id:
+        if not (task_id := stored_here(using, name, secret)):
             return holder
         try:
             self.row = self.task.get_backend().get_result(task_id)
@@ -223,8 +220,8 @@ class RowCall:
     def _name_slot(self, claim: Claim, result: Any) -> None:
         """Have the slot name the row, after the commit of the transactions that it may be part of."""
         place, now = (self.ticket.using, self.ticket.waiting), locks[self.ticket.using].runtime.clock()
-        _here.stored = {name: each for name, each in _here.stored.items() if each.until > now}
-        stored = _here.stored[place] = StoredRow(self.ticket.secret, str(result.id), now + CLAIM)
+        stored = StoredRow(self.ticket.secret, str(result.id), now + CLAIM)
+        _here.stored = {name: each for name, each in _here.stored.items() if each.until > now} | {place: stored}
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
         after_commit(partial(named.confirm, self.ttl), getattr(result, "db_result", None))
 

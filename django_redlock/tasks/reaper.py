@@ -21,6 +21,7 @@ from django.db import transaction
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.signals import task_finished
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from ..core.protocol import Outcome
 from ..engine.manager import fresh_secret
@@ -69,18 +70,13 @@ class Reaper:
     """
 
     def __init__(self, backend: str, *, fail: bool = False, act: bool = True) -> None:
-        if not apps.is_installed("django_tasks_db"):
-            raise ImproperlyConfigured(
-                "Only django-tasks-db stores rows in which dead workers can be found: install it, and add "
-                "'django_tasks_db' to INSTALLED_APPS."
-            )
-        from django_tasks_db import DatabaseBackend  # only here: it is a package of its own
-
-        known = [alias for alias in task_backends if isinstance(task_backends[alias], DatabaseBackend)]
+        kind = import_string("django_tasks_db.DatabaseBackend") if apps.is_installed("django_tasks_db") else ()
+        known = [alias for alias in task_backends if isinstance(task_backends[alias], kind)]
         if backend not in known:
+            it_has = ", ".join(map(repr, known)) or "none: install it, and add 'django_tasks_db' to INSTALLED_APPS"
             raise ImproperlyConfigured(
-                f"TASKS has no {backend!r} with the backend django_tasks_db.DatabaseBackend, with which alone dead "
-                f"workers can be found; it has {', '.join(map(repr, known)) or 'none'}."
+                f"TASKS has no {backend!r} with the backend of django-tasks-db, with which alone dead workers can be "
+                f"found; it has {it_has}."
             )
         self._backend = backend
         self._fail = fail

@@ -5,7 +5,7 @@ The task class is that of the backend, with ours mixed in: some workers insist o
 options of the slot, so that a task can be copied with ``using()``, and pickled.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import datetime
 from functools import cache, partial
@@ -16,12 +16,11 @@ from django import tasks
 from django.utils.module_loading import import_string
 
 from ..core.names import NOTE
-from ..core.rules import nearest
 from ..engine.lease import Lease
 from ..keys import CallKey
 from ..singleton.handle import Slots
-from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, suggested
-from ..singleton.slots import Holder, Seen, SlotState, free, once_confirmed
+from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others
+from ..singleton.slots import Seen, Ticket, free
 from .enqueue import BaseTask, RowCall, SingletonResult, stored_here
 from .run import SingleFunction, cancelled_name, follow, running
 
@@ -98,6 +97,7 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     """
     ours = {name: value for name, value in options.items() if name in OPTIONS}
     theirs = {name: value for name, value in options.items() if name not in OPTIONS}
+    check_others(theirs, partial(hasattr, tasks.Task))
     if "run_after" in theirs:
         raise TypeError("run_after belongs to one call: write task.using(run_after=...).enqueue(...).")
     for name in ours:
@@ -107,9 +107,7 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
     chosen = SingletonOptions(**ours)
 
     def decorate(function: Callable[..., Any]) -> Any:
-        _check_function(function)
-        base: Any = tasks.task_backends[theirs.get("backend", tasks.DEFAULT_TASK_BACKEND_ALIAS)].task_class
-        _check_names(theirs, {each.name for each in fields(base)})
+        check_function(function, (tasks.Task,))
         single = SingleFunction(function, chosen, theirs.get("takes_context", False))
         follow()
         single.wrapped.singleton_function = single
@@ -117,32 +115,6 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
         return _mixed(task.__class__)(**{each.name: getattr(task, each.name) for each in fields(task)})
 
     return decorate if function is None else decorate(function)
-
-
-# Celery's names for options of Django's.
-OF_CELERY = {"bind": "takes_context=True", "queue": "queue_name"}
-
-
-def _check_function(function: object) -> None:
-    if isinstance(function, tasks.Task):
-        raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
-    if isinstance(function, type) or not callable(function):
-        raise TypeError(
-            f"@singleton_task decorates a function, not {repr(function)[:40]}. Write its options by name, such as "
-            "key=('shop_id',)."
-        )
-
-
-def _check_names(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse options that the backend's class of tasks, which has those *known*, would not understand."""
-    for name in given:
-        if name in known:
-            continue
-        if instead := OF_CELERY.get(name):
-            raise TypeError(f"singleton_task() for Django's tasks has no option {name!r}; write {instead}.")
-        meant = suggested(name)
-        advice = f"; did you mean {meant}?" if meant else nearest(name, known)
-        raise TypeError(f"singleton_task() for Django's tasks has no option {name!r}{advice}")
 
 
 def _check_duplicates(how: object) -> None:
@@ -162,7 +134,7 @@ class SingletonTask(BaseTask[P, R]):
     @property
     def singleton(self) -> "Singleton[P]":
         """The handle with which to inspect, free and cancel the slots of this task."""
-        return Singleton(self.func)
+        return Singleton(self._function)
 
     def using(
         self,
@@ -245,7 +217,7 @@ class Singleton(Slots[P]):
     The slots of one task; most methods take the arguments of the call whose slot they concern.
 
     Args:
-        function: The function of the task.
+        task: The function of the task.
     """
 
     send = "be stored"
@@ -255,16 +227,14 @@ class Singleton(Slots[P]):
         "raise": "raise DuplicateTask",
     }
 
-    def __init__(self, function: Any) -> None:
-        self._function: SingleFunction = function.singleton_function
-        super().__init__(self._function)
+    _task: SingleFunction
 
     def _own_lease(self) -> Lease | None:
-        run = running(self._function)
+        run = running(self._task)
         return run.lease if run else None
 
     def _given_up(self) -> str:
-        run = running(self._function)
+        run = running(self._task)
         return run.give_up() if run else ""
 
     def cancel(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
@@ -281,26 +251,12 @@ class Singleton(Slots[P]):
             QuorumUnavailableError: Too few nodes answered and agreed to know that row, or the slot named none for a
                 second, because a call is being made, perhaps in a transaction.
         """
-        ticket = self._function.singleton_ticket("", args, kwargs)
-        slots = once_confirmed(ticket, partial(self._named, args, kwargs))
-        for name, seen in slots:
-            task_id = _row_of(ticket.using, name, seen)
-            if seen.value and task_id and seen.holder.waits:
-                ticket = self._function.singleton_ticket(task_id, args, kwargs)
-                # It may wait for longer than its slot lasts.
-                ticket.take(cancelled_name(task_id), seen.left + 30 * 86_400, self._function.name, NOTE)
-                free(ticket.using, name, seen.secret)
-                return task_id
-        self._check_decided(slots)
-        return None
+        return self._cancelled(args, kwargs)
 
-    def _named(self, args: Any, kwargs: Any) -> tuple[list[tuple[str, Seen]], Holder | None]:
-        """Return the slots of a call, and the holder of one that does not name its row yet."""
-        slots, using = self._slots(args, kwargs), self._function.singleton_options.using
-        claims = [seen.holder for name, seen in slots if seen.value and not _row_of(using, name, seen)]
-        return slots, next((holder for holder in claims if holder.state is SlotState.CLAIMED), None)
+    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> None:
+        # The row may wait for longer than its slot lasts.
+        ticket.take(cancelled_name(ticket.task_id), seen.left + 30 * 86_400, self._task.name, NOTE)
+        free(ticket.using, name, seen.secret)
 
-
-def _row_of(using: str, name: str, seen: Seen) -> str:
-    """Return the id of the row that has a slot; empty if no row has it, or if only its caller knows the row yet."""
-    return seen.holder.task_id or stored_here(using, name, seen.secret)
+    def _id_of(self, name: str, seen: Seen) -> str | None:
+        return super()._id_of(name, seen) or stored_here(self._task.singleton_options.using, name, seen.secret)

@@ -2,7 +2,7 @@
 
 import time
 from importlib.util import find_spec
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -41,8 +41,7 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=MISUSED) from None
         try:
-            found = self._look(reaper, every is not None)
-            for pause in [APART] if every is None else repeat(every):
+            for pause in (0, APART) if every is None else chain((0,), repeat(every)):
                 time.sleep(pause)
                 found = self._look(reaper, every is not None)
             if not found:
@@ -56,15 +55,13 @@ class Command(BaseCommand):
     def _look(self, reaper: Any, patient: bool) -> bool:
         """Look once; return whether there was a row of a dead worker."""
         close_old_connections()
-        found = False
+        row = None
         try:
             for row in reaper.look():
-                found = True
-                self.stdout.write(
-                    f"{printable(row.task)} {row.task_id}, of worker {printable(row.worker)}: {row.outcome}"
-                )
+                what = f"{printable(row.task)} {row.task_id}, of worker {printable(row.worker)}"
+                self.stdout.write(f"{what}: {row.outcome}")
         except (QuorumUnavailableError, Error) as error:
             if not patient:
                 raise
             self.stderr.write(str(error))
-        return found
+        return row is not None
