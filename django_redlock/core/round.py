@@ -328,6 +328,7 @@ def survey_round(rules: Rules, options: SurveyOptions) -> Round:
     after = options.get("after", NO_CURSORS)
     slugs, count, waiters = options.get("slugs", ()), options.get("count", 0), options.get("waiters")
     asked = set(range(rules.nodes)).difference(options.get("but", ()))
-    requests = {node: Survey(slugs, after.get(node, ""), count, waiters) for node in asked}
+    first = Survey(slugs, "", count, waiters)  # one object for all nodes, so that it is encoded once
+    requests = {node: first._replace(after=after[node]) if node in after else first for node in asked}
     timeout = min(rules.timeout(rules.ttl), options.get("patience", math.inf))
     return Round(requests, lambda replies: False, timeout, rules.needed)
