@@ -92,6 +92,9 @@ def test_celery_options_pass(app):
     assert (own.acks_late, own.max_retries, own.name, own.colour) == (True, 7, "shop.own", "red")
 
 
+@pytest.mark.filterwarnings(
+    r"ignore:\s*The '\w+' task attribute is deprecated"
+)  # by Celery 5.7, for a task of any kind
 def test_queue_of_a_task(app):
     """The options of a message that Celery reads from a task are no misspellings of ours, and reach the message."""
     names = ("compression", "delivery_mode", "exchange", "immediate", "mandatory", "queue", "routing_key")
