@@ -19,7 +19,8 @@ def nothing(): ...
 
 def check_singletons():
     """Return what the system checks find about singletons."""
-    return [found for found in run_checks(tags=["redlock"]) if found.id[:11] in ("redlock.E02", "redlock.W02")]
+    found = run_checks(tags=["redlock"], databases=[])
+    return [each for each in found if each.id[:11] in ("redlock.E02", "redlock.W02")]
 
 
 @pytest.fixture
