@@ -77,6 +77,7 @@ def test_child_does_not_hold_the_locks_of_its_parent(
     """The child notices, whoever forked, and whether or not the system empties a page in the child."""
 
     def parent() -> int:
+        sys.setswitchinterval(60.0)  # see below: so that nobody asks for the interpreter
         if not page:
             monkeypatch.setattr(process.process, "mark", process.Pid())
             process.process.mark[0] = 1
