@@ -16,8 +16,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -41,7 +40,6 @@ from .routers import reads_pinned, refuse_reads_elsewhere
 
 M = TypeVar("M", bound=Model)
 Many = QuerySet[M] | BaseManager[M] | Sequence[M]
-P = ParamSpec("P")
 Result = TypeVar("Result")
 
 MYPY = False  # mypy takes it for True: its plugin for Django knows the managers of querysets, and pyright does not
@@ -161,14 +159,6 @@ def lock_for_update(
     return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using, route_reads)
 
 
-def _with_the_same_options(method: Callable[P, Result]) -> Callable[P, Result]:
-    """Give a method that passes its options on to :func:`lock_for_update` a signature that lists them."""
-    options = [each for each in signature(lock_for_update).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
-    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *options]
-    method.__signature__ = signature(method).replace(parameters=parameters)  # type: ignore[attr-defined]
-    return method
-
-
 class LockableQuerySet(QuerySet[M]):
     """
     A queryset with :meth:`redlock_for_update`.
@@ -203,10 +193,28 @@ class LockableQuerySet(QuerySet[M]):
     ) -> "RowLock[list[M]]": ...
 
     @explained
-    @_with_the_same_options
-    def redlock_for_update(self, **options: Any) -> "RowLock[list[M]]":
+    def redlock_for_update(
+        self,
+        *,
+        nowait: bool = False,
+        skip_locked: bool = False,
+        of: Sequence[str] = (),
+        wait: Wait = UNSET,
+        ttl: float | None = None,
+        using: str = DEFAULT_ALIAS,
+        route_reads: bool = False,
+    ) -> "RowLock[list[M]]":
         """Return :func:`lock_for_update` of these rows, with the same options; entering it takes the lock."""
-        rows: RowLock[list[M]] = lock_for_update(self, **options)
+        rows: RowLock[list[M]] = lock_for_update(  # type: ignore[call-overload]  # refuses what excludes each other
+            self,
+            nowait=nowait,
+            skip_locked=skip_locked,
+            of=of,
+            wait=wait,
+            ttl=ttl,
+            using=using,
+            route_reads=route_reads,
+        )
         return rows
 
 
