@@ -281,7 +281,7 @@ def turn(ticket: Ticket, longest: float = LONGEST_LINE) -> Iterator[Lease]:
         ttl = manager.rules.check_ttl(TURN)
     except ValueError:
         ttl = manager.rules.ttl
-    # Detached: a turn is over long before its lease, so it needs no watchdog, which would have to be told of its end.
+    # Detached, so that no watchdog looks after the lease: a turn ends long before it.
     about: dict[str, Any] = {"kind": "task", "label": "turn", "detached": True}
     lock = manager.on_behalf(f"turn:{ticket.name}", ttl=ttl, wait=longest, renew=False, **about)
     try:

@@ -56,7 +56,7 @@ from .worker import Answered, Arrival, Skipped, result_ignored, under_direct_cal
 CELERY_ONLY = {
     *("autoretry_for", "base", "bind", "dont_autoretry_for", "filter", "retry_backoff", "retry_backoff_max"),
     *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict", "retry_jitter", "retry_kwargs"),
-    # What a message takes from the task; the class itself has no such attributes.
+    # Options of a message that may be set on its task.
     *("compression", "delivery_mode", "exchange", "immediate", "mandatory", "queue", "routing_key"),
 }
 # Our options that have no effect as attributes of a class. The other two are names that a project may use.

@@ -81,7 +81,7 @@ class Slots(Generic[P]):
     answers: Mapping[str, str] = {}
     """What a duplicate does, by ``on_duplicate``."""
     send = "be sent"
-    """What happens to a call that is no duplicate."""
+    """The verb for a call that is no duplicate, in explanations."""
 
     def __init__(self, task: Any) -> None:
         self._task: Singular = task

@@ -29,7 +29,7 @@ def printed(process: subprocess.Popen[bytes]) -> Any:
 
 
 def looks(seconds: float) -> str:
-    """Return code that looks for rows of dead workers for so long, and prints what would happen to them."""
+    """Return code that looks for rows of dead workers for some seconds, and prints what would happen to them."""
     return (
         "from django_redlock.tasks.reaper import QuorumUnavailableError, Reaper\n"
         f"reaper, until, found = Reaper('default', act=False), time.time() + {seconds}, []\n"
