@@ -22,7 +22,7 @@ from tests.simulation.mutation import Kill, Mutant, Wrong, always, returns
 from .profiles import PROFILES
 from .schedule import run
 
-ENOUGH = 500  # schedules of each profile after which a mutant counts as alive
+ENOUGH = 150  # schedules of each profile after which a mutant counts as alive
 LONGEST = 1_000.0  # seconds of virtual time; longer than any countdown
 
 

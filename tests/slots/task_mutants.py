@@ -7,7 +7,7 @@ from django_redlock.singleton import slots
 from django_redlock.singleton.slots import SlotState
 from django_redlock.tasks import enqueue, reaper
 from django_redlock.tasks.run import Run
-from tests.simulation.mutation import Mutant, always
+from tests.simulation.mutation import Mutant, always, returns
 
 HAUNTS = ("django tasks",)
 
@@ -47,7 +47,13 @@ def believes_this_thread(right: Any) -> Any:
 TASK_MUTANTS = (
     Mutant("the slot names a row before its commit", HAUNTS, (enqueue, "after_commit"), always(at_once)),
     Mutant("rows wait for rows that wait", HAUNTS, (Run, "_take"), waits_for_it),
-    Mutant("rows of processes that wait are put back", HAUNTS, (reaper, "life_name"), always("nobody:{}".format)),
+    Mutant(
+        "rows of processes that wait are put back",
+        HAUNTS,
+        (reaper, "life_name"),
+        always("nobody:{}".format),
+        also=((reaper, "is_held", returns(False)),),  # which sees the same lock
+    ),
     Mutant("the slot is freed before the body", HAUNTS, (Run, "begin"), frees_first),
     Mutant("rows that were rolled back are joined", HAUNTS, (enqueue.RowCall, "_stored_here"), believes_this_thread),
 )

@@ -19,12 +19,15 @@ def test_calm_acquisitions_take_one_round():
     With clocks that agree, every acquisition takes one round trip, also under contention. Only a waiter that shares its
     lock may need another one, because a later holder beside it can have a greater token by then.
     """
-    schedules = [Schedule(PROFILES["calm"], seed) for seed in range(40)]
-    alone = [schedule for schedule in schedules if not any(wish.shared for wish in schedule.wishes)]
-    figures = [schedule.run().figures for schedule in alone]
+    figures = {True: [], False: []}
+    for seed in range(45):
+        schedule = Schedule(PROFILES["calm"], seed)
+        figures[any(wish.shared for wish in schedule.wishes)].append(schedule.run().figures)
+    more = {shared: sum(each.acquisitions - each.one_round for each in some) for shared, some in figures.items()}
 
-    assert sum(each.acquisitions for each in figures) > 400
-    assert all(each.one_round == each.acquisitions for each in figures)
+    assert all(sum(each.acquisitions for each in some) > 400 for some in figures.values())
+    assert more[False] == 0
+    assert more[True] <= 2
 
 
 @pytest.mark.parametrize("name", ["pause", "slow database"])
