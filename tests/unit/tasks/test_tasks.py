@@ -7,7 +7,6 @@ import logging
 import pickle
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
@@ -286,15 +285,18 @@ def test_row_of_before_a_deploy_that_changed_the_scope(monkeypatch, scope):
 def test_coroutine_that_is_cancelled_while_it_waits_for_its_slot():
     """The thread that waits for it keeps no slot for a body that never runs."""
 
+    cancelled = threading.Event()
+
     async def call():
         with suppress(TimeoutError):
             await asyncio.wait_for(jobs.slow.aenqueue(1), 0.5)
+        cancelled.set()
 
     with lock(jobs.slow.singleton.key(1)):
         caller = threading.Thread(target=lambda: asyncio.run(call()))
         caller.start()
         wait_until(lambda: find_lock(jobs.slow.singleton.key(1)).waiting)
-        time.sleep(1.0)
+        cancelled.wait(60)
     caller.join()
 
     wait_until(lambda: not jobs.slow.singleton.is_locked(1))
