@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from django_redlock import inventory
 from django_redlock.testing import Servers
@@ -30,3 +31,19 @@ def five() -> Iterator[list[Any]]:
 
     with nodes_in_memory() as nodes:
         yield nodes
+
+
+@pytest.fixture
+def viewer(db: None) -> Client:
+    """Somebody who may look at held locks."""
+    from tests.held import client_of
+
+    return client_of("view_heldlock")
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    """Somebody who may look at held locks and release them."""
+    from tests.held import client_of
+
+    return client_of("view_heldlock", "release_heldlock")
