@@ -3,7 +3,6 @@
 import errno
 import json
 import re
-import sys
 from io import StringIO
 from traceback import walk_tb
 from unicodedata import combining, east_asian_width
@@ -11,12 +10,8 @@ from unicodedata import combining, east_asian_width
 import pytest
 from celery import Celery
 from django.core.management import CommandError, call_command
-from django.test import Client, override_settings
-from django.views.debug import (
-    ExceptionReporter,
-    SafeExceptionReporterFilter,
-    get_default_exception_reporter_filter,
-)
+from django.test import override_settings
+from django.views.debug import ExceptionReporter, get_default_exception_reporter_filter
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.conf import InvalidRedlockError
@@ -27,44 +22,13 @@ from django_redlock.inventory import (
     force_release,
     held_locks,
 )
-from tests.held import DETAIL, LIST, B, Terminal, client_of, put, row_key, run, value
+from tests.held import DETAIL, LIST, B, Terminal, put, row_key, run, value
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aei" for c in "lmnr"]
 
 
-@pytest.fixture
-def operator(db) -> Client:
-    """Somebody who may look and release."""
-    return client_of("view_heldlock", "release_heldlock")
-
-
-def scraped() -> dict[str, float]:
-    """Return the metrics of the nodes."""
-    prometheus = pytest.importorskip("django_redlock.contrib.prometheus")
-    samples = [sample for metric in prometheus.NodesCollector().collect() for sample in metric.samples]
-    return {f"{sample.name} {' '.join(sample.labels.values())}": sample.value for sample in samples}
-
-
-def test_without_a_quorum_nothing_is_said_of_how_many_locks_there_are(five):
-    """
-    The nodes that answer hold more than is listed. Too few of them answer to list anything: no command
-    says that there are more than "these", or that a node holds none.
-    """
-    for number in range(MAX_NAMES + 5):
-        put(f"held:{number}")
-    for node in five[:3]:
-        node.down = True
-
-    said = [text for command in ("redlock_list", "redlock_top --once") for text in run(*command.split())[:2]]
-
-    assert [text for text in said if "end first" in text] == []
-    assert [text for text in said if "unknown or more" in text] == []
-
-
 def test_locks_that_ended_are_no_more_locks(five, operator):
-    """
-    The names of locks that ended stay in an index for a while. They do not count as locks that were not asked for.
-    """
+    """Their names stay in an index for a while, and do not count as locks that were not asked for."""
     for node in five:
         for number in range(2 * MAX_NAMES):
             node.store.put(f"{{over:{number}}}", "", -1)
@@ -74,7 +38,6 @@ def test_locks_that_ended_are_no_more_locks(five, operator):
     snapshot = held_locks(seconds=60)
 
     assert (len(snapshot.locks), snapshot.complete) == (5, True)
-    assert scraped()["redlock_listing_complete default"] == 1
     assert "The list may lack locks" not in operator.get(LIST).content.decode()
 
 
@@ -140,9 +103,7 @@ def test_permits_are_named(five):
             node.store.put(f"{{pool}}#{number}", value(ttl=ttl), ttl)
     text = run("redlock_inspect", "pool")[0]
 
-    assert text.startswith(
-        "pool: 3 permits are held (#1, #2, #10). The nodes do not record how many there are.\n\nLock:"
-    )
+    assert text.startswith("pool: 3 permits are held (#1, #2, #10). The nodes do not record how many there are.\n")
     assert re.findall(r"\n\nLock: +(.*)", text) == ["pool #1", "pool #2", "pool #10"]
 
 
@@ -167,43 +128,42 @@ def on_terminal(monkeypatch):
     return show
 
 
-@pytest.mark.parametrize("width", [60, 200])
+@pytest.mark.parametrize(("width", "left_out"), [(60, {"REMAINING", "VOTES"}), (80, set())])
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
-@pytest.mark.parametrize("part", ["very-long-", "\u8f93\u5165\u76ee\u5f55", "e\N{COMBINING ACUTE ACCENT}t"], ids=ascii)
-def test_lists_fit_the_terminal(five, on_terminal, part, command, width):
-    """On a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle."""
-    put(f"orders:{part * 10}7")
+def test_lists_fit_the_terminal(five, on_terminal, command, width, left_out):
+    """Long names are cut in the middle before the list leaves out who waits, and who holds a lock on how many nodes."""
+    put(name := f"orders:{'very-long-' * 9}\u8f93\u5165\u76ee\u5f55e\N{COMBINING ACUTE ACCENT}t7")
     put("short", B)
-    five[4].down = True
 
     lines, wide = on_terminal(width, command), "".join(on_terminal(width, f"{command} --wide"))
 
     title, *rows = lines[-3:]
     assert max(map(columns_of, lines)) <= width
-    assert title.split()[:2] == ["LOCK", "STATE"]
-    assert {columns_of(row[: row.index("degraded")]) for row in rows} == {title.index("STATE")}
-    assert f"{part}7" in wide
-    assert "TOKEN" in wide
+    assert {columns_of(row[: row.index(" held ") + 1]) for row in rows} == {title.index("STATE")}
+    titles = set(re.split("  +", title))
+    assert {"LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER"} - titles == left_out
+    assert re.search(r"orders:\S*…\S*7 ", "".join(rows))
+    assert [name in wide, "TOKEN" in wide] == [True, True]
 
 
-@pytest.mark.parametrize("width", [10, 20, 30, 42])
-@pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
-def test_narrow_terminal_breaks_no_line_of_the_list(five, on_terminal, command, width):
+@pytest.mark.parametrize(
+    ("width", "titles"), [(10, ["LOCK"]), (20, ["LOCK"]), (30, ["LOCK", "HOLDER"]), (42, ["LOCK", "STATE", "HOLDER"])]
+)
+def test_narrow_terminal_breaks_no_line_of_the_list(five, on_terminal, width, titles):
     """The name is left to the last; who holds it, its state and for how long give way before."""
     put("orders:very-long-name:7")
     put("short", B)
 
-    lines = on_terminal(width, command)
+    lines = on_terminal(width, "redlock_list")
 
     assert max(map(len, lines)) <= width
     title, *rows = lines[-3:]
-    assert title.split() == {10: ["LOCK"], 20: ["LOCK"], 30: ["LOCK", "HOLDER"], 42: ["LOCK", "STATE", "HOLDER"]}[width]
+    assert title.split() == titles
     assert {row[:3] for row in rows} == {"ord", "sho"}
 
 
 @pytest.mark.parametrize("width", [30, 80])
-@pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
-def test_terminal_without_unicode_has_straight_columns(five, on_terminal, command, width):
+def test_terminal_without_unicode_has_straight_columns(five, on_terminal, width):
     """Signs that it cannot show are escaped before the columns are made, and a cut is marked by a sign that it has."""
     put("b\u00fccher:\u8f93\u5165\u76ee\u5f55:7")
     put("short", B)
@@ -213,7 +173,7 @@ def test_terminal_without_unicode_has_straight_columns(five, on_terminal, comman
 
         encoding = "ascii"
 
-    lines = on_terminal(width, command, Ascii())
+    lines = on_terminal(width, "redlock_list", Ascii())
 
     title, *rows = lines[-3:]
     assert max(map(len, lines)) <= width
@@ -302,30 +262,15 @@ def test_top_leaves_the_lines_above_it_alone(five):
     assert out.getvalue().endswith("\x1b[?1049l")
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(60, {"REMAINING", "VOTES"}), (80, set())])
-def test_long_names_push_no_fact_from_the_list(five, on_terminal, width, left_out):
-    """Long names are cut before the list leaves out who waits, on how many nodes a lock is held, or by whom."""
-    put(f"orders:{'long-name:' * 12}")
-
-    titles, row = on_terminal(width, "redlock_list")
-
-    shown = set(re.split("  +", titles))
-    assert {"LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER"} - shown == left_out
-    assert re.match(r"orders:\S*…\S*name: ", row)
-    assert "task" in row
-    assert "1:77" in row
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_top_says_which_nodes_fail_on_any_terminal(five, on_terminal, width):
+def test_top_says_which_nodes_fail_on_any_terminal(five, on_terminal):
     """A narrow screen breaks what it says of the nodes into lines, and cuts nothing of it."""
     put("orders:7")
     for node in five[3:]:
         node.down = True
 
-    lines = on_terminal(width, "redlock_top --once")
+    lines = on_terminal(40, "redlock_top --once")
 
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= 40
     said = " ".join(" ".join(lines).split())
     assert "Trouble: n3 (refused), n4 (refused)." in said
     assert "None of them may fail." in said
@@ -334,17 +279,14 @@ def test_top_says_which_nodes_fail_on_any_terminal(five, on_terminal, width):
 def test_no_color(five, monkeypatch):
     """The environment variable ``NO_COLOR`` is honoured (https://no-color.org)."""
     five[0].down = True
-    err = Terminal()
     monkeypatch.setattr("django.core.management.color.supports_color", lambda: True)
-    call_command("redlock_list", stdout=StringIO(), stderr=err)
-    coloured = err.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
+    written = []
+    for chosen in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", chosen)
+        call_command("redlock_list", stdout=StringIO(), stderr=(err := Terminal()))
+        written.append(err.getvalue())
 
-    call_command("redlock_list", stdout=StringIO(), stderr=(plain := Terminal()))
-
-    assert "\x1b" in coloured
-    assert "n0" in plain.getvalue()
-    assert "\x1b" not in plain.getvalue()
+    assert [("n0" in text, "\x1b" in text) for text in written] == [(True, True), (True, False)]
 
 
 def test_a_full_disk_is_no_traceback(five):
@@ -358,23 +300,12 @@ def test_a_full_disk_is_no_traceback(five):
         call_command("redlock_list", stdout=Full(), stderr=StringIO())
 
 
-# What the commands show of one lock
-
-
-# what follows the remaining time
-COMMANDS = {
-    "redlock_list": "  5/5",
-    "redlock_top --once": "  5/5",
-    "redlock_inspect orders:7": "\nVotes:",
-    "redlock_release orders:7 --dry-run": ", held by",
-}
-
-
-def test_a_lock_without_an_end_is_called_that_by_every_command(five):
+@pytest.mark.parametrize("command", ["redlock_list", "redlock_inspect orders:7", "redlock_release orders:7 --dry-run"])
+def test_a_lock_without_an_end_is_called_that_by_every_command(five, command):
     """Each command that shows the lock says that it never ends."""
     put("orders:7", left=None)
 
-    assert [f"never ends{after}" in run(*command.split())[0] for command, after in COMMANDS.items()] == [True] * 4
+    assert "never ends" in run(*command.split())[0]
 
 
 # Bounds
@@ -392,29 +323,22 @@ def test_labels_are_bounded():
     assert labels.of(f"{WORDS[0]}{WORDS[0]}:8") != "*"
 
 
-def test_neither_name_nor_reason_can_write_a_line_of_the_log(five, caplog):
-    """Control characters in the name of a lock, or in the reason for its release, are escaped."""
-    lease = lock("orders:7\nERROR b", renew=False).acquire()
+def test_nobody_can_write_a_line_of_an_error_or_of_the_log(five, caplog):
+    """Control characters are escaped in names, labels, reasons for a release, and in what a node replied."""
+    lease = lock("orders:7\nERROR b", renew=False, label="c\nERROR d\x1b[2J").acquire()
     lease.on_lost(lambda _lease: 1 / 0)
+    with pytest.raises(LockTakenError) as taken:
+        lock("orders:7\nERROR b", wait=0).acquire()
+    unavailable = QuorumUnavailableError("orders:7", nodes={"n0\r": "e\x1b[2J\u2028f"})
+    lost = LockLostError("orders:7", "g\nh")
     [held] = held_locks().locks
     force_release(held, held.fingerprint, reason="a\nERROR b\x1b[2J")
 
     assert lease.extend() is False
     assert "a\\nERROR b\\x1b[2J" in caplog.text
     assert "a callback of lock orders:7\\nERROR b failed" in caplog.messages
-
-
-def test_a_label_cannot_write_a_line_of_an_error_or_of_the_log(five, caplog):
-    """Control characters in a label, and in what a node replied, are escaped in the text of every error."""
-    with lock("orders:7", label="c\nERROR d\x1b[2J"), pytest.raises(LockTakenError) as taken:
-        lock("orders:7", wait=0).acquire()
-    unavailable = QuorumUnavailableError("orders:7", nodes={"n0\r": "e\x1b[2J\u2028f"})
-    lost = LockLostError("orders:7", "g\nh")
-
-    said = [str(taken.value), str(unavailable), str(lost)]
-
-    assert [text for text in said if not text.isprintable()] == []
-    assert "c\\nERROR d\\x1b[2J" in said[0]
+    assert [text for text in map(str, (taken.value, unavailable, lost)) if not text.isprintable()] == []
+    assert "c\\nERROR d\\x1b[2J" in str(taken.value)
     assert taken.value.holder["label"] == "c\nERROR d\x1b[2J"
 
 
@@ -424,37 +348,22 @@ SECRET = "hunter2"
 LEAKY = {
     "default": {"NODES": [f"redis://locks:{SECRET}@lock-1:6379", f"redis://lock-2?password={SECRET}&db=1"]},
     "listed": {"NODES": f"redis://:{SECRET}@lock-1,redis://:{SECRET}@lock-2"},
-    "options": {"NODES": ({"URL": "redis://lock-1", "OPTIONS": {"password": SECRET}},)},
     "sentinel": {"NODES": [{"SENTINELS": (f"redis://:{SECRET}@sentinel-1",), "SERVICE_NAME": "mymaster"}]},
     "wrong": {"NODES": [f"redis://:{SECRET}@lock-1:x"]},
 }
 MASKING = "django_redlock.contrib.error_reports.MaskingReporterFilter"
 
 
-def reported(alias: str) -> list[str]:
-    """Return what Django shows to developers and mails to administrators when a request meets an error."""
-    try:
-        locks[alias].lock("orders:7")
-    except InvalidRedlockError:
-        about = sys.exc_info()
-    reporter = ExceptionReporter(None, *about, is_email=True)
-    return [reporter.get_traceback_text(), reporter.get_traceback_html()]
-
-
-@pytest.fixture
-def fresh_filter():
-    """Django keeps the filter of its reports for the life of a process."""
-    get_default_exception_reporter_filter.cache_clear()
-    yield
-    get_default_exception_reporter_filter.cache_clear()
-
-
 @pytest.mark.parametrize("debug", [True, False])
-def test_reports_of_errors_show_no_password(fresh_filter, debug):
+def test_reports_of_errors_show_no_password(debug):
     """With the filter, neither the settings in a report nor the variables of its frames show a password."""
+    get_default_exception_reporter_filter.cache_clear()  # Django keeps it for the life of a process
     with override_settings(REDLOCK=LEAKY, DEBUG=debug, DEFAULT_EXCEPTION_REPORTER_FILTER=MASKING):
-        reports = reported("wrong")
-
+        with pytest.raises(InvalidRedlockError) as error:
+            locks["wrong"].lock("orders:7")
+        reporter = ExceptionReporter(None, error.type, error.value, error.tb, is_email=True)
+        reports = [reporter.get_traceback_text(), reporter.get_traceback_html()]
+    get_default_exception_reporter_filter.cache_clear()
     assert [report for report in reports if SECRET in report] == []
     for shown in ("redis://locks:********************@lock-1:6379", "mymaster"):
         assert [report for report in reports if shown not in report] == []
@@ -462,20 +371,12 @@ def test_reports_of_errors_show_no_password(fresh_filter, debug):
 
 @override_settings(REDLOCK={"default": LEAKY["wrong"]})
 def test_an_error_of_the_settings_keeps_no_variable_with_a_password():
-    """
-    Other programs report the variables of the frames, too; no frame that an error of the settings carries has one.
-    """
+    """Other programs report the variables of frames, too."""
     with pytest.raises(InvalidRedlockError) as error:
         locks["default"].lock("orders:7")
 
     frames = [frame for frame, _ in walk_tb(error.value.__traceback__) if "django_redlock" in frame.f_code.co_filename]
     assert SECRET not in repr([frame.f_locals for frame in frames])
-
-
-@override_settings(REDLOCK={"default": LEAKY["options"]})
-def test_django_itself_masks_a_password_among_the_options(fresh_filter):
-    """The way that needs no filter: Django recognises the key ``password`` at any depth of a setting."""
-    assert SECRET not in repr(SafeExceptionReporterFilter().get_safe_settings()["REDLOCK"])
 
 
 # Tasks and the doctor
@@ -484,13 +385,9 @@ def test_django_itself_masks_a_password_among_the_options(fresh_filter):
 def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
     """``redlock_inspect --task`` of a plain task says what it is, and suggests no other task."""
     app = Celery("shop", broker="memory://", set_as_current=False, fixups=[])
-
-    @app.task(name="shop.plain")
-    def plain() -> None: ...
-
+    app.task(name="shop.plain")(call_command)
     monkeypatch.setattr("django_redlock.celery.handle.get_current_app", lambda: app)
 
     _out, err, code = run("redlock_inspect", "--task", "shop.plain")
 
-    assert "'shop.plain' is not a singleton task" in err
-    assert code == 2
+    assert ("'shop.plain' is not a singleton task" in err, code) == (True, 2)
