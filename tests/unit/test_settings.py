@@ -21,7 +21,6 @@ import django_redlock
 from django_redlock import (
     InvalidRedlockError,
     LockManager,
-    LockTakenError,
     QuorumUnavailableError,
     lock,
     locks,
@@ -60,7 +59,6 @@ URLS: list[tuple[str, str]] = [
     (f"redis://:12#{SECRET}@lock-1", "percent-encoded"),
     (f"redis://:12?{SECRET}@lock-1", "percent-encoded"),
     (f"unix://:{SECRET}/run/valkey.sock", "percent-encoded"),
-    ("redis://lock-1:abc", "cannot be read; write, for example, redis://"),
     ("redis://lock-1:0", "its port cannot be 0"),
     ("redis:/lock-1", "lacks the two slashes"),
     (f"redis://:{SECRET}@a:6379redis://b:6379", "it names several nodes"),
@@ -70,25 +68,17 @@ URLS: list[tuple[str, str]] = [
     (f"memory://:{SECRET}@a", "needs a name, such as memory://a"),
     (f"database://u:{SECRET}@db/shop", "names an alias of DATABASES"),
     ("database://nowhere", "DATABASES has no alias 'nowhere', it has 'default'"),
-    ("database:default", "write database://default"),
     ("database://default?timeout=1", "only the name of an alias"),
     (f"redis+cluster://:{SECRET}@a,b/2", "a cluster has the database 0 only"),
-    (f"redis+cluster://:{SECRET}@a,b:1/x", "database number"),
-    (f"redis+cluster://:{SECRET}@a,b:x", "its address, port or database"),
-    (f"redis+cluster://u:{SECRET}/@a,b", "percent-encoded"),
     (f"redis://:{SECRET}@a,b", r"redis\+cluster://host-1,host-2"),
     (f"redis+cluster://:{SECRET}@a,,b", "without a host: write, for example"),
-    ("redis+cluster://a:0,b:7000", "its port cannot be 0"),
     ("redis+cluster://a?ssl_ca_certs=/x", "write rediss instead of redis"),
     ("rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com", "OCI Cache does not run scripts"),
-    (f"rediss://:{SECRET}@shop-a1.serverless.use1.cache.amazonaws.com", "ElastiCache Serverless hides several servers"),
     (f"etcd://:{SECRET}@a,b/2", "etcd has neither a path nor database"),
-    (f"etcd://u:{SECRET}/@a,b", "percent-encoded"),
     (f"etcd://u:pa@{SECRET}@a,b", "percent-encoded"),
     (f"etcd://u:{SECRET}]@a", "cannot be read; .* percent-encode"),
     (f"etcd://u:{SECRET}@a,b:x", "its hosts or ports cannot be read, "),
     ("etcd://a;b", "its hosts or ports cannot be read; write"),
-    ("etcd://a,b:0", "its hosts or ports cannot be read; write"),
     (f"etcd://:{SECRET}@a", "a user name and a password, or neither"),
     ("etcd://a?ssl_ca_certs=/x", "write etcds:// instead of etcd://"),
     ("etcds://a?ssl_keyfile=/x", "add ssl_certfile"),
@@ -96,10 +86,6 @@ URLS: list[tuple[str, str]] = [
     ("etcd://a,redis://b", "names several nodes: make each a separate item"),
     (f"zookeeper://:{SECRET}@a/2", "ZooKeeper has no database numbers"),
     (f"zookeeper://u:{SECRET}@a/x//y", "its path is not valid in ZooKeeper"),
-    (f"zookeeper://u:{SECRET}/@a", "percent-encoded"),
-    ("zookeeper://a/x?chroot=/y", "no option 'chroot'; it has username"),
-    ("zookeeper://a?ssl_ca_certs=/x", "write zookeepers:// instead of"),
-    (f"zookeeper://:{SECRET}@a", "zookeeper://user:password@zoo-1"),
     ("zookeeper://a?sasl_service=x", "add sasl_mechanism=GSSAPI"),
     ("zookeeper://a?sasl_mechanism=PLAIN", "one of DIGEST-MD5, GSSAPI"),
     ("zookeeper://a?sasl_mechanism=DIGEST-MD5", "DIGEST-MD5 needs a user"),
@@ -117,7 +103,6 @@ NODES: list[tuple[Any, str, str]] = [
     ([{"URL": "redis://a", "OPTIONS": {"pasword": 1}}], "redlock.E003", r"'pasword'(\.|; did you mean 'password'\?)$"),
     (["cache:nope"], "redlock.E005", r"which CACHES does not have\. It has 'clustered', .*'default'"),
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
-    ([{"NAME": "a"}], "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
     ([{"URL": "redis://a", "OPTIONS": 5}], "redlock.E003", r"\[0\]\['OPTIONS'\] must be a dict"),
@@ -127,7 +112,6 @@ NODES: list[tuple[Any, str, str]] = [
     (["redis://a", f"redis://:{SECRET}@a:6379/1"], "redlock.E004", "'a:6379' twice, at 0 and 1"),
     (["redis+cluster://a,b", "redis+cluster://b"], "redlock.E004", "'b:6379' twice, at 0 and 1"),
     (["etcd://a,b", "etcds://c,b:2379"], "redlock.E004", "'b:2379' twice, at 0 and 1"),
-    (["zookeeper://a,b", "zookeeper://c,b/x"], "redlock.E004", "'b:2181' twice, at 0 and 1"),
     ([{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}], "redlock.E004", "'n'"),
     (["cache:sesions"], "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
     ([f"cache:redis://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
@@ -139,7 +123,6 @@ NODES: list[tuple[Any, str, str]] = [
     (["cache:numbered"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
     ([SENTINELS | {"SERVICE_NAME": ""}], "redlock.E003", r"needs SENTINELS, a list of .* for example, {'SENTINELS': "),
     ([SENTINELS | {"SENTINELS": "s1:26379"}], "redlock.E003", "needs SENTINELS"),
-    ([SENTINELS | {"SENTINELS": ["s1:26379"]}], "redlock.E003", "needs SENTINELS"),
     ([SENTINELS | {"SENTINELS": [("s1", "26379")]}], "redlock.E003", "needs SENTINELS"),
     ([SENTINELS | {"SENTINELS": [f"redis://:{SECRET}[@s1"]}], "redlock.E003", "cannot be read; .* percent-encode"),
     ([SENTINELS | {"SERVICE": "mymaster"}], "redlock.E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
@@ -150,18 +133,15 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"KEY_PREFIX": "a{b"}, "redlock.E009", "without braces and white space"),
     ({"KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}, "redlock.E009", "not a URL"),
     ({"OPTIONS": {"ttl": 0}}, "redlock.E006", "ttl must be more than 0"),
-    ({"OPTIONS": {"quorum": 1}}, "redlock.E006", "quorum must be a whole number from 2"),
     ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
     ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "did you mean 'ttl'?"),
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
-    ({"OPTIONS": {"durable": ["lock-9"]}}, "redlock.E007", "names no node: 'lock-9'"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
     ({"nodes": THREE}, "redlock.E007", "did you mean 'NODES'?"),
     ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'; write 'NODES'. Known"),
     ({"ttl": 3}, "redlock.E007", "unknown key 'ttl'; write it into 'OPTIONS'. Known"),
     ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'; write 'ttl'. Known"),
-    ({"OPTIONS": {"blocking_timeout": 3}}, "redlock.E007", "unknown key 'blocking_timeout'; write 'wait'. Known"),
 ]
 
 MISTAKES: list[tuple[Any, str, str]] = [
@@ -247,12 +227,6 @@ def found_in(url: str) -> str:
         return " ".join(each.msg for each in check_settings() if each.id == "redlock.E003")
 
 
-def test_missing_setting_is_reported(settings):
-    del settings.REDLOCK
-    with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
-        lock("a").acquire()
-
-
 @pytest.mark.parametrize(
     ("nodes", "names"),
     [
@@ -278,13 +252,6 @@ def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
         assert [node.name for node in locks["default"].nodes] == names
 
 
-@pytest.mark.parametrize("url", ["ETCDS://u:p@a", "Zookeepers://u:p@a", "REDISS://u:p@a", "Rediss+Cluster://u:p@a"])
-def test_scheme_in_capitals_encrypts_as_well(url: str):
-    """A password must not travel in clear text because of how the scheme is written."""
-    with override_settings(REDLOCK={"default": {"NODES": [url]}}):
-        assert locks["default"].nodes[0].encrypted
-
-
 def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
     """The error names the option, and no lock is waited for: it takes another setting."""
     (tmp_path / "ca.pem").write_text("no certificate")
@@ -300,9 +267,7 @@ def test_certificate_that_cannot_be_read_is_named(tmp_path: Path):
         assert caught.value.waited < PATIENCE
 
 
-@pytest.mark.parametrize(
-    "backend", [REDIS_CACHE, DJANGO_REDIS, DJANGO_VALKEY, "django_valkey.async_cache.cache.AsyncValkeyCache"]
-)
+@pytest.mark.parametrize("backend", [REDIS_CACHE, DJANGO_REDIS])
 def test_cache_is_used_with_its_credentials_but_not_its_pool(nodes: Servers, backend: str):
     """A cache alias gives address, database and password; timeouts and retries stay ours."""
     with nodes[0].client() as client:
@@ -346,10 +311,12 @@ def test_cache_that_sentinels_look_after_is_such_a_node(backend: str, options: A
 
 
 def test_settings_are_read_late_and_anew_after_a_change():
-    """``override_settings`` works: the managers are forgotten when the setting changes."""
-    before = locks["default"]
-    with override_settings(REDLOCK={"default": {"NODES": "memory://x"}}):
-        assert locks["default"].nodes[0].name == "x"
+    """``override_settings`` works, also for a decorator that was created when its module was imported."""
+    before, described = locks["default"], lock("a")
+    with override_settings(REDLOCK={"default": {"NODES": "memory://x", "OPTIONS": {"ttl": 11}}}):
+        with described as lease:
+            assert lease.ttl == 11
+            assert locks["default"].lock("a").try_acquire() is None
         with pytest.raises(InvalidRedlockError, match=r"no alias 'other'\. It has 'default'"):
             locks["other"]
     assert locks["default"] is not before
@@ -386,11 +353,7 @@ def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.server
 def test_import_brings_neither_celery_nor_a_configured_project():
-    """
-    The lock can be imported before settings exist, and imports neither Celery nor redis-py.
-
-    In a project without Celery, neither django.setup() nor the system checks import it.
-    """
+    """The lock can be imported before settings exist, and imports no redis-py; Celery not even the checks import."""
     script = (
         "import sys\nfrom django_redlock import lock\n"
         "assert not {'celery', 'django_redis', 'redis'} & set(sys.modules), sorted(sys.modules)\n"
@@ -480,16 +443,15 @@ def test_node_that_is_down_at_start_is_named_in_the_error(caplog: pytest.LogCapt
 
 
 def test_node_that_sentinels_look_after_is_a_warning_and_never_durable():
-    """
-    A failover can lose a vote: appendfsync always does not help when another server takes over. The node is shown by
-    its service, and never by a URL.
-    """
+    """A failover can lose a vote, and with fewer than three nodes no other node decides; no URL is shown."""
     nodes = [
         {**SENTINELS, "OPTIONS": {"password": SECRET, "db": 2}},
         {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"},
     ]
     with configured(NODES=[*nodes, THREE[0]]):
-        assert [message.id for message in check_settings()] == ["redlock.W004"] * 2
+        warned = check_settings()
+        assert [message.id for message in warned] == ["redlock.W004"] * 2
+        assert "the others decide" in warned[0].hint
         manager = locks["default"]
         assert [node.name for node in manager.nodes] == ["mymaster", "other", "lock-1:6379"]
         assert manager.nodes[0].address == "mymaster of [::1]:26379, s1:26379, s2:26379"
@@ -498,17 +460,9 @@ def test_node_that_sentinels_look_after_is_a_warning_and_never_durable():
         (found,) = check_settings()
     assert found.id == "redlock.E010"
     assert "it is never durable" in found.msg
-
-
-@pytest.mark.parametrize(
-    ("others", "advice"), [([], r"OPTIONS\['restart_guard'\] = True"), (THREE[1:], "the others decide")]
-)
-def test_failover_of_the_only_node_is_not_left_to_others(others, advice):
-    """With fewer than three nodes, no other decides while the node that failed over gives no vote."""
-    with configured(NODES=[SENTINELS, *others]):
-        (warned,) = [message for message in check_settings() if message.id == "redlock.W004"]
-
-    assert re.search(advice, warned.hint)
+    with configured(NODES=[SENTINELS]):
+        (alone,) = [message for message in check_settings() if message.id == "redlock.W004"]
+    assert "OPTIONS['restart_guard'] = True" in alone.hint
 
 
 def test_cluster_is_a_warning_and_never_durable():
@@ -549,21 +503,29 @@ def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     assert 'pip install "kazoo[sasl]"' in error.msg
 
 
+ON_LOCK_1 = {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-1/1"}
+
+
 @pytest.mark.parametrize(
-    ("setting", "value", "code"),
+    ("uses", "codes"),
     [
-        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-2:6379/1"}}, "W005"),
-        ("CACHES", {"default": {"BACKEND": DJANGO_REDIS, "LOCATION": ["redis://lock-2:6379", "redis://x"]}}, "W005"),
-        ("CELERY_BROKER_URL", "redis://lock-3:6379/5", "W006"),
-        ("BROKER_URL", f"redis://:{SECRET}@lock-3", "W006"),
+        ({"CACHES": {"default": {"BACKEND": DJANGO_REDIS, "LOCATION": ["redis://lock-2", "redis://x"]}}}, ["W005"]),
+        ({"CACHES": {"default": ON_LOCK_1, "b": ON_LOCK_1}}, ["W005"]),
+        ({"BROKER_URL": f"redis://:{SECRET}@lock-3", "CELERY_BROKER_URL": "redis://lock-3/5"}, ["W006"]),
+        ({"CACHES": {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}}, []),
+        ({"CACHES": {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}}, []),
+        ({"CACHES": {"default": {"BACKEND": CACHES["default"]["BACKEND"], "LOCATION": "redis://lock-1"}}}, []),
+        ({"CELERY_BROKER_URL": "amqp://lock-1:6379"}, []),
+        ({"CELERY_BROKER_URL": "redis://[lock-1"}, []),
+        ({"CELERY_BROKER_URL": 7}, []),
     ],
 )
-def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, code: str):
-    """A node on the server of a cache or of the broker is reported, whatever the database number."""
-    with configured(), override_settings(**{setting: value}):
-        (found,) = check_settings()
-    assert found.id == f"redlock.{code}"
-    assert SECRET not in found.msg
+def test_server_that_something_else_uses_is_a_warning(uses: dict[str, Any], codes: list[str]):
+    """Caches, or both settings of the broker, on the server of a node are one warning, whatever the database number."""
+    with configured(), override_settings(**uses):
+        found = check_settings()
+    assert [message.id for message in found] == [f"redlock.{code}" for code in codes]
+    assert SECRET not in str(found)
 
 
 @pytest.mark.parametrize("node", ["redis://all-in-one:6379", "cache:sessions"])
@@ -581,57 +543,26 @@ def test_one_server_for_everything_is_one_warning(node: str):
     assert SECRET not in found.msg
 
 
-def test_each_use_of_a_node_is_one_warning():
-    """Several caches on one of three servers are named together, and so are both settings of the broker."""
-    cache = {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-1/1"}
-    broker = "redis://lock-1/3"
-    uses = override_settings(CACHES={"default": cache, "b": cache}, CELERY_BROKER_URL=broker, BROKER_URL=broker)
-    with configured(), uses:
-        assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W006"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}),
-        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}),
-        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": 6379}}),
-        ("CACHES", {"default": {"BACKEND": CACHES["default"]["BACKEND"], "LOCATION": "redis://lock-1"}}),
-        ("CELERY_BROKER_URL", "amqp://lock-1:6379"),
-        ("CELERY_BROKER_URL", "redis://[lock-1"),
-        ("CELERY_BROKER_URL", 7),
-    ],
-)
-def test_other_servers_are_no_warning(setting: str, value: Any):
-    """Caches and brokers elsewhere, or of other kinds, are ignored, even if they are malformed."""
-    with configured(), override_settings(**{setting: value}):
-        assert check_settings() == []
-
-
 MUTUAL = {"password": "x", "ssl_certfile": "/x"}
 
 
 @pytest.mark.parametrize(
     ("nodes", "codes"),
     [
-        (["rediss://:x@a", "rediss://:x@b", "rediss://:x@c"], []),
+        (["rediss://:x@a", "REDISS://:x@b", "rediss://:x@c"], []),
+        (["ETCDS://u:x@a,b,c"], []),
         (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
         (["etcd://u:x@a,b,c"], ["W101"]),
-        (["etcds://a,b,c"], ["W102"]),
         (["etcds://a,b,c?ssl_certfile=/x"], ["W104"]),
         (["etcd://127.0.0.1,localhost,[::1]"], []),
-        (["zookeeper://u:x@a,b,c"], ["W101"]),
         (["zookeepers://a,b,c?ssl_ca_certs=/x"], ["W104", "W102"]),
         (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
         (["rediss://:x@a?ssl_cert_reqs=none", "rediss://:x@b?ssl_check_hostname=False", "rediss://:x@c"], ["W106"] * 2),
         ([{"URL": "rediss://:x@a", "OPTIONS": {"ssl_cert_reqs": None}}, "rediss://:x@b", "rediss://:x@c"], ["W106"]),
-        (["rediss+cluster://u:x@a,b?ssl_cert_reqs=none"], ["W106"]),
         ([{"SENTINELS": ["rediss://s?ssl_cert_reqs=none"], "SERVICE_NAME": "m", "OPTIONS": MUTUAL}], ["W106"]),
-        (["etcds://u:x@a,b,c?ssl_cert_reqs=none"], ["W106"]),
         (["zookeepers://u:x@a,b,c?ssl_check_hostname=false"], ["W106"]),
         (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
         (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),
-        (["memory://a"], []),
         ([], []),
     ],
 )
@@ -665,18 +596,7 @@ def test_every_check_is_documented_and_tested():
     assert [code for code in used if code not in here] == []
 
 
-def test_lock_that_was_described_before_the_settings_changed_follows_them(settings):
-    """A decorator is created when a module is imported, and also used under ``override_settings``."""
-    described = lock("a")
-    settings.REDLOCK = {"default": {"NODES": ["memory://elsewhere"], "OPTIONS": {"ttl": 11}}}
-
-    with described as lease:
-        assert lease.ttl == 11
-        with pytest.raises(LockTakenError):
-            locks["default"].lock("a", wait=0).acquire()
-
-
-@pytest.mark.parametrize("name", [5, None, b"x", ["a", 5]])
+@pytest.mark.parametrize("name", [5, ["a", 5]])
 def test_invalid_name_is_refused_with_advice(name):
     """The message says what was wrong and what to write, instead of showing a Python error."""
     with pytest.raises(TypeError, match=r"A lock's name must be a str"):
