@@ -18,18 +18,10 @@ from django_redlock.core.protocol import SHARED
 from django_redlock.engine.heartbeat import ProcessHeartbeat
 from django_redlock.engine.process import process
 from django_redlock.engine.watchdog import note_drops
-from django_redlock.inventory import (
-    HeldLock,
-    Staleness,
-    State,
-    find_lock,
-    find_locks,
-    held_locks,
-    remove_stale,
-    stale_keys,
-)
+from django_redlock.inventory import Staleness, State, find_lock, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.testing import Simulation
 from django_redlock.testing.simulation import SimulatedProcess, VirtualWatchdog
+from tests.held import found
 
 RULES = {"ttl": 30.0, "max_ttl": 60.0, "restart_guard": False, "clock_guard": False, "node_timeout": 0.2}
 
@@ -56,12 +48,7 @@ class Watchdog(VirtualWatchdog):
 
 
 class World:
-    """
-    Processes that take locks and show that they live, and an operator who looks at them.
-
-    Args:
-        sim: The time and the nodes.
-    """
+    """Processes that take locks and show that they live, and an operator who looks at them."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -122,22 +109,13 @@ def world() -> Iterator[World]:
         yield world
 
 
-def found(name: str = "orders:7") -> HeldLock:
-    """Return a lock that is there."""
-    held = find_lock(name)
-    assert held is not None
-    return held
-
-
 def reasons(name: str = "orders:7") -> list[Staleness]:
     """Return why the keys under a name are stale."""
     return [key.reason for key in stale_keys(find_locks([slug(name)]))]
 
 
 def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
-    """
-    Nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned.
-    """
+    """Nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned."""
     with pytest.warns(ResourceWarning, match=r"Lock 'orders:7' .*dropped"):
         world.drop("orders:7")
     states = []
@@ -153,10 +131,7 @@ def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
 
 
 def test_an_orphaned_lock_is_known_and_left_to_end(world):
-    """
-    The lock of a process that was killed is orphaned. It ends by itself; a process that stands still looks the
-    same and may go on, so nothing is cleared.
-    """
+    """The lock of a killed process is orphaned, and ends by itself; a process that stands still looks the same."""
     dead, paused = world.process("dead"), world.process("paused")
     world.take(dead, "a")
     lease = world.take(paused, "b")
@@ -175,10 +150,7 @@ def test_an_orphaned_lock_is_known_and_left_to_end(world):
 
 @pytest.mark.parametrize("left", [None, 3600.0])
 def test_a_lock_without_an_end_is_stale_when_its_last_lease_is_over(world, left):
-    """
-    Somebody took the expiry from a lock, or made it a long one. It is stale when its process has given no sign of
-    life for longer than a lease lasts, and not before that.
-    """
+    """A lock without an expiry is stale once its process has given no sign of life for longer than a lease lasts."""
     worker = world.process("worker")
     lease = world.take(worker, "orders:7")
     world.sim.advance(5.0)
@@ -310,10 +282,7 @@ ACTIONS = [name.removeprefix("do_") for name in vars(History) if name.startswith
 
 
 def test_redlock_clear_never_removes_what_a_living_process_holds():
-    """
-    In random histories of processes that are paused and killed, leases that are dropped, nodes that fail,
-    and keys that somebody meddled with, ``redlock_clear`` only removes what no living process holds.
-    """
+    """In random histories of processes, nodes and keys that somebody meddled with, no living holder loses its lock."""
     removed = 0
     for seed in range(60):
         with simulated() as world:

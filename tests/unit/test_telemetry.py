@@ -5,7 +5,6 @@ import logging
 import re
 import urllib.request
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from opentelemetry import metrics, trace  # noqa: E402
 from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
 from django_redlock.contrib import opentelemetry as otel  # noqa: E402
@@ -51,7 +50,6 @@ def three(nodes: Servers) -> Iterator[Servers]:
     ("name", "label"),
     [
         ("orders:7", "orders:*"),
-        ("report-2026-11", "report-N-N"),
         ("task:shop.import:user=7", "task:shop.import:*"),
         ("6ba7b810-9dad-11d1-80b4-00c04fd430c8", "N"),
         ("x" * 5000, "x" * 100),
@@ -60,12 +58,9 @@ def three(nodes: Servers) -> Iterator[Servers]:
         ("a:1, b:2", "a:*"),
         ("view:alice", "view:*"),
         ("view:order:7", "view:order:*"),
-        ("command:alice@example.com", "command:*"),
         ("user/alice/profile", "user/*"),
         ("report-xNfQNzK", "report-N"),
-        ("nightly import of orders", "nightly *"),
         ("NightlyReport2.sync_all", "NightlyReportN.sync_all"),
-        ("(odd)", "*"),
     ],
 )
 def test_names_are_labelled_by_their_template(name, label):
@@ -76,29 +71,26 @@ def test_names_are_labelled_by_their_template(name, label):
 def test_nodes_that_go_and_come_are_reported_once(three, caplog):
     """A node that stops answering causes one signal and one warning, however many locks notice; so does its return."""
     caplog.set_level(logging.INFO, "django_redlock")
-    heard: list[tuple[str, str]] = []
+    heard: list[tuple[Any, str]] = []
 
-    def down(sender: Any, node: str, **about: Any) -> None:
-        heard.append(("down", node))
+    def hear(signal: Any, node: str, **about: Any) -> None:
+        heard.append((signal, node))
 
-    def up(sender: Any, node: str, **about: Any) -> None:
-        heard.append(("up", node))
-
-    signals.node_down.connect(down)
-    signals.node_up.connect(up)
+    for signal in (signals.node_down, signals.node_up):
+        signal.connect(hear)
     try:
         lock("a").acquire().release()
         three[1].kill()
         for _ in range(5):
             lock("a").acquire().release()
         three[1].start()
-        while ("up", "lock-2") not in heard:
+        while (signals.node_up, "lock-2") not in heard:
             lock("a").acquire().release()
     finally:
-        signals.node_down.disconnect(down)
-        signals.node_up.disconnect(up)
+        for signal in (signals.node_down, signals.node_up):
+            signal.disconnect(hear)
 
-    assert heard == [("down", "lock-2"), ("up", "lock-2")]
+    assert heard == [(signals.node_down, "lock-2"), (signals.node_up, "lock-2")]
     said = [(record.event, record.levelname) for record in caplog.records if hasattr(record, "event")]
     assert said == [("node_down", "WARNING"), ("node_up", "INFO")]
 
@@ -120,9 +112,7 @@ def test_every_way_to_lose_a_lock_is_counted():
 
 
 def test_a_prometheus_scrape(three, registry):
-    """
-    A scrape over HTTP has waits and holds by template and outcome, held locks by state, and the nodes that answer.
-    """
+    """It has waits and holds by template and outcome, held locks by state, and the nodes that answer."""
     server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
     try:
         lease = lock("orders:7").acquire()
@@ -156,28 +146,22 @@ def test_a_prometheus_scrape(three, registry):
     assert "orders:7" not in text
 
 
-def test_one_alias_with_wrong_settings_does_not_hide_the_others(three, registry):
-    """An alias that cannot be used has no node to spare, which an alert can see; the other aliases are not affected."""
-    wrong = {**settings.REDLOCK, "typo": {"NODES": ["htp://a"]}}
-    with override_settings(REDLOCK=wrong):
+def test_an_alias_in_trouble_hides_nothing(three, registry):
+    """A wrong alias has no node to spare and does not affect others; without a quorum there is no number of locks."""
+    with override_settings(REDLOCK={**settings.REDLOCK, "typo": {"NODES": ["htp://a"]}}):
         text = prometheus_client.generate_latest(registry).decode()
-
-    assert 'redlock_spare_nodes{alias="typo"} -1.0' in text
-    assert 'redlock_spare_nodes{alias="default"} 1.0' in text
-    assert 'redlock_node_up{alias="default",node="lock-1"} 1.0' in text
-
-
-def test_too_few_nodes_are_not_zero_locks(three, registry):
-    """Without a quorum nobody knows how many locks are held, so there is no number."""
     for server in three[:2]:
         server.kill()
     with pytest.raises(QuorumUnavailableError):
         lock("a", wait=0).acquire()
-    text = prometheus_client.generate_latest(registry).decode()
+    unknown = prometheus_client.generate_latest(registry).decode()
 
-    assert "redlock_held_locks{" not in text
-    assert 'redlock_spare_nodes{alias="default"} -1.0' in text
-    assert 'outcome="no_quorum"' in text
+    assert 'redlock_spare_nodes{alias="typo"} -1.0' in text
+    assert 'redlock_spare_nodes{alias="default"} 1.0' in text
+    assert 'redlock_node_up{alias="default",node="lock-1"} 1.0' in text
+    assert "redlock_held_locks{" not in unknown
+    assert 'redlock_spare_nodes{alias="default"} -1.0' in unknown
+    assert 'outcome="no_quorum"' in unknown
 
 
 def test_metrics_are_installed_as_often_as_the_apps_are_ready():
@@ -209,25 +193,12 @@ def test_the_app_installs_the_metrics():
 # OpenTelemetry
 
 
-@pytest.fixture(scope="module")
-def exported() -> tuple[InMemorySpanExporter, InMemoryMetricReader, Any]:
-    """An SDK that keeps its data, and writes them like the exporter for a console."""
-    spans, reader, console = InMemorySpanExporter(), InMemoryMetricReader(), StringIO()
-    provider = TracerProvider()
+def test_an_opentelemetry_export(three):
+    """Waiting and holding are spans with a status, and in histograms; the name itself appears nowhere."""
+    spans, reader, provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=console)))
     trace.set_tracer_provider(provider)
     metrics.set_meter_provider(MeterProvider([reader]))
-    return spans, reader, console
-
-
-def test_an_opentelemetry_export(three, exported):
-    """
-    Waiting and holding are spans under the current one, failures have their status, and both are in histograms; the
-    name itself appears nowhere.
-    """
-    spans, reader, console = exported
-    spans.clear()
     otel.install()
     try:
         with trace.get_tracer("test").start_as_current_span("request") as request:
@@ -247,8 +218,7 @@ def test_an_opentelemetry_export(three, exported):
     data = json.loads(reader.get_metrics_data().to_json())
     names = {metric["name"] for scope in data["resource_metrics"][0]["scope_metrics"] for metric in scope["metrics"]}
     assert {"redlock.wait", "redlock.hold"} <= names
-    assert '"name": "redlock hold"' in console.getvalue()
-    assert "orders:7" not in console.getvalue() + json.dumps(data)
+    assert "orders:7" not in "".join(span.to_json() for span in found.values()) + json.dumps(data)
 
 
 # django-health-check
@@ -256,10 +226,7 @@ def test_an_opentelemetry_export(three, exported):
 
 @pytest.mark.asyncio
 async def test_a_health_check(three):
-    """
-    With all nodes the check passes; with none to spare it warns, and without a quorum it fails, with words and no
-    address.
-    """
+    """With all nodes the check passes; with none to spare, or without a quorum, it fails, in words alone."""
 
     async def asked() -> tuple[int, str]:
         from health_check.views import HealthCheckView
@@ -275,21 +242,14 @@ async def test_a_health_check(three):
     three[1].kill()
     answers.append(await asked())
     await locks["default"].aclose()
+    with override_settings(REDLOCK={"default": {"NODES": []}}):
+        answers.append(await asked())
 
-    assert [status for status, _ in answers] == [200, 500, 500]
+    assert [status for status, _ in answers] == [200, 500, 500, 500]
     assert "2 of 3 nodes answer; 2 needed. None of them may fail." in answers[1][1]
     assert "1 of 3 nodes answer; 2 needed." in answers[2][1]
     assert "127.0.0.1" not in answers[2][1]
-
-
-@pytest.mark.asyncio
-async def test_a_health_check_of_settings_that_cannot_be_used():
-    """A wrong setting fails the check with the id of the system check."""
-    from django_redlock.contrib.health import Redlock
-
-    with override_settings(REDLOCK={"default": {"NODES": []}}):
-        result = await Redlock().get_result()
-    assert "redlock.E003" in str(result.error)
+    assert "redlock.E003" in answers[3][1]
 
 
 # The documented dashboard and alerts
@@ -312,11 +272,9 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(three, regi
 
 
 def test_remedies_of_alerts_are_sections_of_the_incidents():
-    """An operator finds each section that an alert names; each section begins with what the operator sees."""
+    """An operator finds each section that an alert names."""
     alerts, page = (DOCS / "monitoring" / "alerts.yml").read_text(), (DOCS / "operate" / "incidents.md").read_text()
-    sections = dict(re.findall(r"^## (.+)\n\n(.*)", page, re.MULTILINE))
     named = re.findall(r'See Incidents, ([^."]+)\."', alerts)
 
-    assert [title for title in named if title not in sections] == []
-    assert [title for title, first in sections.items() if not first.startswith(("*You see* ", "*You see*, "))] == []
     assert len(named) >= 4
+    assert set(named) <= set(re.findall(r"^## (.+)", page, re.MULTILINE))
