@@ -1,10 +1,9 @@
 """
 The Python in the documentation runs.
 
-Every block of Python in the README and in ``docs/`` is compiled, and what it imports from this package exists. The
-blocks of the README, of *Start* and of *How-to* are executed, one page after the other, over nodes in memory; a later
-block of a page may use what an earlier one has defined. Names of the reader's own project, such as ``send_invoices``,
-are stand-ins. A block that cannot be executed has the reason in an HTML comment before it.
+Every block is compiled, and what it imports from this package exists. Those of the README, of *Start* and of *How-to*
+are executed, page by page, over nodes in memory; names of the reader's project, such as ``send_invoices``, are
+stand-ins. A block that cannot be executed has the reason in an HTML comment before it.
 """
 
 import ast
@@ -47,11 +46,7 @@ TASKS = {
     "default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"},  # keeps rows, and runs none
     "now": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"},
 }
-NEEDS = {
-    "celery": "celery",
-    "rest_framework": "djangorestframework",
-    "debug_toolbar": "django-debug-toolbar",
-}
+NEEDS = {"rest_framework": "djangorestframework", "debug_toolbar": "django-debug-toolbar"}
 BLOCK = re.compile(
     r"(?:^<!-- *(?P<reason>(?:(?!-->).)+?) *-->\n+)?^```python\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -245,14 +240,3 @@ def test_commands_of_the_documentation_exist(page: str):
             words = shlex.split(arguments, comments=True)
             if not any(word.startswith("[") for word in words):  # a synopsis
                 load_command_class("django_redlock", name).create_parser("manage.py", name).parse_args(words)
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
-def test_copy_button_copies_whole_commands(page: str):
-    """The button copies what follows a prompt, so a block has one, and each command is on one line."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        assert block.startswith("$ ")
-        for command in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
-            assert command.count('"') % 2 == 0, command
-            assert not command.endswith("\\"), command

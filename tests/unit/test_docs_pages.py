@@ -64,26 +64,6 @@ def test_nodes_that_may_be_down_are_those_of_the_rules(settings):
     assert down == {name: len(locks[name].nodes) - locks[name].rules.needed for name in settings.REDLOCK}
 
 
-def test_costs_of_nodes_are_those_of_the_benchmark():
-    """The times on the page are those of the tables, or were so before these were last measured on another day."""
-    page = (DOCS / "operate" / "topologies.md").read_text()
-    measured = {name: float(ms) for name, ms in re.findall(r"^\| ([^|]+) \| ([\d.]+) ms \|", TABLES, re.MULTILINE)}
-    said = {name: float(ms) for name, ms in re.findall(r"^\| ([^|]+) \| ([\d.]+) ms \|", page, re.MULTILINE)}
-    rows = {
-        "one Redis or Valkey": "one Redis",
-        "one cluster": "Redis Cluster of three masters",
-        "one database": "PostgreSQL",
-        "one etcd cluster": "etcd, three members",
-        "one ZooKeeper ensemble": "ZooKeeper, three members",
-        "three masters": "three Redis",
-        "two Redis and an etcd cluster": "etcd and two Redis",
-        "five masters": "five Redis",
-    }
-
-    assert said.keys() == rows.keys()
-    assert {name for name, ms in said.items() if not 0.5 < ms / measured[rows[name]] < 2} == set()
-
-
 def test_reasons_that_head_an_incident_are_those_of_nodes():
     """An operator searches the page for the words in the log: each quoted reason is in the source."""
     page = (DOCS / "operate" / "incidents.md").read_text()
@@ -160,26 +140,6 @@ def measured(section: str, row: str) -> float:
     return float(found.replace(",", ""))
 
 
-def test_locks_at_a_distance_are_those_of_the_tables():
-    """The table of the page on speed is made of rows of the tables, in milliseconds."""
-    page = (DOCS / "trust/benchmarks.md").read_text()
-    rows = re.findall(r"^\| ([^|,]+)(, release sent)?, (one|five) nodes? \| (.*) \|$", page, re.MULTILINE)
-
-    assert len(rows) == 8
-    for name, sent, nodes, said in rows:
-        section = TABLES.partition(f"<!-- figures: distance-n{1 if nodes == 'one' else 5} -->")[2]
-        measured = [
-            found
-            for distance in ("no delay", "0.5 ms", "2 ms")
-            for found in re.findall(
-                rf"^\| {name}(?:, acquire\(\) and release\(\))?{sent}, {distance} \| ([\d,]+) µs",
-                section.partition("<!-- end -->")[0],
-                re.MULTILINE,
-            )
-        ]
-        assert said.split(" | ") == [f"{int(each.replace(',', '')) / 1000:.1f}" for each in measured], name
-
-
 # Drawn pictures
 
 
@@ -188,18 +148,3 @@ def test_stored_picture_is_the_drawn_one(name):
     """``python -m tests.lab.pictures`` writes them; a picture says what it shows, also to screen readers."""
     assert (gallery.IMAGES / name).read_text() == DRAWN[name]
     assert ElementTree.fromstring(DRAWN[name])[0].text
-
-
-@pytest.mark.parametrize("name", sorted({name.rpartition("-")[0] for name in DRAWN}))
-def test_both_themes_show_the_same(name):
-    """The light picture and the dark one differ in their colours alone, and a page has both."""
-    light, dark = (re.sub("#[0-9a-f]{6}", "#", DRAWN[f"{name}-{theme}.svg"]) for theme in ("light", "dark"))
-
-    assert light == dark
-
-
-def test_every_picture_is_on_a_page():
-    """Each is shown in both themes."""
-    pages = "".join(page.read_text() for page in gallery.IMAGES.parent.rglob("*.md"))
-
-    assert [name for name in DRAWN if f"images/{name}" not in pages] == []

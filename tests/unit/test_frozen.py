@@ -27,7 +27,8 @@ Between two major versions, nothing here may go or change its meaning. No argume
 default. Keep the old way beside the new one, and let it warn. What is new needs a line in CHANGELOG.md, and its place
 in docs/reference.
 """
-PLAIN = str | bytes | int | float | tuple | None  # other defaults are shown differently by versions of Python
+# Other defaults are shown differently by versions of Python; the default of a parameter without one is a class.
+PLAIN = str | bytes | int | float | tuple | type | None
 DIRECTIVE = re.compile(r"^ *\.\. (currentmodule|py:data|auto\w+):: (\S+)\n(?: +(:members:.*)\n)?", re.MULTILINE)
 
 
@@ -36,14 +37,10 @@ def called(name: str, found: Any) -> str:
     if not callable(found):
         return name
     shown = [
-        each.replace(annotation=each.empty, default=each.default if plain(each.default) else ...)
+        each.replace(annotation=each.empty, default=each.default if isinstance(each.default, PLAIN) else ...)
         for each in inspect.signature(found).parameters.values()
     ]
     return f"{name}{inspect.Signature(shown)}".replace("Ellipsis", "...")
-
-
-def plain(default: object) -> bool:
-    return default is inspect.Parameter.empty or isinstance(default, PLAIN)
 
 
 def python() -> Iterator[str]:

@@ -59,10 +59,7 @@ class TestOptOut:
 
 
 def test_case_of_unittest_is_reset_by_its_mixin():
-    """
-    Tests of Django's runner need the mixin, because there is no plugin. Many classes override setUp() without super(),
-    because that of Django's TestCase does nothing.
-    """
+    """Tests of Django's runner need the mixin, also if their setUp() does not call that of its base."""
 
     class Case(ResetLocksMixin, unittest.TestCase):
         def setUp(self) -> None:

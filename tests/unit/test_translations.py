@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.utils import translation
 from django.utils.translation.template import templatize
 
 import django_redlock
-from django_redlock.inventory import State
 
 PACKAGE = Path(django_redlock.__file__).parent
 FUNCTIONS = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
@@ -43,16 +41,12 @@ def catalog(request) -> gettext.GNUTranslations:
         return gettext.GNUTranslations(file)
 
 
-def test_there_is_something_to_translate():
-    """The reader of texts finds those of Python and of templates."""
-    assert {"Held locks", "Release a lock", "Nobody waits.", "Release it"} <= set(texts())
-    assert {"Kinds of locks", "Given up", "fencing token"} <= set(texts())  # of the history
-
-
 def test_every_text_is_translated(catalog):
     known = {key[0] if isinstance(key, tuple) else key for key, text in catalog._catalog.items() if text}
+    asked = set(texts())
 
-    assert set(texts()) - known == set()
+    assert asked >= {"Held locks", "Nobody waits.", "Kinds of locks"}  # of Python, of a template and of the history
+    assert asked - known == set()
 
 
 def test_blanks_are_the_same(catalog):
@@ -74,12 +68,3 @@ def test_the_sources_are_those_of_the_compiled_catalogues():
             if key != "":
                 escaped = text.replace("\\", "\\\\").replace('"', '\\"')
                 assert f'"{escaped}"' in source
-
-
-@pytest.mark.parametrize(
-    ("language", "held"), [("de", "gehalten"), ("zh-hans", "已持有"), ("en", "held"), ("fr", "held")]
-)
-def test_django_finds_them(language, held):
-    """With a language active its texts are used; a language without a catalogue gets English."""
-    with translation.override(language):
-        assert str(State.HELD.label) == held
