@@ -37,8 +37,7 @@ class Certificates:
 
     def pkcs8(self, name: str) -> str:
         """Return a key in the format that Java reads."""
-        command = ["openssl", "pkcs8", "-topk8", "-nocrypt", "-in", self[f"{name}.key"]]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return self._openssl("pkcs8", "-topk8", "-nocrypt", "-in", self[f"{name}.key"])
 
     def _authority(self, name: str) -> None:
         self._key(name)
@@ -59,9 +58,10 @@ class Certificates:
     def _key(self, name: str) -> None:
         self._openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", self[f"{name}.key"])
 
-    def _openssl(self, *command: str) -> None:
+    def _openssl(self, *command: str) -> str:
         done = subprocess.run(["openssl", *command], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import yaml
 
 CHECKOUT = Path(__file__).parents[1]
 FOLDER = CHECKOUT / "example_project" / "deploy"
-SHOP = ("migrate", "web", "worker", "beat")
 LOCKS = ("lock-1", "lock-2", "lock-3")
 VALUES = {
     "LOCKS_PASSWORD": "locks-secret",

@@ -16,17 +16,11 @@ from importlib import import_module
 from signal import SIGKILL
 
 LOADED = [
-    *(
-        "celery.app.trace",
-        "celery.apps.worker",
-        "celery.bin.celery",
-        "celery.concurrency.solo",
-        "celery.worker.consumer",
-    ),
+    *("celery.app.trace", "celery.apps.worker", "celery.bin.celery", "celery.concurrency.solo"),
     *("django.core.management", "django.db.backends.sqlite3.base", "django.db.migrations.executor", "django.forms"),
     *("django.template.backends.django", "django.test", "django.test.runner", "django.views.generic"),
     *("django_redlock.celery", "django_redlock.engine.manager", "django_redlock.inventory", "kombu.transport"),
-    *("django_redlock.nodes.database.node", "kombu.transport.filesystem"),
+    *("django_redlock.nodes.database.node", "celery.worker.consumer", "kombu.transport.filesystem"),
 ]
 
 
