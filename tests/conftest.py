@@ -1,17 +1,14 @@
 """
-Servers for the tests, and a list of the tests that did not run.
+Servers for the tests.
 
-A test that lacks something (a server, a browser) is left out, and the end of the run lists it. With
-``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
+A test that lacks something (a server, a browser) is skipped. With ``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
 """
 
 import inspect
 import os
-import platform
 import signal
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, suppress
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +38,6 @@ from tests.zookeeper import Zoo
 pytest_plugins = ["tests.tiers", "tests.managers", "tests.certificates", "tests.shop.fixtures"]
 
 Report = pytest.TestReport | pytest.CollectReport
-
-NAMED_IN_HEADER = ["Django", "redis", "celery", "kombu", "django-redis", "psycopg", "PyMySQL"]
 
 
 def needs(thing: str, found: object, remedy: str) -> None:
@@ -169,14 +164,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
-def pytest_report_header() -> str:
-    versions = [f"Python {platform.python_version()}"]
-    for name in NAMED_IN_HEADER:
-        with suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name)}")
-    return ", ".join(versions)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Report, Report]:
     return fail_if_left_out((yield))
@@ -191,19 +178,7 @@ def fail_if_left_out(report: Report) -> Report:
     """If everything is required, turn the report of a skipped test or file into a failure."""
     left_out = report.skipped and not hasattr(report, "wasxfail")
     if left_out and os.environ.get("REDLOCK_REQUIRE") == "all":
-        report.longrepr = f"Left out, but REDLOCK_REQUIRE=all. {reason(report)}"
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.longrepr = f"Left out, but REDLOCK_REQUIRE=all. {why}"
         report.outcome = "failed"
     return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = terminalreporter.getreports("skipped")
-    if left_out:
-        terminalreporter.section(f"left out: {len(left_out)}")
-    for report in left_out:
-        terminalreporter.line(f"{report.nodeid}: {reason(report)}")
-
-
-def reason(report: Report) -> str:
-    """Return why a test was skipped: pytest reports a triple of file, line and reason."""
-    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

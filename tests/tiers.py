@@ -14,7 +14,6 @@ endurance minutes: contention, elections, every state of a page, every right of 
 
 A test belongs to the tier of its folder under ``tests/``, or to a later one if it uses a fixture or a parameter from
 there, or has that tier's marker. A test of the unit tier that sleeps, connects or starts a process fails.
-The end of a run lists how many tests of which tier did not run.
 """
 
 import os
@@ -22,7 +21,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,12 +29,6 @@ import pytest
 
 TIERS = ("unit", "server", "service", "browser", "container", "endurance")
 HERE = Path(__file__).parent
-COMMANDS = {
-    "service": "tox run -e newest",
-    "browser": "tox run -e newest",
-    "container": "tox run -e container",
-    "endurance": "tox run -m endurance",
-}
 
 # Fixtures and parameters that move a test to a later tier than that of its folder.
 NEEDS = {
@@ -46,8 +38,6 @@ NEEDS = {
     "zookeeper_server": "service",
 }
 SERVICES = ("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper")
-
-left_out: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -126,31 +116,3 @@ def refused_to_tests(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **options)
 
     return refused
-
-
-# Tests that did not run
-
-
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    left_out.update(next(tier for tier in reversed(TIERS) if item.get_closest_marker(tier)) for item in items)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the report to the process that writes it, if it is another one."""
-    if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["left_out"] = dict(left_out)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    left_out.update(dict(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - left_out))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    tiers = [tier for tier in TIERS if left_out[tier]]
-    if tiers:
-        terminalreporter.section("not run")
-    for tier in tiers:
-        command = f": {COMMANDS[tier]}" if tier in COMMANDS else ""
-        terminalreporter.line(f"{left_out[tier]} tests of the tier {tier!r}{command}")
