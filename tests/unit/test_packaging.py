@@ -9,6 +9,7 @@ from importlib.metadata import distribution, metadata, packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 
 import django_redlock
 
@@ -81,6 +82,20 @@ def test_readme_and_urls_have_the_address_of_the_repository():
     assert list(urls) == ["Homepage", "Documentation", "Changelog", "Issues", "Source"]
     assert all(url.startswith(address) for url in urls.values())
     assert f"]({address}/raw/v{django_redlock.__version__}/docs/images/held-locks.png)" in about["Description"]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("here", [True, False])
+def test_release_needs_the_address_of_its_repository(here):
+    """A release fails as long as pyproject.toml has a placeholder, or the address of another repository."""
+    jobs = yaml.safe_load((CHECKOUT / ".github/workflows/release.yml").read_text())["jobs"]
+    [step] = [each["run"] for each in jobs["build"]["steps"] if "pyproject.toml" in each.get("name", "")]
+    server, _, path = repository().partition(".com/")
+    forge = {"GITHUB_SERVER_URL": f"{server}.com", "GITHUB_REPOSITORY": path if here else "someone/else"}
+
+    done = subprocess.run(["bash", "-c", step], cwd=CHECKOUT, env=os.environ | forge, check=False)
+
+    assert (done.returncode == 0) == here
 
 
 def repository() -> str:
