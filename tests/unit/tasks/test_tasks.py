@@ -62,7 +62,7 @@ def settle():
 
 def test_second_call_joins_the_first():
     """It has the result of the first, says so, and stores nothing; how the arguments are written does not matter."""
-    first = jobs.keep.enqueue(7)
+    first, at_once = jobs.keep.enqueue(7), jobs.keep.enqueue(7)  # whose slot does not name it yet
     settle()
     second = jobs.keep.enqueue(shop_id=7, since=None)
     other = jobs.keep.enqueue(8)
@@ -70,65 +70,34 @@ def test_second_call_joins_the_first():
     assert (first.duplicate, first.accepted, first.status) == (False, True, TaskResultStatus.READY)
     assert (second.id, second.duplicate, second.accepted) == (first.id, True, False)
     assert (second.reason, second.holder_id) == ("queued", first.id)
-    assert not other.duplicate
+    assert (at_once.id, at_once.duplicate, other.duplicate) == (first.id, True, False)
     assert [row.id for row in rows()] == [first.id, other.id]
 
 
-def test_call_in_the_same_moment_joins_it_too():
-    """The slot of the first call does not name it yet, but this thread knows."""
-    first, second = jobs.keep.enqueue(7), jobs.keep.enqueue(7)
-
-    assert (second.id, second.duplicate) == (first.id, True)
-
-
-def test_skipped_duplicate_has_failed_without_a_row():
-    """Its result says why, and no backend has it."""
-    jobs.keep.enqueue(7)
-    settle()
-
-    skipped = jobs.keep.using(on_duplicate="skip").enqueue(7)
-
-    assert (skipped.id, skipped.status, skipped.is_finished, skipped.duplicate) == ("", "FAILED", True, True)
-    assert skipped.errors[0].exception_class is DuplicateTask
-    assert len(rows()) == 1
-
-
-def test_duplicate_raises_if_asked_to():
-    """The error names the row that has the slot."""
+def test_duplicate_is_skipped_or_raises():
+    """A skipped one has failed without a row, and its result says why; an error names the row that has the slot."""
     first = jobs.keep.enqueue(7)
     settle()
 
+    skipped = jobs.keep.using(on_duplicate="skip").enqueue(7)
     with pytest.raises(DuplicateTask) as caught:
         jobs.keep.using(on_duplicate="raise", queue_name="other").enqueue(7)
+    with lock(jobs.keep.singleton.key(8)):
+        no_row = jobs.keep.enqueue(8)
 
+    assert (skipped.id, skipped.status, skipped.is_finished, skipped.duplicate) == ("", "FAILED", True, True)
+    assert skipped.errors[0].exception_class is DuplicateTask
     assert (caught.value.holder_id, caught.value.state) == (first.id, "queued")
+    assert (no_row.duplicate, no_row.id, no_row.status) == (True, "", "FAILED")
+    assert len(rows()) == 1
 
 
-@pytest.mark.parametrize("held", [{"ref": "", "kind": "manual"}, {"ref": "unknown", "kind": "task"}])
-def test_holder_without_a_row_is_no_row_to_join(held):
-    """A lock of that name, or a run whose row has been pruned: the call is skipped."""
-    with locks["default"].on_behalf("task:tests.unit.tasks.jobs.keep:shop_id=7,since=null,deep=false", **held):
-        result = jobs.keep.enqueue(7)
-
-    assert (result.duplicate, result.id, result.status) == (True, "", "FAILED")
-
-
-def test_slot_of_a_row_that_is_gone_is_taken_over():
-    """A purged queue does not swallow the calls that come after it."""
+@pytest.mark.parametrize("error", [TaskResultDoesNotExist(), ImportError("No module named 'shop.old'")])
+def test_slot_of_a_row_that_is_gone_is_taken_over(monkeypatch, error):
+    """A purged queue, and rows of a function that a deploy has moved, do not swallow the calls after them."""
     jobs.keep.enqueue(7)
     settle()
-    rows().clear()
-
-    result = jobs.keep.enqueue(7)
-
-    assert (result.duplicate, [row.id for row in rows()]) == (False, [result.id])
-
-
-def test_row_that_no_worker_can_run_is_taken_over(monkeypatch):
-    """After a deploy that moved the function of a group, its old rows do not hinder the calls of the new one."""
-    jobs.keep.enqueue(7)
-    settle()
-    monkeypatch.setattr(rows_backend(), "get_result", raising(ImportError("No module named 'shop.old'")))
+    monkeypatch.setattr(rows_backend(), "get_result", raising(error))
 
     assert jobs.keep.enqueue(7).accepted
 
@@ -208,15 +177,16 @@ def test_run_has_its_slot_and_frees_it_before_the_result():
     assert len(jobs.ran) == 1
 
 
-def test_coroutine_runs_in_its_slot():
+def test_run_knows_its_slot():
+    """A coroutine and a task with Django's context have it, and may give it up; a direct call has none."""
     assert jobs.later.enqueue(1).return_value == [1, True]
     assert not jobs.later.singleton.is_locked(1)
-
-
-def test_context_and_early_release():
-    """A task with Django's context gets it; a body may give its slot up."""
     assert jobs.attempt.enqueue(1).return_value == [1, 1, ["released", "expired"], True]
     assert not jobs.attempt.singleton.is_locked(1)
+    assert jobs.nested.enqueue(2).return_value == [True, False, False]  # which calls itself with its context
+    with lock("task:tests.unit.tasks.jobs.report:day=1"):
+        assert (jobs.report.call(1), jobs.report.func(2)) == (1, 2)
+    assert asyncio.run(jobs.later.acall(1)) == [1, False]
 
 
 def test_run_that_would_wait_for_itself_fails():
@@ -225,18 +195,6 @@ def test_run_that_would_wait_for_itself_fails():
 
     assert "would wait for itself, in a call of its own run" in result.return_value
     assert jobs.ran == [("again", 1)]
-
-
-def test_direct_call_has_no_slot():
-    """``task.call()`` and the function run the body alone."""
-    with lock("task:tests.unit.tasks.jobs.report:day=1"):
-        assert (jobs.report.call(1), jobs.report.func(2)) == (1, 2)
-    assert asyncio.run(jobs.later.acall(1)) == [1, False]
-
-
-def test_direct_call_with_the_context_of_a_run_has_no_slot():
-    """A body may pass its own context on, to its own function too: only its worker's call takes the slot."""
-    assert jobs.nested.enqueue(2).return_value == [True, False, False]
 
 
 def test_only_what_waits_has_a_slot():
@@ -304,6 +262,8 @@ def test_coroutine_that_is_cancelled_while_it_waits_for_its_slot():
 
 def test_without_nodes(caplog, monkeypatch):
     """A call is stored without a slot, or raises; a run goes on without one, or fails, as chosen."""
+    result = jobs.careless.using(backend="kept").enqueue(1)
+    settle()
     for node in locks["default"].nodes:
         monkeypatch.setattr(node, "down", True)
 
@@ -312,16 +272,7 @@ def test_without_nodes(caplog, monkeypatch):
     with pytest.raises(QuorumUnavailableError):
         jobs.careless.enqueue(1)
     assert jobs.careful.enqueue(1).errors[0].exception_class is QuorumUnavailableError
-
-
-def test_run_without_nodes(monkeypatch):
-    """With ``{"run": "run"}`` the body runs though nobody can tell whether another run has the slot."""
-    result = jobs.careless.using(backend="kept").enqueue(1)
-    settle()
-    for node in locks["default"].nodes:
-        monkeypatch.setattr(node, "down", True)
     task_backends["default"]._execute_task(result)
-
     assert result.return_value == [1, False]
 
 
@@ -360,18 +311,10 @@ def test_cancelled_row_does_not_run():
     assert jobs.keep.singleton.cancel(7) == result.id
     assert not jobs.keep.singleton.is_locked(7)
     assert jobs.keep.singleton.cancel(7) is None
+    assert find_lock(f"cancelled:{result.id}").remaining > 29 * 86400  # the row may wait for days
     task_backends["default"]._execute_task(result)
     assert result.errors[0].exception_class_path == "django_redlock.tasks.run.CancelledTask"
     assert jobs.ran == []
-
-
-def test_cancelled_row_is_known_for_as_long_as_it_may_wait():
-    """Workers may be away for days, and a row in the queue does not end with its slot."""
-    result = jobs.keep.enqueue(7)
-    settle()
-    jobs.keep.singleton.cancel(7)
-
-    assert find_lock(f"cancelled:{result.id}").remaining > 29 * 86400
 
 
 @pytest.mark.server
@@ -405,22 +348,18 @@ def test_celery_is_not_told_to_revoke_a_row():
 
 
 def test_explanation_says_what_a_call_would_do():
+    """``explain()`` and ``redlock_inspect --task`` know these tasks by the path of their function."""
+    out = StringIO()
+    with pytest.raises(CommandError, match="The slot is free"):
+        call_command("redlock_inspect", "--task=tests.unit.tasks.jobs.keep", "--args=[7]", stdout=out)
     first = jobs.keep.enqueue(7)
     settle()
 
     text = jobs.keep.singleton.explain(7)
 
+    assert "A call now would take the slot and be stored." in out.getvalue()
     assert f"queued, task tests.unit.tasks.jobs.keep (queued) {first.id}" in text
     assert f"store nothing, and return the result of task {first.id}, if that row is still there." in text
-
-
-def test_command_explains_a_call():
-    """``redlock_inspect --task`` knows these tasks by the path of their function."""
-    out = StringIO()
-    with pytest.raises(CommandError, match="The slot is free"):
-        call_command("redlock_inspect", "--task=tests.unit.tasks.jobs.keep", "--args=[7]", stdout=out)
-
-    assert "A call now would take the slot and be stored." in out.getvalue()
 
 
 def test_key_is_that_of_the_arguments_as_they_are_stored():
@@ -469,6 +408,20 @@ def test_tasks_and_results_can_be_pickled_and_copied():
         assert (same.id, same.duplicate, same.accepted) == (result.id, False, True)
 
 
+def test_reaper_says_what_it_needs():
+    """Without the app, and with a backend that keeps its rows elsewhere, it would find nothing for ever."""
+    with pytest.raises(CommandError, match=r"install it, and add 'django_tasks_db' to INSTALLED_APPS") as missing:
+        call_command("redlock_reap_tasks")
+    pytest.importorskip("django_tasks_db")
+    with (
+        modify_settings(INSTALLED_APPS={"append": "django_tasks_db"}),
+        pytest.raises(CommandError, match=r"TASKS has no 'kept' with the backend of django-tasks-db") as wrong,
+    ):
+        call_command("redlock_reap_tasks", backend="kept")
+
+    assert (missing.value.returncode, wrong.value.returncode) == (2, 2)
+
+
 @pytest.mark.server
 @pytest.mark.django_db
 def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
@@ -488,20 +441,16 @@ def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
     ("options", "error", "text"),
     [
         ({"on_overlap": "drop"}, TypeError, "no option 'on_overlap': a row whose slot another run has waits"),
-        ({"wait_for": 5}, TypeError, "no option 'wait_for'"),
         ({"redelivery": "drop"}, TypeError, "redlock_reap_tasks"),
         ({"on_lost": "raise"}, TypeError, r"task.singleton.check\(\)"),
         ({"lock_direct_calls": True}, TypeError, r"with lock\(...\)"),
         ({"on_duplicate": "rerun"}, ValueError, "scope='until_executing'"),
         ({"on_duplicate": "replace"}, ValueError, "cannot be changed"),
-        ({"scope": "until_done"}, ValueError, "scope must be one of"),
         ({"ttl": 5}, TypeError, "did you mean 'lease'"),
-        ({"bind": True}, TypeError, r"no option 'bind'; did you mean takes_context=True\?"),
         ({"queue": "slow"}, TypeError, r"no option 'queue'; did you mean 'queue_name'\?"),
         ({"acks_late": True}, TypeError, "unexpected keyword argument 'acks_late'"),
         ({"run_after": None}, TypeError, r"task.using\(run_after=...\)"),
         ({"key": ("shop",)}, ValueError, "not a parameter of the task"),
-        ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
     ],
 )
 def test_option_that_cannot_work_is_refused_at_once(options, error, text):
@@ -509,14 +458,11 @@ def test_option_that_cannot_work_is_refused_at_once(options, error, text):
         singleton_task(**options)(jobs.keep.func.__wrapped__)
 
 
-@pytest.mark.parametrize("decorated", ["shop:{shop_id}", 5, dict])
-def test_only_a_function_becomes_a_task(decorated):
-    with pytest.raises(TypeError, match="@singleton_task decorates a function, not "):
-        singleton_task(decorated)
-
-
-def test_using_refuses_what_the_decorator_refuses():
-    for how in ("rerun", "replace", "jion"):
+def test_wrong_calls_of_the_decorator_and_of_using():
+    for decorated in ("shop:{shop_id}", dict):
+        with pytest.raises(TypeError, match="@singleton_task decorates a function, not "):
+            singleton_task(decorated)
+    for how in ("rerun", "jion"):
         with pytest.raises(ValueError, match=how):
             jobs.keep.using(on_duplicate=how)
     with pytest.raises(ValueError, match="queue_ttl"):
@@ -535,20 +481,6 @@ def test_lease_that_the_settings_do_not_allow():
             call_command("check")
 
     assert rows() == []
-
-
-def test_reaper_says_what_it_needs():
-    """Without the app, and with a backend that keeps its rows elsewhere, it would find nothing for ever."""
-    with pytest.raises(CommandError, match=r"install it, and add 'django_tasks_db' to INSTALLED_APPS") as missing:
-        call_command("redlock_reap_tasks")
-    pytest.importorskip("django_tasks_db")
-    with (
-        modify_settings(INSTALLED_APPS={"append": "django_tasks_db"}),
-        pytest.raises(CommandError, match=r"TASKS has no 'kept' with the backend of django-tasks-db") as wrong,
-    ):
-        call_command("redlock_reap_tasks", backend="kept")
-
-    assert (missing.value.returncode, wrong.value.returncode) == (2, 2)
 
 
 def test_slot_is_that_of_a_task_for_people(caplog):
