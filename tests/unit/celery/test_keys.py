@@ -73,26 +73,6 @@ def test_half_of_a_surrogate_pair_is_told_from_its_spelling(name, key, around):
     assert [key.encode() for key in keys]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        uuid.UUID(int=7),
-        Decimal("1.10"),
-        datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
-        date(2026, 1, 2),
-        b"\xff\x00",
-        "Zürich\ud800",
-        {"nested": [uuid.UUID(int=7), (1, None)]},
-    ],
-    ids=repr,
-)
-def test_key_survives_the_journey(name, value):
-    """A value has the same key before it is sent and after it arrived."""
-    arrived = celery_json.loads(celery_json.dumps(value))
-
-    assert name(value) == name(arrived)
-
-
 ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 
@@ -280,6 +260,10 @@ EARLIER = timezone(timedelta(hours=5, minutes=30))
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        (uuid.UUID(int=7), uuid.UUID(int=7)),
+        (b"\xff\x00", b"\xff\x00"),
+        ("Zürich\ud800", "Zürich\ud800"),
+        ({"nested": [uuid.UUID(int=7), (1, None)]}, {"nested": [uuid.UUID(int=7), (1, None)]}),
         (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 5, 30, tzinfo=EARLIER)),
         ([datetime(2026, 1, 1, tzinfo=UTC)], [datetime(2026, 1, 1, 5, 30, tzinfo=EARLIER)]),
         (Decimal("1.0"), Decimal("1.00")),
@@ -293,8 +277,8 @@ EARLIER = timezone(timedelta(hours=5, minutes=30))
     ids=repr,
 )
 def test_equal_values_that_are_written_differently(name, one, other):
-    """Equal moments and decimals, a lazy text and its text, and what JSON turns into another value have one key."""
-    assert name(one) == name(other)
+    """Equal values have one key, before a call is sent and after it arrived, whatever JSON makes of them."""
+    assert name(one) == name(other) == name(celery_json.loads(celery_json.dumps(one)))
 
 
 @pytest.mark.parametrize(

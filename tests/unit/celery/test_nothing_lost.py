@@ -194,19 +194,6 @@ def test_dropped_copy_whose_outcome_cannot_be_stored(make, worker, break_backend
     assert (worker.shops, result.state) == ([7], "REVOKED")
 
 
-def test_errback_that_fails(make, worker, monkeypatch):
-    """An outcome that is stored is not told twice because something that comes after it fails."""
-    task = make()
-    mark = task.backend.mark_as_failure
-    monkeypatch.setattr(task.backend, "mark_as_failure", lambda *about, **more: (mark(*about, **more), 1 / 0))
-    with locks["default"].lock(NAME, ttl=30, wait=0):
-        result = task.apply_async((7,), task_id="second")
-
-        assert worker.run_all() == ["IGNORED"]
-
-    assert result.state == "REVOKED"
-
-
 def test_followed_result_cannot_be_read(make, worker, break_backend):
     """A message that follows another one ends with its result, also if the backend was away in between."""
 

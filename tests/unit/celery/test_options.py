@@ -68,26 +68,18 @@ def test_only_a_function_becomes_a_task(decorated, message):
         singleton_task(decorated)
 
 
-def test_celery_options_pass(app):
-    """Options of Celery's and attributes of the project's own reach the task."""
-
-    @singleton_task(bind=True, acks_late=True, max_retries=7, autoretry_for=(OSError,), name="shop.own", colour="red")
-    def own(self):
-        return self.colour
-
-    assert (own.acks_late, own.max_retries, own.name, own.colour) == (True, 7, "shop.own", "red")
-
-
 # Celery 5.7 deprecates them for a task of any kind.
 @pytest.mark.filterwarnings(r"ignore:\s*The '\w+' task attribute is deprecated")
 def test_queue_of_a_task(app):
-    """The options of a message that Celery reads from a task are no misspellings of ours, and reach the message."""
+    """Options and attributes that Celery or the project reads from a task are no misspellings of ours, and work."""
     names = ("compression", "delivery_mode", "exchange", "immediate", "mandatory", "queue", "routing_key")
     singleton_task(name="shop.all", **dict.fromkeys(names))(nothing)
 
-    task = singleton_task(name="shop.slow", queue="slow")(nothing)
+    about = {"acks_late": True, "max_retries": 7, "autoretry_for": (OSError,), "colour": "red"}
+    task = singleton_task(name="shop.slow", queue="slow", **about)(nothing)
     task.delay()
 
+    assert (task.acks_late, task.max_retries, task.name, task.colour) == (True, 7, "shop.slow", "red")
     assert Channel.queues["slow"].qsize() == 1
 
 

@@ -181,39 +181,22 @@ def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
     assert taken()
 
 
-def test_replaced_by_itself(make, worker):
-    """A task that replaces itself hands its slot over."""
+@pytest.mark.parametrize(("goes_on", "colour"), [("retry", "red"), ("replace", None)])
+def test_work_that_goes_on_keeps_its_slot(make, worker, goes_on, colour):
+    """A retry, and a task that replaces itself, has the slot, also if the caller uses headers within headers."""
 
     def body(self, shop_id):
-        if not self.request.replaced_task_nesting:
-            raise self.replace(self.s(7))
-        return "second"
-
-    task = make(body)
-    result = task.delay(7)
-    worker.run()
-
-    assert task.delay(7).id == result.id
-    assert worker.run() == "SUCCESS"
-    assert result.get(timeout=1) == "second"
-    assert not taken()
-
-
-def test_headers_within_headers(make, worker):
-    """The slot survives a retry also when the caller uses headers within headers."""
-
-    def body(self, shop_id):
-        if not self.request.retries:
-            raise self.retry(countdown=0)
-        return self.request.headers["colour"]
+        if len(worker.ids) == 1:
+            raise self.retry(countdown=0) if goes_on == "retry" else self.replace(self.s(7))
+        return (self.request.headers or {}).get("colour")
 
     task = make(body)
     result = task.apply_async((7,), headers={"headers": {"colour": "red"}})
     worker.run()
 
     assert task.delay(7).id == result.id
-    worker.run()
-    assert result.get(timeout=1) == "red"
+    assert worker.run() == "SUCCESS"
+    assert result.get(timeout=1) == colour
     assert not taken()
 
 
@@ -256,19 +239,22 @@ def test_nodes_down_at_start_can_run_or_fail(make, worker, memory_nodes, caplog)
     assert "runs without a slot" in caplog.text
 
 
-def test_errback_of_a_skipped_task(make, worker, app):
-    """The errback of a skipped task is called: its caller asked to hear when it does not run."""
+def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):
+    """It is called, because its caller asked to hear; if something fails after that, it is not called again."""
     seen = []
     task = make()
+    mark = task.backend.mark_as_failure
+    monkeypatch.setattr(task.backend, "mark_as_failure", lambda *about, **more: (mark(*about, **more), 1 / 0))
 
     @app.task(name="shop.errback")
     def errback(request, error, trace):
         seen.append(str(error))
 
     with locks["default"].lock(NAME):
-        task.apply_async((7,), task_id="mine", link_error=errback.s())
-        worker.run_all()
+        result = task.apply_async((7,), task_id="mine", link_error=errback.s())
+        states = worker.run_all()
 
+    assert (states, result.state) == (["IGNORED"], "REVOKED")
     assert ["Skipped" in each for each in seen] == [True]
 
 

@@ -11,23 +11,32 @@ from django_redlock.celery import DuplicateTask
 from .slots import NAME, names, set_down
 
 
-def test_running_excludes_runs(make, worker):
-    """With ``scope="while_executing"`` every call is sent; a second run waits for the first, and uses up no retry."""
-    seen = []
+@pytest.mark.parametrize(
+    ("scope", "duplicates", "beside", "held"),
+    [
+        ("until_executed", [True, True], "nothing came", {NAME}),
+        ("while_executing", [False, False], "IGNORED", {NAME}),
+        ("until_executing", [False, True], "SUCCESS", set()),
+        ("until_and_while_executing", [False, True], "IGNORED", {NAME, f"queued:{NAME}"}),
+    ],
+)
+def test_calls_during_a_run(make, worker, scope, duplicates, beside, held):
+    """Two calls are sent or are duplicates; the message of the first runs beside the run, or waits without a retry."""
+    seen: list[Any] = []
 
     def body(self, shop_id):
-        seen.append(self.request.retries)
-        if len(seen) == 1:
-            seen.append(worker.run())
-            seen.append(worker.headers[0]["retries"])
+        if len(worker.ids) == 1:
+            seen.append([task.delay(7).duplicate for _ in range(2)])
+            seen.append(worker.run() if worker.headers else "nothing came")
+            seen.append(names())
 
-    task = make(body, scope="while_executing", max_retries=0)
-    assert not task.delay(7).duplicate
-    assert not task.delay(7).duplicate
-    assert names() == set()
+    task = make(body, scope=scope, max_retries=0)
+    task.delay(7)
 
-    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
-    assert seen == [0, "IGNORED", 0, 0]
+    assert set(worker.run_all()) == {"SUCCESS"}
+    assert seen == [duplicates, beside, held]
+    assert len(worker.ids) == 1 + duplicates.count(False)
+    assert (set(worker.retries), names()) == ({0}, set())
 
 
 @pytest.mark.parametrize(
@@ -53,25 +62,6 @@ def test_slot_during_the_countdown_of_a_retry(make, worker, scope, kept):
     assert names() == set()
 
 
-def test_queued_lets_equals_run_side_by_side(make, worker):
-    """With ``scope="until_executing"`` one message waits; once it runs, the next may wait and run beside it."""
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        if not seen:
-            seen.append(task.delay(7).duplicate)
-            seen.append(task.delay(7).duplicate)
-            seen.append(worker.run())
-
-    task = make(body, scope="until_executing")
-    task.delay(7)
-
-    assert task.delay(7).duplicate
-    assert worker.run() == "SUCCESS"
-    assert seen == [False, True, "SUCCESS"]
-    assert names() == set()
-
-
 def test_queued_skips_what_came_without_a_slot(make, worker):
     """With ``scope="until_executing"`` a message that was sent by name while its duplicate waits is skipped."""
     task = make(scope="until_executing")
@@ -82,24 +72,6 @@ def test_queued_skips_what_came_without_a_slot(make, worker):
     assert worker.run(message) == "IGNORED"
     with pytest.raises(TaskRevokedError, match="queued as task"):
         task.AsyncResult("mine").get(timeout=1)
-
-
-def test_queued_and_running(make, worker):
-    """With ``scope="until_and_while_executing"`` one waits while one runs; a third is a duplicate of the second."""
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        if not seen:
-            second, third = task.delay(7), task.delay(7)
-            seen.extend([second.duplicate, third.duplicate, third.id == second.id, worker.run()])
-            seen.append(names())
-
-    task = make(body, scope="until_and_while_executing")
-    task.delay(7)
-
-    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
-    assert seen == [False, True, True, "IGNORED", {NAME, f"queued:{NAME}"}]
-    assert names() == set()
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
