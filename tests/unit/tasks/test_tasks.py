@@ -55,15 +55,16 @@ def raising(error):
     return raise_it
 
 
-def settle():
-    """Have the slots name the rows now, not in a moment."""
+def settled(result=None):
+    """Have the slots name the rows now, not in a moment; returns the result of a call."""
     locks["default"].confirmations.send(float("inf"))
+    return result
 
 
 def test_second_call_joins_the_first():
     """It has the result of the first, says so, and stores nothing; how the arguments are written does not matter."""
     first, at_once = jobs.keep.enqueue(7), jobs.keep.enqueue(7)  # whose slot does not name it yet
-    settle()
+    settled()
     second = jobs.keep.enqueue(shop_id=7, since=None)
     other = jobs.keep.enqueue(8)
 
@@ -76,8 +77,7 @@ def test_second_call_joins_the_first():
 
 def test_duplicate_is_skipped_or_raises():
     """A skipped one has failed without a row, and its result says why; an error names the row that has the slot."""
-    first = jobs.keep.enqueue(7)
-    settle()
+    first = settled(jobs.keep.enqueue(7))
 
     skipped = jobs.keep.using(on_duplicate="skip").enqueue(7)
     with pytest.raises(DuplicateTask) as caught:
@@ -95,8 +95,7 @@ def test_duplicate_is_skipped_or_raises():
 @pytest.mark.parametrize("error", [TaskResultDoesNotExist(), ImportError("No module named 'shop.old'")])
 def test_slot_of_a_row_that_is_gone_is_taken_over(monkeypatch, error):
     """A purged queue, and rows of a function that a deploy has moved, do not swallow the calls after them."""
-    jobs.keep.enqueue(7)
-    settle()
+    settled(jobs.keep.enqueue(7))
     monkeypatch.setattr(rows_backend(), "get_result", raising(error))
 
     assert jobs.keep.enqueue(7).accepted
@@ -104,8 +103,7 @@ def test_slot_of_a_row_that_is_gone_is_taken_over(monkeypatch, error):
 
 def test_row_of_another_backend_is_joined():
     """All backends of a task share its slots, so a row that another one has is not gone."""
-    first = jobs.keep.using(backend="other").enqueue(7)
-    settle()
+    first = settled(jobs.keep.using(backend="other").enqueue(7))
 
     second = jobs.keep.enqueue(7)
 
@@ -114,15 +112,14 @@ def test_row_of_another_backend_is_joined():
 
 def test_call_that_is_too_late_for_the_slot_of_a_row_that_is_gone(monkeypatch):
     """Another call has just taken it over: its row is joined, and not the one that is over."""
-    jobs.keep.enqueue(7)
-    settle()
+    settled(jobs.keep.enqueue(7))
     rows().clear()
     get_result, others = rows_backend().get_result, []
 
     def slow(task_id):
         monkeypatch.undo()
         others.append(jobs.keep.enqueue(7))
-        settle()
+        settled()
         return get_result(task_id)
 
     monkeypatch.setattr(rows_backend(), "get_result", slow)
@@ -133,8 +130,7 @@ def test_call_that_is_too_late_for_the_slot_of_a_row_that_is_gone(monkeypatch):
 
 def test_nodes_that_go_away_while_a_call_looks_for_the_row(monkeypatch):
     """That call is stored without a slot, like any other whose nodes are away."""
-    jobs.keep.enqueue(7)
-    settle()
+    settled(jobs.keep.enqueue(7))
 
     def slow(task_id):
         for node in locks["default"].nodes:
@@ -160,7 +156,7 @@ def test_slot_lasts_until_the_delayed_row_has_begun():
     """``queue_ttl`` counts from ``run_after``, and a call may choose it."""
     jobs.keep.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(7)
     jobs.keep.using(queue_ttl=60).enqueue(8)
-    settle()
+    settled()
 
     assert 4100 < jobs.keep.singleton.holder(7).ttl <= 4200
     assert 50 < jobs.keep.singleton.holder(8).ttl <= 60
@@ -199,8 +195,7 @@ def test_run_that_would_wait_for_itself_fails():
 
 def test_only_what_waits_has_a_slot():
     """With ``until_executing``, the slot is free when the run begins. A function makes the key."""
-    result = jobs.until.enqueue(7)
-    settle()
+    result = settled(jobs.until.enqueue(7))
     assert jobs.until.singleton.key(7) == "tasks:shops:7"
     assert jobs.until.singleton.holder(7).id == result.id
 
@@ -212,11 +207,9 @@ def test_only_what_waits_has_a_slot():
 
 def test_row_without_the_slot_leaves_it_to_the_row_that_waits_with_it():
     """With ``until_executing``, a row that has no slot frees none when it begins."""
-    first = jobs.until.enqueue(7)
-    settle()
+    first = settled(jobs.until.enqueue(7))
     jobs.until.singleton.release(7)
-    second = jobs.until.enqueue(7)
-    settle()
+    second = settled(jobs.until.enqueue(7))
 
     task_backends["default"]._execute_task(first)
 
@@ -227,8 +220,7 @@ def test_row_without_the_slot_leaves_it_to_the_row_that_waits_with_it():
 @pytest.mark.parametrize("scope", ["until_and_while_executing", "while_executing"])
 def test_row_of_before_a_deploy_that_changed_the_scope(monkeypatch, scope):
     """It does not wait for its own slot, which the new scope would have under another name."""
-    result = jobs.keep.enqueue(7)
-    settle()
+    result = settled(jobs.keep.enqueue(7))
     function = jobs.keep.func.singleton_function
     monkeypatch.setattr(function, "singleton_options", replace(function.singleton_options, scope=scope))
     worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result), daemon=True)
@@ -262,8 +254,7 @@ def test_coroutine_that_is_cancelled_while_it_waits_for_its_slot():
 
 def test_without_nodes(caplog, monkeypatch):
     """A call is stored without a slot, or raises; a run goes on without one, or fails, as chosen."""
-    result = jobs.careless.using(backend="kept").enqueue(1)
-    settle()
+    result = settled(jobs.careless.using(backend="kept").enqueue(1))
     for node in locks["default"].nodes:
         monkeypatch.setattr(node, "down", True)
 
@@ -289,7 +280,7 @@ def test_row_that_was_just_stored_can_be_cancelled():
     elsewhere.start()
     elsewhere.join()
     assert jobs.keep.singleton.cancel(9) == stored[0]
-    settle()
+    settled()
 
     assert not any(jobs.keep.singleton.is_locked(shop) for shop in (7, 8, 9))
 
@@ -305,8 +296,7 @@ def test_claim_that_names_no_row_cannot_be_cancelled():
 
 def test_cancelled_row_does_not_run():
     """It ends as FAILED when a worker gets it; the slot is free at once."""
-    result = jobs.keep.enqueue(7)
-    settle()
+    result = settled(jobs.keep.enqueue(7))
 
     assert jobs.keep.singleton.cancel(7) == result.id
     assert not jobs.keep.singleton.is_locked(7)
@@ -320,8 +310,7 @@ def test_cancelled_row_does_not_run():
 @pytest.mark.server
 def test_row_that_is_cancelled_while_it_waits_in_its_worker_does_not_run():
     """A worker that has waited for the slot of the run looks again before it begins."""
-    result = jobs.pair.enqueue(7)
-    settle()
+    result = settled(jobs.pair.enqueue(7))
     with lock(jobs.pair.singleton.key(7)):
         worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result))
         worker.start()
@@ -338,8 +327,7 @@ def test_row_that_is_cancelled_while_it_waits_in_its_worker_does_not_run():
 def test_celery_is_not_told_to_revoke_a_row():
     """Its workers do not know the row, so the command says that no task of Celery's holds the lock."""
     err = StringIO()
-    jobs.keep.enqueue(7)
-    settle()
+    settled(jobs.keep.enqueue(7))
 
     call_command("redlock_release", jobs.keep.singleton.key(7), "--no-input", "--revoke-task", stderr=err, stdout=err)
 
@@ -352,8 +340,7 @@ def test_explanation_says_what_a_call_would_do():
     out = StringIO()
     with pytest.raises(CommandError, match="The slot is free"):
         call_command("redlock_inspect", "--task=tests.unit.tasks.jobs.keep", "--args=[7]", stdout=out)
-    first = jobs.keep.enqueue(7)
-    settle()
+    first = settled(jobs.keep.enqueue(7))
 
     text = jobs.keep.singleton.explain(7)
 
@@ -375,8 +362,7 @@ class Kind(str, Enum):  # noqa: UP042
 
 def test_template_sees_the_arguments_as_the_worker_gets_them():
     """JSON knows neither numbers as keys nor enums; the run would otherwise have another slot than its row."""
-    result = jobs.measure.enqueue({1: (2, 3)}, Kind.LARGE)
-    settle()
+    result = settled(jobs.measure.enqueue({1: (2, 3)}, Kind.LARGE))
     result.args[:] = json.loads(json.dumps(result.args))
 
     task_backends["default"]._execute_task(result)
@@ -486,8 +472,7 @@ def test_lease_that_the_settings_do_not_allow():
 def test_slot_is_that_of_a_task_for_people(caplog):
     """The error about the lock, and the log, name the task and the row."""
     caplog.set_level(logging.INFO, logger="django_redlock")
-    first = jobs.keep.enqueue(7)
-    settle()
+    first = settled(jobs.keep.enqueue(7))
     jobs.keep.enqueue(7)
 
     with pytest.raises(LockTakenError, match=f"held by task tests.unit.tasks.jobs.keep .queued. {first.id} on "):
