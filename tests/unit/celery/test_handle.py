@@ -13,39 +13,27 @@ from django_redlock.inventory import find_lock, held_locks
 from .slots import NAME, names
 
 
-@pytest.fixture
-def split(make, memory_nodes):
-    """A task with a call in its queue: one node has its slot, one has nothing, and one does not answer."""
+def test_split_slot_is_not_reported_as_free(make, memory_nodes):
+    """One node has a slot, one has nothing, one does not answer: the error has all that, and ``release()`` frees it."""
     task = make()
     memory_nodes[2].down = True
     task.delay(7)
     memory_nodes[2].down, memory_nodes[1].down = False, True
-    return task
 
-
-@pytest.mark.parametrize("ask", ["holder", "is_locked", "cancel"])
-def test_split_slot_is_not_reported_as_free(split, ask):
-    """A slot is neither held nor free while no quorum of the nodes decides: the error has what each node reports."""
-    with pytest.raises(QuorumUnavailableError) as caught:
-        getattr(split.singleton, ask)(7)
-
-    assert caught.value.name == NAME
-    nodes = caught.value.nodes
-    assert (nodes["a"][:14], nodes["c"]) == ("queued as task", "free")
-    assert caught.value.needed == 2
-    assert "must answer in time and agree, and too few did" in str(caught.value)
-
-
-def test_split_slot_is_explained_and_freed(split, memory_nodes):
-    """``explain()`` does not guess what a call would do; ``release()`` frees what any node has."""
-    text = split.singleton.explain(7)
+    for ask in (task.singleton.holder, task.singleton.is_locked, task.singleton.cancel):
+        with pytest.raises(QuorumUnavailableError, match="must answer in time and agree, and too few did") as caught:
+            ask(7)
+        nodes = caught.value.nodes
+        assert (nodes["a"][:14], nodes["c"]) == ("queued as task", "free")
+        assert (caught.value.name, caught.value.needed) == (NAME, 2)
+    text = task.singleton.explain(7)
     assert "would take the slot" not in text
     assert "Too few nodes answer and agree" in text
-    assert split.singleton.release(7) == "unknown"
+    assert task.singleton.release(7) == "unknown"
 
     memory_nodes[1].down = False
     assert names() == set()
-    assert split.singleton.holder(7) is None
+    assert task.singleton.holder(7) is None
 
 
 def test_release_leaves_what_may_run(make, worker, memory_nodes):
