@@ -294,10 +294,7 @@ def test_round_trips_of_a_call(make, monkeypatch, options, cost):
     [(True, None, 2), (True, "send", 2), (False, None, 1), (False, "send", 1), (False, "wait", 2)],
 )
 def test_round_trips_of_a_run(make, worker, monkeypatch, kept, release, cost):
-    """
-    A run costs one round trip to take its slot. It waits for the release if its result is stored, so that whoever sees
-    the result finds the slot free; otherwise only if the settings say so.
-    """
+    """A run costs one round trip, and one for the release if its result is stored, or if the settings say so."""
     monkeypatch.setattr(locks["default"], "rules", replace(locks["default"].rules, release=release))
     make(ignore_result=not kept).delay(7)
     message = worker.take()

@@ -33,18 +33,14 @@ def test_no_older_message_runs_when_the_child_of_the_newest_died(make, worker, r
 # Revoked before its time
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_no_message_of_a_revoked_call_runs_later(make, worker, cancelled):
-    """A pending call was revoked or cancelled while no worker could know, and made way. None of its messages runs."""
+def test_no_message_of_a_cancelled_call_runs_later(make, worker):
+    """A pending call was cancelled while no worker could know, and made way. None of its messages runs."""
     task = make(on_duplicate="replace")
     task.delay(7, "older")
     first = task.apply_async((7, "newest"), countdown=7200)
     older, newest = worker.take(), worker.take()
 
-    if cancelled:
-        task.singleton.cancel(7)
-    else:
-        task.backend.mark_as_revoked(first.id, "by an operator")
+    task.singleton.cancel(7)
     task.delay(7, "next")
     worker.run_all()
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
@@ -60,18 +59,6 @@ def test_slot_during_the_countdown_of_a_retry(make, worker, scope, kept):
         assert (joined.id, joined.reason) == (first.id, "queued")
     assert worker.run() == "SUCCESS"
     assert names() == set()
-
-
-def test_queued_skips_what_came_without_a_slot(make, worker):
-    """With ``scope="until_executing"`` a message that was sent by name while its duplicate waits is skipped."""
-    task = make(scope="until_executing")
-    task.apply_async((7,), task_id="mine")
-    message = worker.take()
-    task.delay(7)
-
-    assert worker.run(message) == "IGNORED"
-    with pytest.raises(TaskRevokedError, match="queued as task"):
-        task.AsyncResult("mine").get(timeout=1)
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
