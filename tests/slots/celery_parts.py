@@ -173,7 +173,6 @@ class Run:
     start: float
     number: int
     end: float | None = None  # stays None if its worker died
-    failed: bool = False
     ended: int = 0  # the step in which the body ended
     message: int = 0  # the number of a pending call's message
     over: int = 0  # the step in which its slot was free and its result stored
@@ -224,7 +223,6 @@ class RecordingTask(Task):  # type: ignore[type-arg]
         run.end, run.ended = here.world.now, next(here.steps)
         here.world.note(f"ends {run.id[:4]}")
         if here.world.random.random() < here.fail:
-            run.failed = True
             if self.request.retries < 1 and here.world.random.random() < 0.5:
                 raise self.retry(countdown=1.0, max_retries=1)
             raise ValueError("failed")

@@ -89,7 +89,6 @@ class Row:
     due: float
     status: TaskResultStatus = READY
     started_at: datetime | None = None
-    finished: float | None = None
     worker_ids: list[str] = field(default_factory=list)
     errors: list[TaskError] = field(default_factory=list)
     owner: Any = None  # the database connection whose transaction it is part of
@@ -103,10 +102,6 @@ class Row:
     @property
     def pk(self) -> str:
         return self.id
-
-    @property
-    def key(self) -> Any:
-        return self.args_kwargs["args"][0]
 
     @property
     def is_over(self) -> bool:
@@ -135,7 +130,7 @@ class Row:
         self._end(FAILED)
 
     def _end(self, status: TaskResultStatus) -> None:
-        self.status, self.finished = status, queue.world.now
+        self.status = status
         queue.world.note(f"row {self.id}: {status} {self.error}")
 
 
@@ -334,7 +329,6 @@ class Body:
     start: float
     lease: Any
     end: float | None = None  # stays None if its worker died, or was stopped
-    lost: bool = False  # whether it had lost its slot when it ended
 
     def holds(self, now: float) -> bool:
         """Return whether it is under way and may believe that it has the slot."""
@@ -374,7 +368,6 @@ def sync(key: int, value: Any) -> Any:
     here.bodies.append(body)
     try:
         world.sleep(world.random.uniform(0.2, 2.0) * here.profile.length)
-        body.lost = bool(body.lease) and not body.holds(world.now)
     except SystemExit:
         body.end = world.now  # it is over, though cut short
         raise

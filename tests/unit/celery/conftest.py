@@ -6,7 +6,6 @@ The effects of processes on tasks are tested in ``tests/server/workers/``, with 
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +16,10 @@ from celery.backends import cache
 from celery.worker.request import Request
 from kombu.transport.memory import Channel
 
-from django_redlock import LockManager, locks
+from django_redlock import locks
 from django_redlock.celery import dispatch, singleton_task
 from django_redlock.celery.request import mixed_request
-from django_redlock.exceptions import QuorumUnavailableError
 from django_redlock.nodes.clock import steady
-from django_redlock.signals import lock_acquired
 from django_redlock.singleton.slots import RECEIVED_HEADER
 
 
@@ -48,37 +45,16 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     app.close()
 
 
-@pytest.fixture
-def no_answers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have the lock nodes answer no questions in a block, once a run has its slot; they take and free locks."""
-
-    @contextmanager
-    def no_answers(name: str) -> Iterator[None]:
-        taken = []
-        ask = LockManager.survey
-
-        def survey(manager: LockManager, **options: Any) -> Any:
-            if taken:
-                raise QuorumUnavailableError(name)
-            return ask(manager, **options)
-
-        def note(lease: Any, **about: Any) -> None:
-            taken.extend([lease] if lease.name == name else [])
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LockManager, "survey", survey)
-            lock_acquired.connect(note)
-            yield
-        lock_acquired.disconnect(note)
-
-    return no_answers
-
-
 class Worker:
     """A worker without processes: it runs a message when the test says so, and as a real one would."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app
+        # What each run of a task of ``make`` had.
+        self.ids: list[str] = []
+        self.shops: list[Any] = []
+        self.values: list[Any] = []
+        self.retries: list[int] = []
 
     @property
     def headers(self) -> list[dict[str, Any]]:
@@ -126,11 +102,15 @@ def received(worker: Worker) -> Any:
 
 
 @pytest.fixture
-def make(app: Celery) -> Any:
+def make(worker: Worker) -> Any:
     """Make a singleton task of this test's app, out of a body that gets the task itself and the shop."""
 
     def make(body: Any = lambda self, shop_id: shop_id, **options: Any) -> Any:
         def sync(self, shop_id, since=None):
+            worker.ids.append(self.request.id)
+            worker.shops.append(shop_id)
+            worker.values.append(since)
+            worker.retries.append(self.request.retries)
             return body(self, shop_id)
 
         return singleton_task(bind=True, **({"name": "shop.sync", "key": ("shop_id",)} | options))(sync)

@@ -39,11 +39,6 @@ def names() -> set[str]:
     return {name for name in held if not name.startswith(("done:", "began:"))}
 
 
-def ticket_of(request: Any) -> Ticket | None:
-    """Return the ticket of a message that a worker's main process has received."""
-    return Ticket.unpack(request.request_dict[HEADER], request.id)
-
-
 def die(request: Any) -> None:
     """Tell the main process that the child is dead."""
     try:
@@ -54,7 +49,7 @@ def die(request: Any) -> None:
 
 def begin(request: Any) -> None:
     """Take the slot as the child does that runs the message."""
-    ticket = ticket_of(request)
+    ticket = Ticket.unpack(request.request_dict[HEADER], request.id)
     assert ticket
     ticket.take_running({"ttl": 30.0, "max_hold": None}, "shop.sync", request.request_dict[RUN_HEADER])
 

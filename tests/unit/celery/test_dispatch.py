@@ -5,15 +5,13 @@ import logging
 import pickle
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-from celery import signals
 from celery.backends.base import BaseDictBackend
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.result import AsyncResult
 from celery.worker.request import Request
-from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
 from django_redlock import QuorumUnavailableError, locks
@@ -22,102 +20,62 @@ from django_redlock.celery import DuplicateTask, SingletonResult, singleton_task
 from .slots import HEADER, NAME, set_down, taken, ticket_in
 
 
-@pytest.fixture
-def make(app):
-    """Make a singleton task of this test's app."""
-
-    def make(function: Any = None, **options: Any) -> Any:
-        def sync(shop_id):
-            return shop_id
-
-        return singleton_task(**({"name": "shop.sync"} | options))(function or sync)
-
-    return make
-
-
-def pass_time(nodes, seconds):
-    for node in nodes:
-        node.store.skew += seconds
-
-
 def test_duplicate_joins(make, worker):
     """The first call sends a message with a ticket. The second one sends nothing and gets the result of the first."""
     task = make()
 
     first, again = task.delay(7), task.delay(shop_id=7)
+    with pytest.raises(DuplicateTask):
+        task.apply_async((7,), link=task.si(8))  # which the first call would not follow
 
     (headers,) = worker.headers
     ticket = ticket_in(headers)
     assert (ticket.name, len(ticket.secret)) == (NAME, 32)
     assert (first.duplicate, first.accepted, first.reason, first.holder_id) == (False, True, "", None)
-    assert (again.id, again.duplicate, again.accepted, again.reason) == (first.id, True, False, "queued")
+    for each in (again, copy.copy(again), pickle.loads(pickle.dumps(again))):
+        assert (each.id, each.duplicate, each.accepted) == (first.id, True, False)
+        assert (each.reason, each.holder_id) == ("queued", first.id)
 
 
-def test_skip(make, worker):
-    """
-    With "skip", a duplicate gets an id of its own that is already revoked, with the reason.
-    """
+def test_skip(make, worker, monkeypatch, caplog):
+    """With "skip", or if no task has the slot, a duplicate has an id of its own that is revoked, with the reason."""
     task = make(on_duplicate="skip")
     first = task.delay(7)
 
     second = task.delay(7)
+    with locks["default"].lock("task:shop.joins:shop_id=7"):
+        third = make(name="shop.joins").delay(7)
 
     assert second.id != first.id
     assert (second.state, second.holder_id, second.accepted) == ("REVOKED", first.id, False)
     assert str(second.result) == f"Skipped: {NAME} is queued as task {first.id}."
+    assert (third.duplicate, third.reason, third.holder_id, third.state) == (True, "held", None, "REVOKED")
     assert len(worker.headers) == 1
+    monkeypatch.setattr(task.backend, "mark_as_revoked", lambda *about, **more: 1 / 0)
+    assert not task.delay(7).accepted
+    assert "did not store that task" in caplog.text
 
 
 def test_raise(make):
-    """
-    With "raise", a duplicate is an error that says who has the slot.
-    """
+    """With "raise", a duplicate is an error that says who has the slot, also after pickle, as Celery stores it."""
     task = make(on_duplicate="raise")
     first = task.delay(7)
 
     with pytest.raises(DuplicateTask) as caught:
         task.delay(7)
 
-    assert (caught.value.holder_id, caught.value.state, caught.value.name) == (first.id, "queued", NAME)
-    assert 3500 < (caught.value.retry_after or 0) <= 3600
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value)), DuplicateTask(*caught.value.args)):
+        assert (error.holder_id, error.state, error.name) == (first.id, "queued", NAME)
+        assert 3500 < (error.retry_after or 0) <= 3600
+        assert str(error) == f"'{NAME}' is queued as task {first.id}."
 
 
-def test_lock_of_another_kind_cannot_be_joined(make):
-    """
-    When something else than a task has the lock, "join" has no result to join, and skips.
-    """
-    task = make()
-
-    with locks["default"].lock(NAME):
-        result = task.delay(7)
-
-    assert (result.duplicate, result.reason, result.holder_id, result.state) == (True, "held", None, "REVOKED")
-
-
-def test_links_of_a_duplicate_are_not_lost(make):
-    """A duplicate with links is refused with an error: the holder would not follow them."""
-    task = make()
-    task.delay(7)
-
-    with pytest.raises(DuplicateTask):
-        task.apply_async((7,), link=task.si(8))
-
-
-def test_missing_argument_takes_no_slot(make, worker):
-    """A call with wrong arguments fails as it does for every task, before a slot is taken."""
-    task = make()
+def test_call_that_cannot_be_sent_takes_no_slot(make, worker):
+    """Wrong arguments, one that has no key or cannot be sent, and a key function that fails are the caller's errors."""
+    task = make(key=lambda call: "7")
 
     with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'shop_id'"):
         task.delay()
-
-    assert worker.headers == []
-    assert not taken("task:shop.sync")
-
-
-def test_argument_that_cannot_be_sent_leaves_no_slot(make):
-    """An argument that has no key, and a key function that fails, take no slot; what only cannot be sent frees it."""
-    task = make(key=lambda call: "7")
-
     with pytest.raises(TypeError, match="argument 'shop_id', a object"):
         make(name="shop.other").delay(object())
     with pytest.raises(KeyError):
@@ -126,15 +84,12 @@ def test_argument_that_cannot_be_sent_leaves_no_slot(make):
     with pytest.raises(EncodeError):
         task.delay(object())
 
-    assert not taken("task:shop.sync:7")
+    assert (worker.headers, taken("task:shop.sync:7")) == ([], False)
 
 
 @pytest.mark.server
 def test_broker_and_nodes_that_are_away(make, app, memory_nodes, caplog):
-    """
-    When the broker is away, its error reaches the caller, and the slot is free. If the lock nodes are away as well, it
-    is not shown as their consequence, and nothing is reported as sent.
-    """
+    """The broker's error reaches the caller, and the slot is free; nodes that are away, too, do not hide that error."""
     app.conf.broker_url = "amqp://127.0.0.1:1"
     app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
     task = make()
@@ -166,14 +121,12 @@ def test_abortable_task_can_be_aborted(app, worker):
     worker.run()
 
     assert seen == [False, True]
-    again = copy.copy(first)
-    assert isinstance(again, AbortableAsyncResult)
-    assert isinstance(again, SingletonResult)
-    assert (again.id, again.duplicate, again.backend) == (first.id, False, first.backend)
+    assert isinstance(first, AbortableAsyncResult)
+    assert isinstance(first, SingletonResult)
 
 
 def test_what_the_own_task_class_has_stays(app, worker):
-    """No attribute of the class on which a singleton is built is hidden, whatever Celery uses it for."""
+    """Nothing of the class on which a singleton is built is hidden or runs twice; its request is mixed with ours."""
     used = []
 
     class OwnResult(AsyncResult):
@@ -196,118 +149,92 @@ def test_what_the_own_task_class_has_stays(app, worker):
             used.append("apply")
             return super().apply(*args, **options)
 
+        def __call__(self, *args, **kwargs):
+            used.append("call")
+            return self.run(*args, **kwargs)
+
+        def before_start(self, *about):
+            used.append("before")
+
+        def after_return(self, *about):
+            used.append("after")
+
     mine = ("Strategy", "Request", "backend")
 
-    @singleton_task(name="shop.sync", base=Mine)
+    @singleton_task(name="shop.sync", base=Mine, ignore_result=True)
     def task(shop_id):
         return shop_id
 
     assert [getattr(task, name) is getattr(Mine, name) for name in mine] == [True] * 3
     assert isinstance(task.delay(7), OwnResult)
     assert task.apply((8,)).get() == 8
-    assert used == ["AsyncResult", "apply"]
+    worker.run()
+    assert used == ["AsyncResult", "apply", *(each for _ in range(2) for each in ("before", "call", "after"))]
+
+    task = app.tasks["shop.sync"]
+    task.start_strategy(app, MagicMock())
+    mixed = task.Request
+    task.start_strategy(app, MagicMock())
+
+    assert issubclass(mixed, OwnRequest)
+    assert mixed is not OwnRequest
+    assert task.Request is mixed
 
 
-def test_signature_sent_twice(make, worker):
-    """A signature that is used again draws a new secret each time, and the caller's headers stay as they were."""
+def test_slot_is_not_inherited(make, worker, app):
+    """A signature used again, and a call with the headers of another one, have no part in the first one's slot."""
     task = make()
     call = task.s(7).set(headers={"colour": "red"})
     call.delay()
     task.singleton.release(7)
-
-    call.delay()
-
-    secrets = {ticket_in(each).secret for each in worker.headers}
-    assert len(secrets) == 2
-    assert [each["colour"] for each in worker.headers] == ["red", "red"]
-    assert call.options["headers"] == {"colour": "red"}
-
-
-def test_slot_is_not_inherited(make, worker, app):
-    """A task started with its parent's headers, or sent by name with them, has no part in the parent's slot."""
-    task = make()
-    task.delay(7)
     theirs = {HEADER: worker.headers[0][HEADER]}
 
+    call.delay()
     app.send_task("shop.sync", (8,), headers=theirs)
     task.apply_async((9,), headers=theirs)
 
-    by_name, by_call = worker.headers[1:]
+    first, again, by_name, by_call = worker.headers
+    assert ticket_in(first).secret != ticket_in(again).secret
+    assert again["colour"] == "red"
+    assert call.options["headers"] == {"colour": "red"}
     assert ticket_in(by_name) is None
     assert ticket_in(by_call).name == "task:shop.sync:shop_id=9"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_rollback_takes_no_slot(make, worker):
-    """``delay_on_commit`` takes the slot after the commit, and none if there is a rollback."""
-    task = make()
-
-    with transaction.atomic():
-        task.delay_on_commit(7)
-        assert not taken()
-        transaction.set_rollback(True)
-    assert (taken(), len(worker.headers)) == (False, 0)
-    with transaction.atomic():
-        task.delay_on_commit(7)
-
-    assert (taken(), len(worker.headers)) == (True, 1)
-
-
-def test_countdown_is_added(make, memory_nodes):
-    """A message that waits for two hours keeps its slot for them and ``queue_ttl``."""
-    task = make(queue_ttl=3600)
-    task.apply_async((7,), countdown=7200)
-
-    pass_time(memory_nodes, 7200 + 3590)
-    duplicate = task.delay(7).duplicate
-    pass_time(memory_nodes, 20)
-
-    assert duplicate
-    assert not task.delay(7).duplicate
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("options", "seconds"),
     [
-        {"expires": 10},
-        {"expires": lambda: datetime.now(UTC) + timedelta(seconds=10)},
-        {"expires": lambda: (datetime.now(UTC) + timedelta(seconds=10)).isoformat()},
-        {"eta": lambda: datetime.now(UTC) + timedelta(seconds=5), "expires": 10},
+        ({"countdown": 7200}, 7200 + 3600),
+        ({"expires": 10}, 10),
+        ({"expires": lambda: datetime.now(UTC) + timedelta(seconds=10)}, 10),
+        ({"expires": lambda: (datetime.now(UTC) + timedelta(seconds=10)).isoformat()}, 10),
+        ({"eta": lambda: datetime.now(UTC) + timedelta(seconds=5), "expires": 10}, 10),
     ],
 )
-def test_expiry_ends_the_slot(make, memory_nodes, options):
-    """A message that expires has its slot until then, also if no worker is there to drop it."""
-    task = make()
+def test_slot_of_a_message_that_waits(make, memory_nodes, options, seconds):
+    """It lasts for ``queue_ttl`` after the countdown, or until the message expires, if no worker drops it."""
+    task = make(queue_ttl=3600)
     task.apply_async((7,), **{name: value() if callable(value) else value for name, value in options.items()})
 
-    pass_time(memory_nodes, 9)
+    for node in memory_nodes:
+        node.store.skew += seconds - 1
     before = task.singleton.is_locked(7)
-    pass_time(memory_nodes, 2)
+    for node in memory_nodes:
+        node.store.skew += 2
 
     assert before
     assert not task.singleton.is_locked(7)
 
 
-def test_our_options_do_not_travel(make, worker):
-    """The broker sees none of our options."""
-    sent: dict[str, Any] = {}
-    hook = signals.before_task_publish.connect(
-        lambda properties=None, **about: sent.update(properties or {}), weak=False
-    )
-
-    make(key=("shop_id",), lease=20, group="shops").delay(7)
-
-    signals.before_task_publish.disconnect(hook)
-    assert not {"key", "lease", "group", "singleton_options", "using", "queue_ttl"} & sent.keys()
-
-
-def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch):
-    """With the lock nodes down the message is sent without a secret, and one warning is logged."""
-    task = make()
+def test_nodes_down_when_sending(make, worker, memory_nodes, caplog):
+    """With the lock nodes down a message is sent without a secret, and one warning is logged, or the caller is told."""
+    task, raises = make(), make(name="shop.raises", on_unavailable={"enqueue": "raise"})
     set_down(memory_nodes)
 
     with caplog.at_level(logging.WARNING, "django_redlock"):
         results = [task.delay(7) for _ in range(3)]
+    with pytest.raises(QuorumUnavailableError):
+        raises.delay(7)
 
     assert [result.accepted for result in results] == [True] * 3
     assert [ticket_in(each).secret for each in worker.headers] == [""] * 3
@@ -320,7 +247,7 @@ def test_release_by_hand(make, worker):
     """``release()`` frees the slot of a message that was lost, that of a running task if forced to, and says so."""
     outcomes = []
 
-    def sync(shop_id):
+    def sync(self, shop_id):
         outcomes.extend([task.singleton.release(7), task.singleton.release(7, force=True)])
 
     task = make(sync)
@@ -334,11 +261,7 @@ def test_release_by_hand(make, worker):
 
 
 def rounds(monkeypatch, call):
-    """
-    Return how often a call asks the nodes and waits for their answers.
-
-    Over real nodes, a claim is confirmed in the background.
-    """
+    """Return how often a call asks the nodes and waits; over real nodes, a claim is confirmed in the background."""
     asked = []
     gather = locks["default"].driver.gather
     ask = gather.ask
@@ -348,28 +271,22 @@ def rounds(monkeypatch, call):
     return sum(round.timeout > 0 and type(round.requests.get(0)).__name__ != "Extend" for round in asked)
 
 
-@pytest.mark.parametrize("how", ["join", "skip"])
-def test_calls_cost_one_round_trip(make, monkeypatch, how):
-    """A call costs one round trip to the nodes, whether it is accepted or a duplicate."""
-    task = make(on_duplicate=how, name=f"shop.{how}")
-
-    assert rounds(monkeypatch, lambda: task.delay(7)) == 1
-    assert rounds(monkeypatch, lambda: task.delay(7)) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "cost"),
     [
+        ({}, 1),
+        ({"on_duplicate": "skip"}, 1),
         ({"on_duplicate": "rerun"}, 2),
         ({"on_duplicate": "replace"}, 3),
         ({"on_duplicate": "rerun", "scope": "until_executing"}, 3),
     ],
 )
-def test_first_call_where_others_may_be_pending(make, monkeypatch, options, cost):
-    """Such a call looks for a pending one first, and waits for its turn only if later calls can take it over."""
+def test_round_trips_of_a_call(make, monkeypatch, options, cost):
+    """A call costs one round trip, also a duplicate, unless it looks for a pending one that it could take over."""
     task = make(**options)
 
     assert rounds(monkeypatch, lambda: task.delay(7)) == cost
+    assert cost > 1 or rounds(monkeypatch, lambda: task.delay(7)) == 1
 
 
 @pytest.mark.parametrize(
@@ -377,10 +294,7 @@ def test_first_call_where_others_may_be_pending(make, monkeypatch, options, cost
     [(True, None, 2), (True, "send", 2), (False, None, 1), (False, "send", 1), (False, "wait", 2)],
 )
 def test_round_trips_of_a_run(make, worker, monkeypatch, kept, release, cost):
-    """
-    A run costs one round trip to take its slot. It waits for the release if its result is stored, so that whoever sees
-    the result finds the slot free; otherwise only if the settings say so.
-    """
+    """A run costs one round trip, and one for the release if its result is stored, or if the settings say so."""
     monkeypatch.setattr(locks["default"], "rules", replace(locks["default"].rules, release=release))
     make(ignore_result=not kept).delay(7)
     message = worker.take()

@@ -7,50 +7,33 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from django_redlock import LockTakenError, QuorumUnavailableError, lock
+from django_redlock import QuorumUnavailableError, lock
 from django_redlock.inventory import find_lock, held_locks
 
 from .slots import NAME, names
 
 
-@pytest.fixture
-def split(make, memory_nodes):
-    """A task with a call in its queue: one node has its slot, one has nothing, and one does not answer."""
+def test_split_slot_is_not_reported_as_free(make, memory_nodes):
+    """One node has a slot, one has nothing, one does not answer: the error has all that, and ``release()`` frees it."""
     task = make()
     memory_nodes[2].down = True
     task.delay(7)
     memory_nodes[2].down, memory_nodes[1].down = False, True
-    return task
 
-
-@pytest.mark.parametrize("ask", ["holder", "is_locked", "cancel"])
-def test_split_slot_is_not_reported_as_free(split, ask):
-    """A slot is neither held nor free while no quorum of the nodes decides: the error has what each node reports."""
-    with pytest.raises(QuorumUnavailableError) as caught:
-        getattr(split.singleton, ask)(7)
-
-    assert caught.value.name == NAME
-    nodes = caught.value.nodes
-    assert (nodes["a"][:14], nodes["c"]) == ("queued as task", "free")
-    assert caught.value.needed == 2
-    assert "must answer in time and agree, and too few did" in str(caught.value)
-
-
-def test_explanation_of_a_split_slot(split):
-    """``explain()`` reports a split slot as unknown, and does not guess what a call would do."""
-    text = split.singleton.explain(7)
-
+    for ask in (task.singleton.holder, task.singleton.is_locked, task.singleton.cancel):
+        with pytest.raises(QuorumUnavailableError, match="must answer in time and agree, and too few did") as caught:
+            ask(7)
+        nodes = caught.value.nodes
+        assert (nodes["a"][:14], nodes["c"]) == ("queued as task", "free")
+        assert (caught.value.name, caught.value.needed) == (NAME, 2)
+    text = task.singleton.explain(7)
     assert "would take the slot" not in text
     assert "Too few nodes answer and agree" in text
-
-
-def test_release_frees_a_split_slot(split, memory_nodes):
-    """``release()`` frees what any node has, and does not report that the slot was free."""
-    assert split.singleton.release(7) == "unknown"
+    assert task.singleton.release(7) == "unknown"
 
     memory_nodes[1].down = False
     assert names() == set()
-    assert split.singleton.holder(7) is None
+    assert task.singleton.holder(7) is None
 
 
 def test_release_leaves_what_may_run(make, worker, memory_nodes):
@@ -80,26 +63,6 @@ def test_log_lines_escape_names(make, worker, caplog):
     assert any("\\x1b[31m" in record.message for record in caplog.records)
 
 
-def test_error_about_a_slot_says_whether_its_task_runs(make, worker):
-    """The error of a plain lock names the state of a slot, unless it is that of a run."""
-    errors = []
-
-    def attempt(*args):
-        with pytest.raises(LockTakenError) as caught:
-            lock(NAME, wait=0).acquire()
-        errors.append(str(caught.value).partition(" on ")[0])
-
-    task = make(attempt)
-    call = task.delay(7)
-    attempt()
-    worker.run()
-
-    assert errors == [
-        f"Lock '{NAME}' is held by task shop.sync (queued) {call.id}",
-        f"Lock '{NAME}' is held by task shop.sync {call.id}",
-    ]
-
-
 def listed(*options):
     """Return the output of ``redlock_list``, and the names in it."""
     out = StringIO()
@@ -127,21 +90,14 @@ def test_notes_are_listed_apart_from_locks(make, worker):
     assert again.accepted
 
 
-def test_notes_are_no_locks_while_a_node_is_down(make, worker, memory_nodes):
-    """A note that one node cannot tell is no trouble: the list would be full of them while a node is down."""
-    make(acks_late=True).delay(7)
+def test_note_can_be_found_by_its_name(make, worker, memory_nodes):
+    """It is no held lock, also while a node is down that cannot tell, but can be looked up as a lock can."""
+    call = make(acks_late=True).delay(7)
     worker.run()
     memory_nodes[0].down = True
 
-    assert listed()[1] == set()
-
-
-def test_note_can_be_found_by_its_name(make, worker):
-    """A note can be looked up by its name, as a lock can."""
-    call = make(acks_late=True).delay(7)
-    worker.run()
-
     found = find_lock(f"done:{call.id}:0")
+    assert listed()[1] == set()
     assert found is not None
     assert found.owner is not None
     assert found.owner.state == "note"

@@ -5,7 +5,6 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
-from celery.contrib.django.task import DjangoTask
 
 from django_redlock import locks
 from django_redlock.celery import DuplicateTask
@@ -17,7 +16,7 @@ def nothing(shop_id, since=None):
 
 
 def test_queue_once(app, worker):
-    """``QueueOnce`` raises its own error about a duplicate, which is also ours; ``keys`` makes the key."""
+    """``QueueOnce`` raises its own error about a duplicate, which is also ours; what celery-once has sent runs, too."""
     task = app.task(name="shop.once", base=QueueOnce, once={"keys": ["shop_id"], "timeout": 60})(nothing)
     first = task.delay(7, since=1)
 
@@ -28,45 +27,37 @@ def test_queue_once(app, worker):
     assert 50 < caught.value.countdown <= 60
     assert worker.run() == "SUCCESS"
     assert first.get(timeout=1) == 7
+    app.send_task("shop.once", (7,))
+    assert not task.delay(7).duplicate
+    assert worker.run_all() == ["IGNORED", "SUCCESS"]
     assert not task.singleton.is_locked(7)
 
 
-def test_message_that_celery_once_has_sent(app, worker):
-    """It runs, and has no slot until then; so a new call is sent beside it, and does the work of both."""
-    task = app.task(name="shop.once", base=QueueOnce)(nothing)
-    app.send_task("shop.once", (7,))
-    assert worker.run_all() == ["SUCCESS"]
-
-    app.send_task("shop.once", (7,))
-
-    assert not task.delay(7).duplicate
-    assert worker.run_all() == ["IGNORED", "SUCCESS"]
-
-
-def test_graceful(app, worker):
-    """``graceful``, of the task or of a call, gives a duplicate the result of the first."""
+def test_options_of_celery_once(app, worker):
+    """``graceful``, of the task or of a call, gives a duplicate the result of the first; misspellings are refused."""
     always = app.task(name="shop.always", base=QueueOnce, once={"graceful": True})(nothing)
-    sometimes = app.task(name="shop.sometimes", base=QueueOnce)(nothing)
+    task = app.task(name="shop.once", base=QueueOnce)(nothing)
+    first = task.delay(7)
 
     assert always.delay(7).id == always.delay(7).id
-    first = sometimes.delay(7)
-    assert sometimes.apply_async((7,), once={"graceful": True}).id == first.id
-    with pytest.raises(AlreadyQueued):
-        sometimes.delay(7)
+    assert task.apply_async((7,), once={"graceful": True}).id == first.id
+    assert task.apply_async((7,), once={"graceful": True}, singleton={"queue_ttl": 5}).id == first.id
+    assert task.apply_async((7,), once={"graceful": True}, singleton=False).id != first.id
+    with pytest.raises(TypeError, match="'graceful' and 'timeout', not 'gracefull'; did you mean 'graceful'"):
+        task.apply_async((7,), once={"gracefull": True})
+    with pytest.raises(TypeError, match="'gracefull'; did you mean 'graceful'"):
+        app.task(name="shop.wrong", base=QueueOnce, once={"gracefull": True}, lazy=False)(nothing)
+    with pytest.raises(ValueError, match="'shop', which is not a parameter"):
+        app.task(name="shop.wrong", base=QueueOnce, once={"keys": ["shop"]}, lazy=False)(nothing)
 
 
 def test_settings_of_celery_once(app):
-    """The app's ``ONCE`` gives the timeout of tasks that have none."""
+    """The app's ``ONCE`` gives the timeout of tasks that have none; a call does not block, and the error says so."""
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"default_timeout": 90}}
     task = app.task(name="shop.settings", base=QueueOnce)(nothing)
-
     assert app.tasks[task.name].singleton_options.queue_ttl == 90
-
-
-def test_blocking_of_celery_once_is_refused(app):
-    """A call does not wait for its slot: the error says what happens instead."""
     app.conf.ONCE = {"settings": {"blocking": True, "blocking_timeout": 5}}
-    task = app.task(name="shop.settings", base=QueueOnce)(nothing)
+    task = app.task(name="shop.blocking", base=QueueOnce)(nothing)
 
     with pytest.raises(TypeError, match=r"does not wait for its slot here\. Remove blocking and blocking_timeout"):
         task.delay(7)
@@ -94,10 +85,7 @@ def test_subclass_sends_calls_that_are_not_unique(app, worker, base):
     assert not task.singleton.is_locked(7)
 
 
-@pytest.mark.parametrize(
-    ("base", "hook"),
-    [(QueueOnce, "get_key"), (QueueOnce, "once_backend"), (Singleton, "generate_lock"), (Singleton, "lock_and_run")],
-)
+@pytest.mark.parametrize(("base", "hook"), [(QueueOnce, "get_key"), (Singleton, "generate_lock")])
 def test_hook_that_nothing_calls_is_refused(base, hook):
     """A subclass that overrides it is an error when the class is made, with what to write instead."""
     with pytest.raises(TypeError, match=rf"Tenant has {hook}, .* nothing calls here. .*@singleton_task\(key=...\)"):
@@ -107,10 +95,7 @@ def test_hook_that_nothing_calls_is_refused(base, hook):
 @pytest.mark.parametrize(
     ("base", "options", "message", "option", "value"),
     [
-        (
-            *(QueueOnce, {"once": {"unlock_before_run": True}}, 'scope="until_and_while_executing"'),
-            *("scope", "until_executing"),
-        ),
+        (QueueOnce, {"once": {"unlock_before_run": True}}, "until_and_while_executing", "scope", "until_executing"),
         (Singleton, {"lock_expiry": 5}, "a run keeps its slot to its end", "queue_ttl", 5),
     ],
 )
@@ -120,14 +105,6 @@ def test_option_with_another_meaning_warns(app, base, options, message, option, 
         app.task(name="shop.warned", base=base, lazy=False, **options)(nothing)
 
     assert getattr(app.tasks["shop.warned"].singleton_options, option) == value
-
-
-def test_wrong_options_of_celery_once(app):
-    """A misspelt option or key fails when the task is declared."""
-    with pytest.raises(TypeError, match="'gracefull'; did you mean 'graceful'"):
-        app.task(name="shop.wrong", base=QueueOnce, once={"gracefull": True}, lazy=False)(nothing)
-    with pytest.raises(ValueError, match="'shop', which is not a parameter"):
-        app.task(name="shop.wrong", base=QueueOnce, once={"keys": ["shop"]}, lazy=False)(nothing)
 
 
 def test_singleton(app, worker):
@@ -146,20 +123,12 @@ def test_singleton(app, worker):
     assert caught.value.task_id == other.id
     assert joins.release_lock((7,)) == "released"
     assert not joins.delay(7).duplicate
-
-
-def test_delay_on_commit_is_there():
-    """Unlike the originals, both classes keep what Celery gives tasks of Django."""
-    assert issubclass(QueueOnce, DjangoTask)
-    assert hasattr(Singleton, "delay_on_commit")
+    assert hasattr(joins, "delay_on_commit")  # as Celery gives tasks of Django
 
 
 @pytest.mark.parametrize(
     ("base", "options"),
-    [
-        (QueueOnce, {"once": {"keys": []}}),
-        *((Singleton, {"unique_on": nothing}) for nothing in ([], (), "", [""])),
-    ],
+    [(QueueOnce, {"once": {"keys": []}}), (Singleton, {"unique_on": []}), (Singleton, {"unique_on": [""]})],
 )
 def test_empty_keys_make_all_calls_equal(app, base, options):
     """celery-once's ``keys: []`` and an empty ``unique_on`` of celery-singleton 0.3 mean one of the task at all."""
@@ -169,17 +138,6 @@ def test_empty_keys_make_all_calls_equal(app, base, options):
         pass
 
     assert nightly.singleton.key(7) == nightly.singleton.key(8) == "task:shop.nightly"
-
-
-def test_options_of_a_call(app, worker):
-    """What ``once`` of a call may not have is refused, and ``singleton=`` beside it counts."""
-    task = app.task(name="shop.once", base=QueueOnce)(nothing)
-    first = task.delay(7)
-
-    with pytest.raises(TypeError, match="'graceful' and 'timeout', not 'gracefull'; did you mean 'graceful'"):
-        task.apply_async((7,), once={"gracefull": True})
-    assert task.apply_async((7,), once={"graceful": True}, singleton=False).id != first.id
-    assert task.apply_async((7,), once={"graceful": True}, singleton={"queue_ttl": 5}).id == first.id
 
 
 def test_eager_mode(app):

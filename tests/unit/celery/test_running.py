@@ -1,14 +1,15 @@
 """A worker and a message."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
-from celery import Task, chain
+from celery import chain
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
 
 from django_redlock import QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, singleton_task
-from django_redlock.signals import lock_released
+from django_redlock.celery import DuplicateTask
 
-from .slots import NAME, names, set_down, taken, ticket_in
+from .slots import NAME, names, put_back, set_down, taken, ticket_in
 
 
 def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
@@ -75,22 +76,6 @@ def test_message_that_was_sent_by_name_does_not_run_beside_another(make, worker,
     assert worker.run() == "SUCCESS"
 
 
-def test_no_message_of_an_old_caller_is_lost(make, worker, app):
-    """With ``on_overlap="wait"``, all messages run that were sent before their task was a singleton."""
-    ran = []
-    task = make(lambda self, shop_id: ran.append(self.request.id), on_overlap="wait")
-    task.delay(7)
-    first = worker.take()
-    accepted = [app.send_task("shop.sync", (7,)).id for _ in range(3)]
-
-    states = [worker.run(message) for message in [*(worker.take() for _ in accepted), first]]
-
-    assert states == ["IGNORED"] * 3 + ["SUCCESS"]
-    assert {task.AsyncResult(each).state for each in accepted} == {"PENDING"}
-    assert worker.run_all() == ["SUCCESS"] * 3
-    assert set(ran[1:]) == set(accepted)
-
-
 def test_direct_call_touches_no_lock(make, worker):
     """A direct call, also of the running task by itself, runs at once and without a lock."""
     seen = []
@@ -110,73 +95,20 @@ def test_direct_call_touches_no_lock(make, worker):
     assert seen == [(9, False), (7, True), (7, True), (8, False)]
 
 
-def test_handlers_of_the_project_run_once(app, worker):
-    """The project's own ``__call__`` and handlers run, once each, around the body."""
-    seen = []
-
-    class Ours(Task):
-        def __call__(self, *args, **kwargs):
-            seen.append("call")
-            return self.run(*args, **kwargs)
-
-        def before_start(self, task_id, args, kwargs):
-            seen.append("before")
-
-        def after_return(self, *about):
-            seen.append("after")
-
-    @singleton_task(base=Ours, name="shop.handlers")
-    def body():
-        seen.append("body")
-
-    body.delay()
-    worker.run()
-
-    assert seen == ["before", "call", "body", "after"]
-
-
-def test_two_singletons_nested(make, worker):
-    """A singleton that runs another inline frees each slot at the end of its own body."""
-    seen = []
-    inner = make(lambda self, shop_id: seen.append((taken(), taken("task:shop.inner:shop_id=7"))), name="shop.inner")
-
-    def body(self, shop_id):
-        inner.apply((7,))
-        seen.append((taken(), taken("task:shop.inner:shop_id=7")))
-
-    make(body).delay(7)
-    worker.run()
-
-    assert seen == [(True, True), (True, False)]
-    assert not taken()
-
-
-@pytest.mark.parametrize(
-    ("goes_on", "options"),
-    [(lambda self: self.retry(countdown=100), {}), (lambda self: None, {"hold_for": 100})],
-    ids=["retry", "hold_for"],
-)
-def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, goes_on, options):
+@pytest.mark.parametrize("options", [{}, {"hold_for": 100}], ids=["retry", "hold_for"])
+def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, options):
     """The lease of a run ends with the run, even if the slot stays taken: nothing reports it as lost later."""
-    leases, released = [], []
+    leases = []
 
     def body(self, shop_id):
         leases.append(self.singleton.lease)
-        goes_on(self)
+        if not options:
+            self.retry(countdown=100)
 
-    def note(lease, outcome, **about):
-        released.append((lease.name, outcome))
-
-    task = make(body, **options)
-    task.delay(7)
-    lock_released.connect(note)
-    try:
-        worker.run()
-    finally:
-        lock_released.disconnect(note)
+    make(body, **options).delay(7)
+    worker.run()
 
     assert (leases[0].reason, leases[0].valid()) == ("released", False)
-    assert released == [(NAME, "released")]
     assert taken()
 
 
@@ -249,109 +181,80 @@ def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
     assert taken()
 
 
-def test_replaced_by_itself(make, worker):
-    """A task that replaces itself hands its slot over."""
+@pytest.mark.parametrize(("goes_on", "colour"), [("retry", "red"), ("replace", None)])
+def test_work_that_goes_on_keeps_its_slot(make, worker, goes_on, colour):
+    """A retry, and a task that replaces itself, has the slot, also if the caller uses headers within headers."""
 
     def body(self, shop_id):
-        if not self.request.replaced_task_nesting:
-            raise self.replace(self.s(7))
-        return "second"
-
-    task = make(body)
-    result = task.delay(7)
-    worker.run()
-
-    assert task.delay(7).id == result.id
-    assert worker.run() == "SUCCESS"
-    assert result.get(timeout=1) == "second"
-    assert not taken()
-
-
-def test_replaced_by_another(app, make, worker):
-    """A task that is replaced by another one leaves its slot free."""
-
-    @app.task(name="shop.other")
-    def other(): ...
-
-    task = make(lambda self, shop_id: self.replace(other.si()))
-    task.delay(7)
-
-    worker.run()
-
-    assert not taken()
-
-
-def test_headers_within_headers(make, worker):
-    """The slot survives a retry also when the caller uses headers within headers."""
-
-    def body(self, shop_id):
-        if not self.request.retries:
-            raise self.retry(countdown=0)
-        return self.request.headers["colour"]
+        if len(worker.ids) == 1:
+            raise self.retry(countdown=0) if goes_on == "retry" else self.replace(self.s(7))
+        return (self.request.headers or {}).get("colour")
 
     task = make(body)
     result = task.apply_async((7,), headers={"headers": {"colour": "red"}})
     worker.run()
 
     assert task.delay(7).id == result.id
-    worker.run()
-    assert result.get(timeout=1) == "red"
+    assert worker.run() == "SUCCESS"
+    assert result.get(timeout=1) == colour
     assert not taken()
 
 
-def test_worker_goes_by_the_header(make, worker):
-    """A message keeps the slot it was sent with though the key was changed in a deploy meanwhile."""
-    task = make()
-    task.delay(7)
-    seen = []
-    changed = make(lambda self, shop_id: seen.append(taken()), name="shop.changed", key=lambda call: "other")
-    worker.app.tasks["shop.sync"] = changed
-
-    assert worker.run() == "SUCCESS"
-    assert (seen, taken()) == ([True], False)
-
-
 def test_nodes_down_at_start(make, worker, memory_nodes):
-    """Without an answer from the nodes the body does not run: the message goes back, and uses up no retry."""
-    seen = []
-    task = make(lambda self, shop_id: seen.append(self.request.retries), max_retries=0)
+    """Without an answer from the nodes the message goes back, uses up no retry, and pauses for a minute at most."""
+    task = make(max_retries=0)
     result = task.delay(7)
     set_down(memory_nodes, True)
 
     assert worker.run() == worker.run() == "RETRY"
-    assert seen == []
+    assert worker.retries == []
     assert result.state == "RETRY"
-    set_down(memory_nodes, False)
-
     ticket = ticket_in(worker.headers[0])
     assert (ticket.tries, worker.headers[0]["retries"]) == (2, 0)
+    message = worker.take()
+    put_back(message.headers, tries=5000)
+    assert worker.run(message) == "RETRY"
+    assert datetime.fromisoformat(worker.headers[0]["eta"]) - datetime.now(UTC) < timedelta(seconds=70)
+    set_down(memory_nodes, False)
     assert worker.run() == "SUCCESS"
-    assert seen == [0]
+    assert worker.retries == [0]
     assert not taken()
 
 
-def test_nodes_down_in_eager_mode(make, memory_nodes):
-    """In eager mode there is no queue to go back to, and the error reaches the caller."""
-    task = make()
+def test_nodes_down_at_start_can_run_or_fail(make, worker, memory_nodes, caplog):
+    """``on_unavailable`` may say that the task fails, or that the body runs; the place in the queue is free then."""
+    fail = make(name="shop.fail", on_unavailable={"run": "fail"})
+    run = make(lambda self, shop_id: set_down(memory_nodes, False), on_unavailable={"run": "run"})
+    run.delay(7)
     set_down(memory_nodes, True)
+    failed = fail.delay(7)
+    waits = worker.take()
 
     with pytest.raises(QuorumUnavailableError):
-        task.apply((7,), throw=True)
+        make(name="shop.eager").apply((7,), throw=True)  # there is no queue to go back to
+    assert [worker.run(), worker.run(waits)] == ["FAILURE", "SUCCESS"]
+    assert names() == set()
+    with pytest.raises(QuorumUnavailableError):
+        failed.get(timeout=1)
+    assert "runs without a slot" in caplog.text
 
 
-def test_errback_of_a_skipped_task(make, worker, app):
-    """The errback of a skipped task is called: its caller asked to hear when it does not run."""
+def test_errback_of_a_skipped_task(make, worker, app, monkeypatch):
+    """It is called, because its caller asked to hear; if something fails after that, it is not called again."""
     seen = []
     task = make()
+    mark = task.backend.mark_as_failure
+    monkeypatch.setattr(task.backend, "mark_as_failure", lambda *about, **more: (mark(*about, **more), 1 / 0))
 
     @app.task(name="shop.errback")
     def errback(request, error, trace):
         seen.append(str(error))
 
     with locks["default"].lock(NAME):
-        task.apply_async((7,), task_id="mine", link_error=errback.s())
-        worker.run_all()
+        result = task.apply_async((7,), task_id="mine", link_error=errback.s())
+        states = worker.run_all()
 
+    assert (states, result.state) == (["IGNORED"], "REVOKED")
     assert ["Skipped" in each for each in seen] == [True]
 
 

@@ -3,32 +3,39 @@
 from typing import Any
 
 import pytest
-from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
-from django_redlock.inventory import force_release, held_locks
 
 from .slots import NAME, names, set_down
 
 
-def test_running_excludes_runs(make, worker):
-    """With ``scope="while_executing"`` every call is sent; a second run waits for the first, and uses up no retry."""
-    seen = []
+@pytest.mark.parametrize(
+    ("scope", "duplicates", "beside", "held"),
+    [
+        ("until_executed", [True, True], "nothing came", {NAME}),
+        ("while_executing", [False, False], "IGNORED", {NAME}),
+        ("until_executing", [False, True], "SUCCESS", set()),
+        ("until_and_while_executing", [False, True], "IGNORED", {NAME, f"queued:{NAME}"}),
+    ],
+)
+def test_calls_during_a_run(make, worker, scope, duplicates, beside, held):
+    """Two calls are sent or are duplicates; the message of the first runs beside the run, or waits without a retry."""
+    seen: list[Any] = []
 
     def body(self, shop_id):
-        seen.append(self.request.retries)
-        if len(seen) == 1:
-            seen.append(worker.run())
-            seen.append(worker.headers[0]["retries"])
+        if len(worker.ids) == 1:
+            seen.append([task.delay(7).duplicate for _ in range(2)])
+            seen.append(worker.run() if worker.headers else "nothing came")
+            seen.append(names())
 
-    task = make(body, scope="while_executing", max_retries=0)
-    assert not task.delay(7).duplicate
-    assert not task.delay(7).duplicate
-    assert names() == set()
+    task = make(body, scope=scope, max_retries=0)
+    task.delay(7)
 
-    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
-    assert seen == [0, "IGNORED", 0, 0]
+    assert set(worker.run_all()) == {"SUCCESS"}
+    assert seen == [duplicates, beside, held]
+    assert len(worker.ids) == 1 + duplicates.count(False)
+    assert (set(worker.retries), names()) == ({0}, set())
 
 
 @pytest.mark.parametrize(
@@ -54,62 +61,7 @@ def test_slot_during_the_countdown_of_a_retry(make, worker, scope, kept):
     assert names() == set()
 
 
-def test_queued_lets_equals_run_side_by_side(make, worker):
-    """
-    With ``scope="until_executing"`` one message waits; once it runs, the next may wait and run beside it.
-    """
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        if not seen:
-            seen.append(task.delay(7).duplicate)
-            seen.append(task.delay(7).duplicate)
-            seen.append(worker.run())
-
-    task = make(body, scope="until_executing")
-    task.delay(7)
-
-    assert task.delay(7).duplicate
-    assert worker.run() == "SUCCESS"
-    assert seen == [False, True, "SUCCESS"]
-    assert names() == set()
-
-
-def test_queued_skips_what_came_without_a_slot(make, worker):
-    """
-    With ``scope="until_executing"`` a message that was sent by name while its duplicate waits is skipped.
-    """
-    task = make(scope="until_executing")
-    task.apply_async((7,), task_id="mine")
-    message = worker.take()
-    task.delay(7)
-
-    assert worker.run(message) == "IGNORED"
-    with pytest.raises(TaskRevokedError, match="queued as task"):
-        task.AsyncResult("mine").get(timeout=1)
-
-
-def test_queued_and_running(make, worker):
-    """
-    With ``scope="until_and_while_executing"`` one waits while one runs; a third is a duplicate of the one that waits.
-    """
-    seen: list[Any] = []
-
-    def body(self, shop_id):
-        if not seen:
-            second, third = task.delay(7), task.delay(7)
-            seen.extend([second.duplicate, third.duplicate, third.id == second.id, worker.run()])
-            seen.append(names())
-
-    task = make(body, scope="until_and_while_executing")
-    task.delay(7)
-
-    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
-    assert seen == [False, True, True, "IGNORED", {NAME, f"queued:{NAME}"}]
-    assert names() == set()
-
-
-@pytest.mark.parametrize("scope", ["until_executed", "while_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
 def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope):
     """``hold_for`` keeps the slot for that time from the start of the run; afterwards it is free."""
     task = make(scope=scope, hold_for=60, on_overlap="drop")
@@ -126,33 +78,6 @@ def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope
     assert not task.singleton.is_locked(7)
 
 
-@pytest.mark.parametrize("strategy", ["rerun", "replace"])
-def test_calls_while_a_queued_scope_is_held_share_one_run_after_it(make, worker, strategy):
-    """
-    With ``scope="until_executing"``, calls made during ``hold_for`` have one id, and one run after that time.
-    """
-    ran = []
-    task = make(
-        lambda self, shop_id: ran.append(self.request.args[1]),
-        on_duplicate=strategy,
-        scope="until_executing",
-        hold_for=60,
-    )
-    task.delay(7, "first")
-    worker.run()
-
-    calls = [task.delay(7, value) for value in ("second", "third")]
-
-    assert {(call.id, call.accepted, call.reason) for call in calls} == {(calls[0].id, True, "held")}
-    assert [worker.run() for _ in calls] == ["IGNORED", "IGNORED"]
-    assert ran == ["first"]
-    held = next(lock for lock in held_locks().locks if lock.name == NAME)
-    force_release(held, held.fingerprint)  # as after 60 seconds
-    assert worker.run() == "SUCCESS"
-    assert ran == ["first", "third"]
-    assert task.delay(7, "fourth").reason == "held"
-
-
 def test_retry_of_a_task_with_hold_for(make, worker):
     """A retry is not held up by ``hold_for``: it is the same work."""
 
@@ -160,35 +85,17 @@ def test_retry_of_a_task_with_hold_for(make, worker):
         if not self.request.retries:
             raise self.retry(countdown=0)
 
-    for scope in ("until_executed", "while_executing", "until_and_while_executing"):
-        task = make(body, scope=scope, hold_for=60, name=f"shop.{scope}")
-        task.delay(7)
+    for scope in ("until_executed", "while_executing"):
+        make(body, scope=scope, hold_for=60, name=f"shop.{scope}").delay(7)
         assert worker.run_all() == ["RETRY", "SUCCESS"]
 
 
 def test_direct_calls_can_be_locked(make, worker):
-    """With ``lock_direct_calls`` a direct call takes the slot, and is refused while a run has it."""
+    """With ``lock_direct_calls`` a direct call takes the slot, knows when it is lost, and is refused during a run."""
     seen = []
 
     def body(self, shop_id):
-        seen.append(names())
-        return shop_id
-
-    task = make(body, lock_direct_calls=True)
-
-    assert task(7) == 7
-    with locks["default"].lock(NAME), pytest.raises(DuplicateTask):
-        task(7)
-    assert seen == [{NAME}]
-    assert names() == set()
-
-
-def test_body_of_a_direct_call_knows_its_slot(make):
-    """Under ``lock_direct_calls`` a body can ask for its slot as in a worker, and ``hold_for`` holds."""
-    seen = []
-
-    def body(self, shop_id):
-        seen.append((self.singleton.lease.name, self.singleton.remaining > 0))
+        seen.append((names(), self.singleton.lease.name, self.singleton.remaining > 0))
         locks["default"].release(NAME, self.singleton.lease.secret)
         locks["default"].lock(NAME, ttl=30, wait=0, renew=False).acquire()
         self.singleton.lease.extend()
@@ -199,7 +106,9 @@ def test_body_of_a_direct_call_knows_its_slot(make):
 
     with pytest.raises(LockLostError):
         task(7)
-    assert seen == [(NAME, True), True]
+    with pytest.raises(DuplicateTask):
+        task(7)
+    assert seen == [({NAME}, NAME, True), True]
     assert task.singleton.lease is None
 
 

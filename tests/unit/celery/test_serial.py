@@ -10,6 +10,7 @@ from django_redlock import lock, locks
 from django_redlock.core.names import slug
 from django_redlock.core.protocol import Acquire
 from django_redlock.inventory import find_lock
+from django_redlock.testing import Simulation
 from tests.managers import wait_until
 
 from .slots import NAME, names, put_back, tickets
@@ -19,15 +20,9 @@ SHORT = {"ttl": 30.0, "max_hold": None}
 
 
 @pytest.fixture
-def ran():
-    """The ids of the tasks that have run."""
-    return []
-
-
-@pytest.fixture(params=["while_executing", "until_and_while_executing"])
-def serial(request, make, worker, ran):
+def serial(make, worker):
     """A serial task whose runs are known to be short in this process."""
-    task = make(lambda self, shop_id: ran.append(self.request.id), scope=request.param)
+    task = make(scope="until_and_while_executing")
     took = inf
     while took > 0.2:  # as on a machine with much else to do
         task.delay(7)
@@ -52,7 +47,7 @@ def waiting():
 
 
 @pytest.mark.server
-def test_process_waits_for_the_end_of_a_short_run(serial, other, worker, ran, memory_nodes, monkeypatch):
+def test_process_waits_for_the_end_of_a_short_run(serial, other, worker, memory_nodes, monkeypatch):
     """The next run follows at once: its process waits in the queue of the slot, and no message is put back."""
     call = serial.delay(7)
     last = memory_nodes[-1]
@@ -67,7 +62,7 @@ def test_process_waits_for_the_end_of_a_short_run(serial, other, worker, ran, me
     monkeypatch.setattr(last, "execute", execute_and_release)
     state = worker.run()
 
-    assert (state, ran[-1], worker.headers) == ("SUCCESS", call.id, [])
+    assert (state, worker.ids[-1], worker.headers) == ("SUCCESS", call.id, [])
     assert names() == set()
 
 
@@ -102,9 +97,9 @@ def test_one_process_waits_and_others_go_on(serial, other, worker):
     assert (state, still_waits, len(worker.headers)) == ("IGNORED", 1, 1)
 
 
-def test_messages_of_a_burst_do_not_come_back_all_at_once(make, worker, ran):
+def test_messages_of_a_burst_do_not_come_back_all_at_once(make, worker):
     """Messages that are put back come back at different moments, and all of them soon."""
-    task = make(lambda self, shop_id: ran.append(self.request.id), scope="while_executing")
+    task = make(scope="while_executing")
     task.delay(7)
     worker.run()
     for _ in range(20):
@@ -119,10 +114,9 @@ def test_messages_of_a_burst_do_not_come_back_all_at_once(make, worker, ran):
     assert 1.0 <= min(pauses) <= max(pauses) <= 3.0
 
 
-@pytest.mark.parametrize("run", ["retry", "run"])
-def test_slot_for_which_others_wait_is_not_free(make, worker, ran, memory_nodes, run):
+def test_slot_for_which_others_wait_is_not_free(make, worker, memory_nodes):
     """A message that finds the slot free, but others in its queue, waits for it, whatever is done without nodes."""
-    task = make(lambda self, shop_id: ran.append(self.request.id), scope="while_executing", on_unavailable={"run": run})
+    task = make(scope="while_executing", on_unavailable={"run": "run"})
     call = task.delay(7)
     with lock(NAME):
         for node in memory_nodes:
@@ -130,23 +124,20 @@ def test_slot_for_which_others_wait_is_not_free(make, worker, ran, memory_nodes,
 
     state = worker.run()
 
-    assert (state, ran, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
+    assert (state, worker.ids, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
 
 
-@pytest.mark.parametrize(("overlap", "redelivered"), [("wait", False), ("drop", True)])
-def test_message_that_waits_need_not_know_for_whom(make, worker, ran, memory_nodes, overlap, redelivered):
-    """
-    While a slot changes hands, the nodes name several holders. A message that waits anyway comes back soon; that is no
-    failure of the nodes, after which it would come back ever later.
-    """
-    task = make(lambda self, shop_id: ran.append(self.request.id), scope="while_executing", on_overlap=overlap)
-    call = task.delay(7)
-    put_back(worker.headers[0], tries=2)
-    for number, node in enumerate(memory_nodes):
-        secret = f"{number:032}"
-        node.execute(Acquire((slug(NAME),), secret, f'{secret}{{"host":"{number}"}}', 30.0, 1, 3600.0, 60.0))
+def test_message_that_waits_need_not_know_for_whom(make, worker):
+    """While a slot changes hands, nodes name several holders: no failure, after which it would come back ever later."""
+    task = make(scope="while_executing", on_overlap="wait")
+    with Simulation(nodes=3, check=False) as simulation:
+        call = task.delay(7)
+        put_back(worker.headers[0], tries=2)
+        for number, node in enumerate(simulation.nodes):
+            secret = f"{number:032}"
+            node.execute(Acquire((slug(NAME),), secret, f'{secret}{{"host":"{number}"}}', 30.0, 1, 3600.0, 60.0))
 
-    state = worker.run(redelivered=redelivered)
+        state = worker.run()
 
-    assert (state, ran, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
+    assert (state, worker.ids, call.state, len(worker.headers)) == ("IGNORED", [], "PENDING", 1)
     assert tickets(worker)[0].waited <= 4.0

@@ -11,9 +11,7 @@ from tests.server.locking.test_written import RULES, comparable, in_memory
 
 
 def test_slot_is_written_as_ever(make: Any, worker: Any):
-    """
-    A call that is being sent, waits, runs, is followed by another one, and is done leaves the recorded keys.
-    """
+    """A call that is being sent, waits, runs, is followed by another one, and is done leaves the recorded keys."""
     steps: dict[str, list[str]] = {}
 
     def note(step: str, headers: Any = None) -> None:
