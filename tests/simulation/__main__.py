@@ -28,8 +28,8 @@ from .mutation import score
 from .profiles import PROFILES, Profile
 from .schedule import Outcome, run
 
-COLUMNS = ("profile", "schedules", "acquisitions", "overlaps", "token errors", "other violations")
-COLUMNS += (*(f"lost, {guard}" for guard in GUARDS), "one round trip")
+COLUMNS = ["profile", "schedules", "acquisitions", "overlaps", "token errors", "other violations"]
+COLUMNS += [*(f"lost, {guard}" for guard in GUARDS), "one round trip"]
 
 PART = 25  # schedules that a process runs at a time
 FEW = 5  # schedules after which to collect garbage: while there is little, it is still in the processor's cache
@@ -103,14 +103,16 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--profile", default="all", choices=["all", *PROFILES])
     parser.add_argument("--schedules", type=int, default=200_000, help="how many in all")
-    parser.add_argument("--seed", type=int, default=randbelow(10**9), help="that of the first schedule")
+    parser.add_argument("--seed", type=int, help="that of the first schedule; by default it is new")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes to use")
     parser.add_argument("--trace", action="store_true", help="run one schedule and print all its events")
     parser.add_argument("--mutants", action="store_true", help="run the wrong protocols and print the score")
     parser.add_argument("--assumptions", action="store_true", help="break each assumption and print what went wrong")
     options = parser.parse_args()
-    if options.trace and options.profile == "all":
+    if options.trace and (options.profile == "all" or options.seed is None):
         parser.error("--trace needs the --profile and the --seed of the schedule.")
+    if options.seed is None:
+        options.seed = randbelow(10**9)
     return options
 
 

@@ -44,24 +44,6 @@ class Cell(NamedTuple):
     number: int = 0
 
 
-class Client(NamedTuple):
-    """A client: the replies that it has heard, None before it begins."""
-
-    history: History | None = None
-    after: int = 0  # the highest token that was complete when it began
-    done: bool = False
-
-
-class State(NamedTuple):
-    """Everything at one moment. ``wires[client][node]`` is the request in flight."""
-
-    cells: tuple[Cell, ...]
-    clients: tuple[Client, ...]
-    wires: tuple[tuple[Request | None, ...], ...]
-    late: frozenset[tuple[int, Request]]  # requests whose client no longer waits for them
-    tokens: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Phase:
     """What a client that has heard some replies asks the nodes, or its token at the end."""
@@ -72,6 +54,27 @@ class Phase:
     highest: int = 0
     token: int | None = None
     done: bool = False
+
+
+IDLE = Phase()
+
+
+class Client(NamedTuple):
+    """A client: the replies that it has heard, None before it begins, and what it does then."""
+
+    history: History | None = None
+    phase: Phase = IDLE
+    after: int = 0  # the highest token that was complete when it began
+
+
+class State(NamedTuple):
+    """Everything at one moment. ``wires[client][node]`` is the request in flight."""
+
+    cells: tuple[Cell, ...]
+    clients: tuple[Client, ...]
+    wires: tuple[tuple[Request | None, ...], ...]
+    late: frozenset[tuple[int, Request]]  # requests whose client no longer waits for them
+    tokens: tuple[int, ...]
 
 
 Step = tuple[str, State, str]
@@ -115,7 +118,7 @@ class Search:
 
     def _steps(self, state: State) -> Iterator[Step]:
         """Yield the possible next steps: a description, the state afterwards, and its violation."""
-        left = sum(not me.done for me in state.clients)
+        left = sum(not me.phase.done for me in state.clients)
         if not left or len(state.tokens) + left < 2:
             return  # no client can get a conflicting token any more
         for node, request in state.late:
@@ -124,10 +127,10 @@ class Search:
                 yield f"node {node} executes a late request", after, ""
         for client, me in enumerate(state.clients):
             if me.history is None:
-                begun = Client((), max(state.tokens, default=0))
+                begun = Client((), self._play(client, ()), max(state.tokens, default=0))
                 after = self._ask(state._replace(clients=put(state.clients, client, begun)), client)
                 yield f"client {client} begins", after, ""
-            elif not me.done:
+            elif not me.phase.done:
                 yield from self._steps_of(state, client)
 
     def _steps_of(self, state: State, client: int) -> Iterator[Step]:
@@ -158,10 +161,6 @@ class Search:
         after = Cell((store.records.holder(SLUG, START) or "")[:SECRET_SIZE], store.records.fence(SLUG, START))
         return reply._replace(time=0, left=0.0), after
 
-    def _phase(self, state: State, client: int) -> Phase:
-        me = state.clients[client]
-        return Phase() if me.done or me.history is None else self._play(client, me.history)
-
     def _played(self, client: int, history: History) -> Phase:
         """Run the acquisition of a client from its beginning."""
         seen = HighestToken()
@@ -189,20 +188,18 @@ class Search:
     def _ask(self, state: State, client: int) -> State:
         """Send the requests of a client's present round; requests that it still waited for become late."""
         late = state.late | {(node, old) for node, old in enumerate(state.wires[client]) if old is not None}
-        asks = self._phase(state, client).asks
+        asks = state.clients[client].phase.asks
         wires = tuple(asks.get(node) for node in range(3))
         return state._replace(wires=put(state.wires, client, wires), late=late)
 
     def _hears(self, state: State, client: int, event: Any) -> tuple[State, str]:
         """Return the state after a step of a client, and its violation."""
-        asked = self._phase(state, client).asks
         me = state.clients[client]
-        assert me.history is not None
-        me = me._replace(history=(*me.history, event))
-        phase = self._play(client, me.history)
-        state = state._replace(clients=put(state.clients, client, me._replace(done=phase.done)))
+        history = (*(me.history or ()), event)
+        phase = self._play(client, history)
+        state = state._replace(clients=put(state.clients, client, Client(history, phase, me.after)))
         if not phase.done:
-            return (state if phase.asks == asked else self._ask(state, client)), ""
+            return (state if phase.asks == me.phase.asks else self._ask(state, client)), ""
         wrong = ""
         if phase.token is not None:
             self.won += 1
@@ -213,16 +210,14 @@ class Search:
 
     def _key(self, state: State) -> Hashable:
         """Return a value that is equal for states with equal futures."""
-        phases = [self._phase(state, client) for client in range(2)]
         clients = tuple(
-            me.done or (me.history is None, me.after, phase.highest, phase.key)
-            for me, phase in zip(state.clients, phases, strict=True)
+            me.phase.done or (me.history is None, me.after, me.phase.highest, me.phase.key) for me in state.clients
         )
         columns = []
         for node, cell in enumerate(state.cells):
             late = frozenset(request for sent, request in state.late if sent == node)
             asked = tuple(wires[node] for wires in state.wires)
-            said = tuple(phase.said.get(node) for phase in phases)
+            said = tuple(me.phase.said.get(node) for me in state.clients)
             # A key makes a difference only to its holder, and only if the holder may still come back to it.
             back = {request.secret for request in (*asked, *late) if isinstance(request, Raise)}
             back |= {SECRETS[client] for client in range(2) if said[client] is not None}

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
 from math import exp
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
@@ -198,7 +198,7 @@ class Wire(Link):
         self._world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
 
     def _execute(self, request: Request, repeated: bool) -> None:
-        machine, client = cast(Machine, self.machine), self.client
+        machine, client = self.machine, self.client
         if not machine.up or machine.boot != self.boot:
             if not repeated:
                 client.arrive(self._world.now + MOMENT, self.end)

@@ -46,12 +46,11 @@ Missing = Set[tuple[str, str]]
 class Oracles:
     """Check one schedule, slug by slug: a lock with several permits has a slug for each of them."""
 
-    def __init__(self, world: World, nodes: int, quorum: int, guarded: bool) -> None:
+    def __init__(self, world: World, quorum: int, guarded: bool) -> None:
         self.figures: Counter[str] = Counter()
         self.violations: list[tuple[str, str]] = []
         self.commands = 0  # executed by nodes
         self._world = world
-        self._nodes = nodes
         self._quorum = quorum
         self.guarded = guarded
         self._held: dict[str, list[Lease]] = defaultdict(list)  # by name

@@ -8,7 +8,7 @@ import json
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from greenlet import greenlet
 
@@ -251,7 +251,7 @@ class SimulatedTable(EtcdTable):
 
     def write(self, decision: Decision) -> bool | None:
         """Write, and notify the oracles at the moment at which the cluster has carried it out."""
-        link, found = cast(MemberLink, self.connection), self._found
+        link, found = self.connection, self._found
         link.note = lambda: self._worker.store.wrote(found)
         try:
             return super().write(decision)

@@ -31,13 +31,13 @@ UNKNOWN = 3.0  # seconds: the clock is read in whole ones for the hold, for the 
 THREE = replace(CALM, sizes=((3, None),))
 
 
-def scenario(profile: Profile = THREE, seconds: float = 3.0, **options: Any) -> Callable[[Story], Scenario]:
+def scenario(seconds: float = 3.0, **options: Any) -> Callable[[Story], Scenario]:
     """Make a scenario of a story, a generator. Its first client plays it; none of them does anything on its own."""
 
     def of_story(story: Story) -> Scenario:
         @wraps(story)
         def scenario(seed: int) -> Violations:
-            schedule = Schedule(profile, seed, **options)
+            schedule = Schedule(THREE, seed, **options)
             clients = [schedule.start_client(idle=True) for _ in signature(story).parameters][1:]
             clients[0].spawn(story(schedule, *clients))
             schedule.world.run(seconds)
@@ -131,7 +131,7 @@ def failed_attempt(fault: str) -> Scenario:
 
     @scenario()
     def story(schedule: Schedule, first: Client, second: Client) -> Routine:
-        yield from first.release((yield from first.acquire(("warm",), 0.0)))
+        yield from visit(first)
         break_links(first, fault, {0, 1, 2})
         outcome = yield from first.acquire(("a",), 0.0)
         if not isinstance(outcome, GaveUp):

@@ -136,7 +136,7 @@ class Schedule:
         nodes, quorum = world.random.choice(profile.sizes)
         quorum = quorum or majority(nodes)
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
-        self.oracles = Oracles(world, nodes, quorum, nodes > 2)
+        self.oracles = Oracles(world, quorum, nodes > 2)
         self.faults = Faults(world, profile)
         stores = min(world.random.choice(profile.stores), nodes)
         self.stores = [Store(world, number, self.oracles, profile) for number in range(stores)]
