@@ -24,37 +24,30 @@ class Attempt:
         wait: float | None = 0.0,
         waiter: str = "",
         limit: int = 1,
-        secret: str = "",
         term: float = 10.0,
         **options: Any,
     ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         secrets = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), term, wait, Owner(), secret, limit=limit)
-        self.highest = HighestToken()
-        self.acquisition = Acquisition(wanted, rules, self.highest, lambda: next(secrets), lambda: 0.5, waiter)
+        wanted = Wanted(("a",), term, wait, Owner(), limit=limit)
+        acquisition = Acquisition(wanted, rules, HighestToken(), lambda: next(secrets), lambda: 0.5, waiter)
         self.time = 100.0
-        self.steps: Generator[Step, Instant, Granted | GaveUp] = self.acquisition.steps(self._instant())
+        self.steps: Generator[Step, Instant, Granted | GaveUp] = acquisition.steps(self._instant())
         self.step: Any = next(self.steps)
 
     def _instant(self) -> Instant:
         return Instant(self.time, NOW + round(self.time * 1e6))
 
-    def reply(self, *kinds: Kind | str | None, fence: int = 0, left: float = 5.0) -> None:
+    def reply(self, *kinds: Kind | str | None) -> None:
         """Give the round these replies, in the order of the nodes; a str is a busy node's holder, None is silence."""
         for node, kind in zip(list(self.step.requests), kinds, strict=False):
             if kind is None or self.step.closed:
                 continue
             if isinstance(kind, str):
-                self.step.receive(node, Reply(Kind.BUSY, fence, left=left, detail=kind))
-                continue
-            number = getattr(self.step.requests[node], "number", 0) if kind is Kind.ACCEPTED else fence
-            self.step.receive(node, Reply(kind, number, left=left))
-
-    def queue(self, *nodes: int, place: int = 0) -> None:
-        """Let these nodes refuse the waiter and queue it."""
-        for node in nodes:
-            self.step.receive(node, Reply(Kind.BUSY, left=30.0, detail="b", position=place))
+                self.step.receive(node, Reply(Kind.BUSY, left=5.0, detail=kind))
+            else:
+                number = self.step.requests[node].number if kind is Kind.ACCEPTED else 0
+                self.step.receive(node, Reply(kind, number, left=5.0))
 
     def go_on(self, seconds: float = 0.0) -> Any:
         """Let time pass and take the next step; return it, or the outcome."""
@@ -73,14 +66,14 @@ class Attempt:
         return step
 
 
-A, G, B, F, U = Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.FAILED, Kind.UNKNOWN
+A, B, F, U = Kind.ACCEPTED, Kind.BUSY, Kind.FAILED, Kind.UNKNOWN
 
 
 def test_token_is_not_small_where_the_nodes_know_none():
     """A client whose proposal is too high for them, and that hears of no token, uses the slowest clock that granted."""
     attempt = Attempt()
     for node, ahead in enumerate([2, 1, 3]):
-        attempt.step.receive(node, Reply(G, 0, NOW + ahead * 1_000_000))
+        attempt.step.receive(node, Reply(Kind.GRANTED, 0, NOW + ahead * 1_000_000))
 
     second = attempt.go_on()
 
@@ -140,7 +133,7 @@ def test_tombstone_lasts_no_longer_than_a_lease_may():
 def test_waiter_that_is_cut_off_leaves_the_queue():
     """A waiter that cannot reach a quorum must not be first in the queue on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
-    attempt.queue(0)
+    attempt.step.receive(0, Reply(Kind.BUSY, left=30.0, detail="b", position=0))
     for node in range(1, 5):
         attempt.step.receive(node, failed(Failure.REFUSED))
 
@@ -184,15 +177,10 @@ def test_lock_with_permits_waits_no_longer_than_its_time():
     assert slow.proceed(0.19).attempts == 2
 
 
-def contender(since: float) -> str:
-    """Return the description of another contender that began at *since*."""
-    return encode("", Owner("host", 7, since=since))
-
-
 def test_first_contender_gives_way_to_a_waiter():
     """A node that is free, but serves a waiter first, will not give its vote to this caller."""
     attempt = Attempt(nodes=3, wait=0.0)
-    attempt.reply(A, contender(NOW / 1e6 + 200.0), F)
+    attempt.reply(A, encode("", Owner("host", 7, since=NOW / 1e6 + 200.0)), F)  # a later contender
     attempt.go_on(0.01)
     attempt.go_on(0.01)
     attempt.reply(A, Kind.QUEUED)

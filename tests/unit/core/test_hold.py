@@ -9,13 +9,7 @@ import pytest
 from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.hold import Hold, renewal
 from django_redlock.core.names import Owner
-from django_redlock.core.protocol import (
-    EndReason,
-    Extended,
-    Kind,
-    Outcome,
-    Reply,
-)
+from django_redlock.core.protocol import EndReason, Extended, Kind, Outcome, Reply
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.exceptions import LockLostError
