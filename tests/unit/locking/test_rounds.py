@@ -192,11 +192,11 @@ async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.
     assert turns == pytest.approx(OWED / 0.05, abs=1)
 
 
-def waits(patience: Patience, asked: float, late: float = 0.0, *, connecting: bool = False) -> int:
+def waits(patience: Patience, asked: float, late: float = 0.0) -> int:
     """Wait again and again, each time for a while longer than asked; return how often until the time is over."""
     count = 0
     while asked > 0:
-        asked, count = patience.count(asked, asked + late, connecting=connecting), count + 1
+        asked, count = patience.count(asked, asked + late), count + 1
     return count
 
 
