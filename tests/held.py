@@ -46,18 +46,7 @@ def put(
     text: str | None = None,
     **about: Any,
 ) -> str:
-    """
-    Write a lock to nodes, by default to all; return the key of its row in the admin.
-
-    Args:
-        name: The lock's name.
-        secret: The secret of its holder.
-        left: Seconds until it expires; None for a key without expiry.
-        count: To how many nodes it is written, beginning with the first.
-        nodes: To which nodes it is written.
-        text: What another program wrote, instead of a value of this package.
-        about: The holder; see :func:`value`.
-    """
+    """Write a lock, or the *text* of another program, to the first *count* nodes; return its key in the admin."""
     written = value(secret, **about) if text is None else text
     for node in list(locks["default"].nodes if nodes is None else nodes)[:count]:
         node.store.put(slug(name), written, left)  # type: ignore[attr-defined]

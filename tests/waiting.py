@@ -10,15 +10,7 @@ from typing import Any
 def wait_until(
     condition: Callable[[], Any], pause: float = 0.02, seconds: float = 90.0, despite: type[Exception] | None = None
 ) -> Any:
-    """
-    Wait until a condition holds, and return what it returned.
-
-    Args:
-        condition: What is called again and again.
-        pause: Seconds between two calls.
-        seconds: How long it may take; then TimeoutError is raised.
-        despite: The error that the condition may raise until it holds.
-    """
+    """Wait until a condition holds, and return what it returned; it may raise *despite* until then."""
     until = time.monotonic() + seconds
     while True:
         with suppress(despite or ()):

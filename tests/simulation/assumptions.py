@@ -1,20 +1,20 @@
 """
 Each assumption, broken on purpose: the guarantee that needs it fails, and an oracle reports it.
 
-Without this, an assumption might be stated for nothing, and the schedules that keep it would prove less than they seem
-to. The letters are those of ``docs/trust/guarantees.md``.
+The letters are those of ``docs/trust/guarantees.md``.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from .database import Database
+from .database import Row
 from .driver import Process
 from .mutants import READ_BEFORE_CLAIM
-from .profiles import CALM, LOSS, PAUSE, TTL
+from .mutation import Kill, hunt
+from .profiles import CALM, LOSS, PAUSE, TTL, Profile
 from .scenarios import Scenario, amnesia, break_links, scenario, visit, with_clocks
 from .schedule import Client, Schedule
 from .world import Routine, Sleep
@@ -22,43 +22,22 @@ from .world import Routine, Sleep
 ENOUGH = 500  # schedules after which an assumption counts as not needed
 
 
-@dataclass(frozen=True, slots=True)
-class Assumption:
-    """One assumption, broken."""
+class Assumption(NamedTuple):
+    """One assumption, and how it is broken."""
 
-    letter: str
-    broken: str  # how it is broken
+    name: str
     oracle: str  # the one that must object
-    scenario: Scenario
+    haunts: tuple[Scenario]
     change: Callable[[], Any] = nullcontext  # breaks something in the simulator for as long as its context lasts
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The violation found without an assumption, and its schedule; None if there was none."""
-
-    assumption: Assumption
-    what: str | None
-    seed: int
-
-
-def need(assumption: Assumption) -> Need:
+def need(assumption: Assumption) -> Kill:
     """Run schedules until the expected oracle objects."""
-    with assumption.change():
-        for seed in range(ENOUGH):
-            found = [what for oracle, what in assumption.scenario(seed) if oracle == assumption.oracle]
-            if found:
-                return Need(assumption, found[0], seed)
-    return Need(assumption, None, ENOUGH)
-
-
-def shown(needs: list[Need]) -> str:
-    lines = [
-        f"{need.assumption.letter:<3} {need.assumption.broken}  <- schedule {need.seed + 1}: {need.what or 'NOTHING'}"
-        for need in needs
-    ]
-    missed = sum(need.what is not None for need in needs)
-    return "\n".join([*lines, f"{missed} of {len(needs)} assumptions are needed"])
+    return hunt(
+        assumption,
+        lambda scenario, seed: next((what for oracle, what in scenario(seed) if oracle == assumption.oracle), None),
+        ENOUGH,
+    )
 
 
 @scenario()
@@ -122,47 +101,31 @@ def lose_time(client: Client) -> None:
     client.steady.rate = client.world.random.choice((0.8, 1.0))
 
 
-@contextmanager
-def rows_stay_unlocked() -> Iterator[None]:
+def rows_stay_unlocked() -> Any:
     """A claim does not lock its row until the transaction ends."""
-    commit = Database._commit
-
-    def at_once(self: Database, session: Any, name: str, then: Callable[[], None]) -> None:
-        then()
-
-    def committed(self: Database, session: Any, name: str, *more: Any) -> bool:
-        self.row(name).locked_by = session
-        return commit(self, session, name, *more)
-
-    with patch.object(Database, "_lock", at_once), patch.object(Database, "_commit", committed):
-        yield
+    return patch.object(Row, "lock", lambda row, session: True)
 
 
-@contextmanager
-def few_secrets() -> Iterator[None]:
+def few_secrets() -> Any:
     """All clients draw from the same four secrets."""
-    with patch.object(Process, "_fresh_secret", lambda self: f"{self.world.random.randrange(4):032x}"):
-        yield
+    return patch.object(Process, "_fresh_secret", lambda self: f"{self.world.random.randrange(4):032x}")
 
 
-def schedules_of(profile: Any) -> Scenario:
+STALLED = replace(PAUSE, slow=0.1)
+
+
+def schedules_of(profile: Profile) -> Scenario:
     return lambda seed: Schedule(profile, seed).run().violations
 
 
 ASSUMPTIONS = [
-    Assumption("A1", "one node of three forgets its tokens, and clocks are off", "token", one_of_three_forgets),
-    Assumption("A1'", "nodes that forgot the locks vote at once", "overlap", amnesia(3, 2, 2)),
-    Assumption("A2", "two of three nodes' clocks step forward together", "overlap", most_clocks_step),
-    Assumption("A2", "a node's clock steps forward and back unseen", "overlap", step_is_undone_unseen),
-    Assumption("A2", "the clocks of some clients lose a fifth of the time", "overlap", with_clocks(CALM, lose_time)),
-    Assumption("A3", "nodes forget, and clocks lag by more than the guard time", "token", tokens_are_forgotten),
-    Assumption("A4", "rows do not stay locked", "update", schedules_of(replace(PAUSE, slow=0.1)), rows_stay_unlocked),
-    Assumption(
-        "A5",
-        "the section reads before it claims",
-        "update",
-        schedules_of(replace(PAUSE, slow=0.1)),
-        READ_BEFORE_CLAIM.change,
-    ),
-    Assumption("A6", "secrets are not unique", "overlap", schedules_of(LOSS), few_secrets),
+    Assumption("A1: one node of three forgets its tokens, and clocks are off", "token", (one_of_three_forgets,)),
+    Assumption("A1': nodes that forgot the locks vote at once", "overlap", (amnesia(3, 2, 2),)),
+    Assumption("A2: two of three nodes' clocks step forward together", "overlap", (most_clocks_step,)),
+    Assumption("A2: a node's clock steps forward and back unseen", "overlap", (step_is_undone_unseen,)),
+    Assumption("A2: some clients' clocks lose a fifth of the time", "overlap", (with_clocks(CALM, lose_time),)),
+    Assumption("A3: nodes forget, and clocks lag by more than the guard time", "token", (tokens_are_forgotten,)),
+    Assumption("A4: rows do not stay locked", "update", (schedules_of(STALLED),), rows_stay_unlocked),
+    Assumption("A5: the section reads before it claims", "update", (schedules_of(STALLED),), READ_BEFORE_CLAIM.change),
+    Assumption("A6: secrets are not unique", "overlap", (schedules_of(LOSS),), few_secrets),
 ]

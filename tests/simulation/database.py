@@ -1,8 +1,8 @@
 """
-A database with one row per lock, three counters in it, and transactions that can take for ever.
+A database with one row per lock, two counters in it, and transactions that can take for ever.
 
-The three counters are incremented by read, pause and write, each protected in a different way: not at all, by comparing
-the token when writing, and by claiming the row with (token, owner) before reading.
+Both counters are incremented by read, pause and write: one without protection, and one after the row was claimed with
+(token, owner).
 """
 
 from collections import deque
@@ -16,8 +16,8 @@ from .network import MOMENT, Faults
 from .profiles import TTL, Profile
 from .world import Call, Computer, Routine, World
 
-UNFENCED, COMPARED, CLAIMED = "no fence", "token compared when writing", "claimed before reading"
-GUARDS = (UNFENCED, COMPARED, CLAIMED)
+UNFENCED, CLAIMED = "no fence", "claimed before reading"
+GUARDS = (UNFENCED, CLAIMED)
 
 Answer = Callable[[Any], None]
 
@@ -36,12 +36,20 @@ class Row:
 
     token: int = 0
     owner: str = ""
-    compared: int = 0
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GUARDS, 0))
     committed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GUARDS, 0))
     history: list[tuple[int, str]] = field(default_factory=list)
     locked_by: Session | None = None
     queue: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def lock(self, session: Session) -> bool:
+        """Lock the row for a transaction; return whether that has the lock now."""
+        self.locked_by = self.locked_by or session
+        return self.locked_by is session
+
+    def set(self, guard: str, value: int) -> None:
+        self.counters[guard] = value
+        self.committed[guard] += 1
 
     def lost(self, guard: str) -> int:
         """Return how many committed increments are missing from the counter."""
@@ -60,40 +68,17 @@ class Database:
     def row(self, name: str) -> Row:
         return self.rows.setdefault(name, Row())
 
-    # A client's statements; each is to be yielded, and returns the result
-
-    def ask(self, statement: Callable[[Answer], None]) -> Call:
-        """Execute a statement; it takes time on the way there and back."""
+    def ask(self, statement: Callable[..., None], *args: Any) -> Call:
+        """Have a statement executed, which gets a function for its answer; it takes time on the way there and back."""
         world = self._world
 
-        def begin(answer: Answer) -> None:
-            def carried_out(result: Any) -> None:
-                world.at(world.now + self._takes(), answer, result)
+        def begin(resume: Callable[[Any], None]) -> None:
+            def answer(result: Any) -> None:
+                world.at(world.now + self._takes(), resume, result)
 
-            world.at(world.now + self._takes(), statement, carried_out)
+            world.at(world.now + self._takes(), statement, answer, *args)
 
         return Call(begin)
-
-    def read(self, name: str, guard: str) -> Call:
-        return self.ask(lambda answer: answer(self.row(name).counters[guard]))
-
-    def write(self, name: str, value: int) -> Call:
-        return self.ask(lambda answer: answer(self._write(name, UNFENCED, value)))
-
-    def compare_and_write(self, name: str, value: int, token: int) -> Call:
-        """Set the counter if no greater token has written it; return whether it did."""
-        return self.ask(lambda answer: answer(self._compare_and_write(name, value, token)))
-
-    def claim(self, session: Session, name: str, token: int, owner: str) -> Call:
-        """Begin a transaction with its claim; wait for the row's lock; return whether the claim holds."""
-        return self.ask(
-            lambda answer: self._lock(session, name, lambda: answer(self._claim(session, name, token, owner)))
-        )
-
-    def commit(self, session: Session, name: str, value: int, token: int, owner: str) -> Call:
-        return self.ask(lambda answer: answer(self._commit(session, name, value, token, owner)))
-
-    # The server's part
 
     def _takes(self) -> float:
         random = self._world.random
@@ -101,43 +86,36 @@ class Database:
             return 0.01 * exp(random.uniform(0, 5.5)) * TTL
         return MOMENT * (0.5 + random.random())
 
-    def _write(self, name: str, guard: str, value: int) -> None:
-        row = self.row(name)
-        row.counters[guard] = value
-        row.committed[guard] += 1
+    # Statements
 
-    def _compare_and_write(self, name: str, value: int, token: int) -> bool:
-        row = self.row(name)
-        if token < row.compared:
-            return False
-        row.compared = token
-        self._write(name, COMPARED, value)
-        return True
+    def read(self, answer: Answer, name: str, guard: str) -> None:
+        answer(self.row(name).counters[guard])
 
-    def _lock(self, session: Session, name: str, then: Callable[[], None]) -> None:
-        row = self.row(name)
-        if row.locked_by is None:
-            row.locked_by = session
-            then()
-        else:
-            row.queue.append(lambda: self._lock(session, name, then))
+    def write(self, answer: Answer, name: str, value: int) -> None:
+        self.row(name).set(UNFENCED, value)
+        answer(True)
 
-    def _claim(self, session: Session, name: str, token: int, owner: str) -> bool:
+    def claim(self, answer: Answer, session: Session, name: str, token: int, owner: str) -> None:
+        """Lock a row, for which it waits; answer whether the claim holds."""
         row = self.row(name)
-        if session.client.dead or not holds(row, token, owner):
+        if not row.lock(session):
+            row.queue.append(lambda: self.claim(answer, session, name, token, owner))
+        elif session.client.dead or not holds(row, token, owner):
             self.end(session, name)
-            return False
-        return True
+            answer(False)
+        else:
+            answer(True)
 
-    def _commit(self, session: Session, name: str, value: int, token: int, owner: str) -> bool:
+    def commit(self, answer: Answer, session: Session, name: str, value: int, token: int, owner: str) -> None:
         row = self.row(name)
-        if session.over or row.locked_by is not session:
-            return False  # rolled back before
+        if session.over or not row.lock(session):
+            answer(False)  # rolled back before
+            return
         row.token, row.owner = token, owner
         row.history.append((token, owner))
-        self._write(name, CLAIMED, value)
+        row.set(CLAIMED, value)
         self.end(session, name)
-        return True
+        answer(True)
 
     def end(self, session: Session, name: str) -> None:
         """End a transaction and give the row to the next one."""
@@ -150,33 +128,26 @@ class Database:
 
 
 def holds(row: Row, token: int, owner: str) -> bool:
-    """
-    Return whether a claim of *owner* with *token* matches the row: a greater token, or the same token of the same
-    owner.
-    """
+    """Return whether a claim matches the row: a greater token, or the same token of the same owner."""
     return row.token < token or (row.token == token and row.owner == owner)
 
 
 def increment(database: Database, client: Any, name: str, token: int, owner: str, guard: str) -> Routine:
-    """Increment one counter of a lock under one protection; return whether that was allowed."""
     if guard is CLAIMED:
         return (yield from increment_claimed(database, client, name, token, owner))
-    value = yield database.read(name, guard)
+    value = yield database.ask(database.read, name, UNFENCED)
     yield client.breathe()
-    if guard is UNFENCED:
-        yield database.write(name, value + 1)
-        return True
-    return (yield database.compare_and_write(name, value + 1, token))
+    yield database.ask(database.write, name, value + 1)
 
 
 def increment_claimed(database: Database, client: Any, name: str, token: int, owner: str) -> Routine:
     with transaction(client, name) as session:
-        if not (yield database.claim(session, name, token, owner)):
+        if not (yield database.ask(database.claim, session, name, token, owner)):
             return False
         yield client.breathe()
-        value = yield database.read(name, CLAIMED)
+        value = yield database.ask(database.read, name, CLAIMED)
         yield client.breathe()
-        return (yield database.commit(session, name, value + 1, token, owner))
+        return (yield database.ask(database.commit, session, name, value + 1, token, owner))
 
 
 @contextmanager

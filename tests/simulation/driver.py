@@ -1,20 +1,16 @@
 """
-The third driver of the core, beside the blocking and the asyncio one.
+The third driver of the core, beside the blocking and the asyncio one: a process in virtual time.
 
-Everything that knows the production classes is here. The driver carries out rounds as
-:mod:`django_redlock.engine.rounds` does: one ordered connection per node, the round ends as soon as it is decided,
-silence is noted at the timeout, replies stay in flight until the connection is used again, and a release goes to silent
-nodes too. It carries out acquisitions, extensions and releases as :mod:`django_redlock.engine.manager` does. A process
-either gives every current round its own links, as threads have them, or shares one set among all rounds, as the tasks
-of an event loop do. Waiters are those of :mod:`django_redlock.engine.notifications`, with messages that can be late or
-lost.
+It carries out rounds, acquisitions, extensions and releases as :mod:`django_redlock.engine` does. A process either
+gives every current round its own links, as threads have them, or shares one set among all rounds, as the tasks of an
+event loop do.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django_redlock.core import hold as holds
 from django_redlock.core.acquisition import Acquisition, GaveUp, Pause, Waiter
@@ -23,48 +19,29 @@ from django_redlock.core.attempt import Granted, HighestToken
 from django_redlock.core.names import Owner
 from django_redlock.core.protocol import Acquire, Failure, Instant, Kind, Reply, Request, failed
 from django_redlock.core.round import Round
-from django_redlock.core.rules import Rules, Wanted
+from django_redlock.core.rules import Wanted
 from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Breakers
 from django_redlock.engine.notifications import RETRY, Waiters
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.engine.rounds import GRACE, IDLE
 from django_redlock.engine.unattended import LOOK
 
-from .network import Faults, Machine, Wire
-from .oracles import Oracles
-from .profiles import TTL, Profile
-from .records import RecordLink, Store, Worker
-from .world import AT_ONCE, Cancelled, Computer, Routine, Sleep, Task, Wait, World
+from .network import Link, Machine
+from .profiles import TTL
+from .records import Store, Worker
+from .world import AT_ONCE, Cancelled, Computer, Routine, Sleep, Task, Wait
 
-
-@dataclass(slots=True)
-class InFlight:
-    """A request whose reply has not been read."""
-
-    round: Round
-    sent: float
-
-
-@dataclass(eq=False, slots=True)
-class Connection:
-    """
-    One node's part of a connection set: the connection, its replies in flight, and the replies that nobody has read
-    yet.
-    """
-
-    node: int
-    wire: Wire | RecordLink
-    in_flight: deque[InFlight] = field(default_factory=deque)
-    inbox: deque[Reply] = field(default_factory=deque)
+if TYPE_CHECKING:
+    from .schedule import Schedule
 
 
 @dataclass(eq=False, slots=True)
 class ConnectionSet:
     """One connection per node, and the tasks whose rounds are under way on them."""
 
-    by_node: dict[int, Connection] = field(default_factory=dict)
+    by_node: dict[int, Link] = field(default_factory=dict)
     connecting: dict[int, list[Round]] = field(default_factory=dict)
-    arrived: deque[tuple[int, Wire | RecordLink | None, Greeting | str]] = field(default_factory=deque)
+    arrived: deque[tuple[int, Link | None, Greeting | str]] = field(default_factory=deque)
     waiting: list[Task] = field(default_factory=list)
     used: float = 0.0
 
@@ -105,30 +82,18 @@ class Lease:
 class Process(Computer):
     """A client: one process with the production state machines."""
 
-    def __init__(
-        self,
-        world: World,
-        name: str,
-        machines: list[Machine | Store],
-        rules: Rules,
-        profile: Profile,
-        faults: Faults,
-        oracles: Oracles,
-    ) -> None:
-        super().__init__(world, name)
-        self.rules = rules
-        self.shared = world.random.random() < 0.5
+    def __init__(self, schedule: "Schedule", name: str) -> None:
+        super().__init__(schedule.world, name)
+        self.rules, self.profile, self.faults = schedule.rules, schedule.profile, schedule.faults
+        self._machines, self._oracles = schedule.machines, schedule.oracles
+        self.shared = self.random() < 0.5
         self._owner = Owner(host=name)
-        self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock, self.wall)
+        self.admission = Admission(self.rules, tuple(machine.name for machine in self._machines), self.clock, self.wall)
         self.highest = HighestToken()
         self.workers: dict[int, Worker] = {}  # of the nodes of records
-        self.breakers = Breakers(len(machines))
-        self._machines = machines
-        self._profile = profile
-        self._faults = faults
-        self._oracles = oracles
+        self.breakers = Breakers(len(self._machines))
         self._connection_sets: list[ConnectionSet] = [ConnectionSet()] if self.shared else []
-        self._waiters: Waiters[Any] = Waiters(rules.needed, Bell)
+        self._waiters: Waiters[Any] = Waiters(self.rules.needed, Bell)
         self._waiters.process = name
         self._listens = False
         self._renewed: list[Lease] = []
@@ -143,7 +108,7 @@ class Process(Computer):
 
     def breathe(self) -> Sleep:
         """Continue a little later or, where the profile says so, much later: a point at which a process may stop."""
-        if self._faults.on and self.random() < self._profile.stall:
+        if self.faults.on and self.random() < self.profile.stall:
             self.stop(self.world.random.choice((0.02, 0.1, 0.5, 1.0, 3.0)) * self.random() * TTL)
         return AT_ONCE
 
@@ -276,15 +241,15 @@ class Process(Computer):
         node, world = machine.number, self.world
 
         def notification(name: str) -> None:
-            if not self._faults.loses_notification():
+            if not self.faults.loses_notification():
                 world.log(machine.name, "calls", name)
-                self.arrive(self._faults.passes(self, machine), self._waiters.notification, node, name)
+                self.arrive(self.faults.passes(self, machine), self._waiters.notification, node, name)
 
         def subscribe() -> None:
             if machine.up:
                 machine.listen(self.name, notification)
                 machine.at_end.append(lambda: self.after(0.001, end))
-                self.arrive(self._faults.passes(self, machine), self._waiters.reached, node)
+                self.arrive(self.faults.passes(self, machine), self._waiters.reached, node)
             else:
                 self.after(RETRY, self._listen, machine)
 
@@ -292,14 +257,12 @@ class Process(Computer):
             self._waiters.listening.discard(node)
             self.after(RETRY, self._listen, machine)
 
-        machine.at(self._faults.passes(self, machine), subscribe)
+        machine.at(self.faults.passes(self, machine), subscribe)
 
     # The part of django_redlock.engine.rounds
 
     def ask(self, round: Round, apart: ConnectionSet | None = None) -> Routine:
-        """
-        Carry out one round, on links *apart* from all others or not; redeliver releases to nodes that missed them.
-        """
+        """Carry out one round, on links *apart* from all others or not; redeliver what must reach every node."""
         if not round.requests:
             return
         connections = apart or (
@@ -312,26 +275,25 @@ class Process(Computer):
         now = self.clock()
         deadline, fresh = now + round.timeout, not connections.by_node
         self._send_all(connections, round, now)
+        expects = partial(self._expects, connections, round)
         try:
-            while round.timeout and not round.closed and now < deadline and self._expects(connections, round):
-                yield from self._wait(connections, deadline - now)
-                now = self.clock()
-            if round.timeout and not round.closed:
-                self._time_out(connections, round)
-            until = deadline if round.mending else min(deadline, now + GRACE)
-            while (fresh or round.mending) and connections.connecting and now < until:
-                yield from self._wait(connections, until - now)
-                now = self.clock()
-            until = now + round.patience
-            while round.closed and round.unheard and now < until and self._expects(connections, round):
-                yield from self._wait(connections, until - now)
-                now = self.clock()
+            if round.timeout:
+                yield from self._wait(connections, deadline, lambda: not round.closed and expects())
+                if not round.closed:
+                    self._time_out(connections, round)
+            if fresh or round.mending:
+                until = deadline if round.mending else min(deadline, self.clock() + GRACE)
+                yield from self._wait(connections, until, lambda: bool(connections.connecting))
+            until = self.clock() + round.patience
+            yield from self._wait(connections, until, lambda: round.closed and bool(round.unheard) and expects())
         except Cancelled:
-            self._interrupted(connections, round)
+            self._end(connections, round)
+            for connection in list(connections.by_node.values()) if not self.shared else ():
+                self._drop(connections, connection, "closed")  # a thread does not know the state of its links
             raise
         if not round.unattended:
             self._end(connections, round)
-        connections.used = now
+        connections.used = self.clock()
         if not self.shared and not apart:
             self._connection_sets.append(connections)
         if round.unattended:
@@ -371,12 +333,6 @@ class Process(Computer):
             if round in waiting:
                 waiting.remove(round)
 
-    def _interrupted(self, connections: ConnectionSet, round: Round) -> None:
-        """End a round early: a thread's links are then in an unknown state, those of a loop are not."""
-        self._end(connections, round)
-        for connection in list(connections.by_node.values()) if not self.shared else ():
-            self._drop(connections, connection, "closed")
-
     def _bring(self, node: int, request: Request, until: float) -> Routine:
         """Do what :class:`django_redlock.engine.redelivery.Redelivery` does."""
         pause = FIRST_PAUSE
@@ -388,14 +344,15 @@ class Process(Computer):
             yield Sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    def _wait(self, connections: ConnectionSet, left: float) -> Routine:
+    def _wait(self, connections: ConnectionSet, until: float, going: Callable[[], bool]) -> Routine:
         task = self.current
         assert task is not None
-        connections.waiting.append(task)
-        try:
-            yield Wait(left)
-        finally:
-            connections.waiting.remove(task)
+        while going() and (left := until - self.clock()) > 0:
+            connections.waiting.append(task)
+            try:
+                yield Wait(left)
+            finally:
+                connections.waiting.remove(task)
 
     def _expects(self, connections: ConnectionSet, round: Round) -> bool:
         replies, by_node, connecting = round.replies, connections.by_node, connections.connecting
@@ -412,7 +369,7 @@ class Process(Computer):
         for connection in list(connections.by_node.values()):
             if connection.inbox:
                 self._read(connection)
-            ended = connection.wire.broken or connection.wire.boot != connection.wire.machine.boot
+            ended = connection.broken or connection.boot != connection.machine.boot
             if ended and (connection.in_flight or look):
                 self._drop(connections, connection, "closed")
 
@@ -423,7 +380,7 @@ class Process(Computer):
             connection
             and not round.cleanup
             and connection.in_flight
-            and now - connection.in_flight[0].sent > max(round.timeout, 0.05)
+            and now - connection.in_flight[0][1] > max(round.timeout, 0.05)
         ):
             self._drop(connections, connection, "timeout")
             self.breakers[node].failed(now)
@@ -439,24 +396,14 @@ class Process(Computer):
         else:
             self._connect(connections, node, round)
 
-    def _send(self, connections: ConnectionSet, connection: Connection, round: Round, now: float) -> None:
-        if connection.wire.broken:
+    def _send(self, connections: ConnectionSet, connection: Link, round: Round, now: float) -> None:
+        if connection.broken:
             self._drop(connections, connection, "closed")
             self.breakers[connection.node].failed(now)
             round.receive(connection.node, failed(Failure.CLOSED, Kind.UNKNOWN))
             return
-        connection.in_flight.append(InFlight(round, now))
-        connection.wire.send(round.requests[connection.node])
-
-    def _replied(self, connections: ConnectionSet, connection: Connection, reply: Reply) -> None:
-        connection.inbox.append(reply)
-        if self.shared or connections.waiting:  # as _happened() does
-            self._read(connection)
-            for task in connections.waiting:
-                task.wake()
-
-    def _ended(self, connections: ConnectionSet, connection: Connection) -> None:
-        self._happened(connections, self._drop_ended, connections, connection)
+        connection.in_flight.append((round, now))
+        connection.send(round.requests[connection.node])
 
     def _happened(self, connections: ConnectionSet, see_to_it: Callable[..., None], *args: Any) -> None:
         """Handle the arrived replies if a round waits; the links of a busy thread are read at their next use."""
@@ -465,23 +412,24 @@ class Process(Computer):
             for task in connections.waiting:
                 task.wake()
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: Link) -> None:
         while connection.inbox and connection.in_flight:
-            in_flight, reply = connection.in_flight.popleft(), connection.inbox.popleft()
+            (round, sent), reply = connection.in_flight.popleft(), connection.inbox.popleft()
             self.breakers[connection.node].answered()
-            in_flight.round.receive(connection.node, self.admission.judge(connection.node, reply, in_flight.sent))
+            round.receive(connection.node, self.admission.judge(connection.node, reply, sent))
 
-    def _drop_ended(self, connections: ConnectionSet, connection: Connection) -> None:
+    def _drop_ended(self, connections: ConnectionSet, connection: Link) -> None:
         self._read(connection)
         self._drop(connections, connection, "reset")
         self.breakers[connection.node].failed(self.clock())
 
-    def _drop(self, connections: ConnectionSet, connection: Connection, detail: str) -> None:
+    def _drop(self, connections: ConnectionSet, connection: Link, detail: str) -> None:
         if connections.by_node.get(connection.node) is connection:
             del connections.by_node[connection.node]
-        connection.wire.broken = True
+        connection.broken = True
         while connection.in_flight:
-            connection.in_flight.popleft().round.receive(connection.node, Reply(Kind.UNKNOWN, detail=detail))
+            round, _ = connection.in_flight.popleft()
+            round.receive(connection.node, Reply(Kind.UNKNOWN, detail=detail))
 
     def _time_out(self, connections: ConnectionSet, round: Round) -> None:
         """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""
@@ -497,25 +445,25 @@ class Process(Computer):
             return
         connections.connecting[node] = [round]
         machine, world = self._machines[node], self.world
-        wire = machine.link(self, self._profile, self._faults)
+        link = machine.link(self)
         gives_up = world.now + max(round.timeout, CONNECT_TIMEOUT)
-        arrives = self._faults.passes(self, machine)
+        arrives = self.faults.passes(self, machine)
         finished = False
 
-        def finish(wire: Wire | RecordLink | None, greeting: Greeting | str) -> None:
+        def finish(link: Link | None, greeting: Greeting | str) -> None:
             nonlocal finished
             if not finished:
                 finished = True
-                if wire is None:
+                if link is None:
                     self.breakers[node].failed(self.clock())
-                connections.arrived.append((node, wire, greeting))
+                connections.arrived.append((node, link, greeting))
                 self._happened(connections, self._take_arrivals, connections)
 
         def greet() -> None:
-            back = self._faults.passes(self, machine)
+            back = self.faults.passes(self, machine)
             if machine.up:
-                wire.boot = machine.boot
-                self.arrive(back, finish, wire, machine.greeting())
+                link.boot = machine.boot
+                self.arrive(back, finish, link, machine.greeting())
             else:
                 self.arrive(back, finish, None, "refused")
 
@@ -526,15 +474,13 @@ class Process(Computer):
         """Hand arrived links to their connections, and let the waiting rounds use them."""
         now = self.clock()
         while connections.arrived:
-            node, wire, greeting = connections.arrived.popleft()
+            node, link, greeting = connections.arrived.popleft()
             rounds = connections.connecting.pop(node)
-            if wire is not None and not isinstance(greeting, str):
+            if link is not None and not isinstance(greeting, str):
                 self.admission.greet(node, greeting)
-                connection = connections.by_node[node] = Connection(node, wire)
-                wire.on_reply, wire.on_end = (
-                    partial(self._replied, connections, connection),
-                    partial(self._ended, connections, connection),
-                )
+                connections.by_node[node] = link
+                link.on_reply = partial(self._happened, connections, self._read, link)
+                link.on_end = partial(self._happened, connections, self._drop_ended, connections, link)
             for round in rounds:
                 if node in round.replies:
                     continue

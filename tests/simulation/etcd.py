@@ -16,7 +16,7 @@ from django_redlock.nodes.etcd.client import UNAVAILABLE, EtcdError
 from django_redlock.nodes.etcd.node import GRANTED
 
 from .profiles import TTL, Profile
-from .world import Clock, World
+from .world import Clock, Place, World
 
 CLUSTER = 0xE7CD  # its id
 FOREVER = 9_223_372_036  # seconds that a member gives for each lease while it does not count them
@@ -29,17 +29,17 @@ Answer = Callable[[Any], None]
 Apply = Callable[[], dict[str, Any]]
 
 
-class Member:
+class Member(Place):
     """One member: what it believes, and the clock by which it counts leases while it leads."""
 
     def __init__(self, world: World, number: int, rate: float) -> None:
+        super().__init__(world)
         self.number = number
         self.term = 2
         self.leader: int | None = 0
         self.counts = number == 0  # the time of leases, as a leader does soon after its election
         self.up = True
         self.boot = 0
-        self.stopped_until = 0.0
         self.clock = Clock(world, 0.0, rate)
         self.began: dict[str, float] = {}  # by lease: when its count was zero, on the clock
 
@@ -75,9 +75,7 @@ class Cluster:
         self.leader: Member | None = self.members[0]
         self.term = 2
         self.revision = 1
-        self.values: dict[
-            str, tuple[int, str]
-        ] = {}  # by key: the revision, and the value, both as the gateway has them
+        self.values: dict[str, tuple[int, str]] = {}  # by key, as the gateway has them: the revision, and the value
         self.watchers: dict[str, Callable[[str], object]] = {}
         self._leases: dict[str, float] = {}  # by id: what had been counted when the last leader began
         self._pending: list[Proposal] = []
@@ -88,10 +86,7 @@ class Cluster:
         self, member: Member, path: str, body: Mapping[str, Any], note: Callable[[], object], answer: Answer
     ) -> None:
         """Have a member carry out a request; *note* is called at the moment at which a transaction succeeds."""
-        world = self._world
-        if world.now < member.stopped_until:
-            world.at(member.stopped_until, self.handle, member, path, body, note, answer)
-        elif not member.up:
+        if not member.up:
             answer(ConnectionRefusedError())
         elif path == "/v3/maintenance/status":
             leader = 0 if member.leader is None else member.leader + 1
@@ -99,25 +94,20 @@ class Cluster:
         elif path == "/v3/lease/timetolive":
             self._look(member, member.boot, str(body["ID"]), answer)
         else:
-            self._propose(Proposal(member, member.boot, self._entry(path, body, note), answer))
-
-    def _entry(self, path: str, body: Mapping[str, Any], note: Callable[[], object]) -> Apply:
-        match path:
-            case "/v3/kv/txn":
-                return partial(self._transact, body, note)
-            case "/v3/kv/range":
-                return partial(self._find, body)
-            case "/v3/lease/grant":
-                return self._grant
-            case "/v3/lease/revoke":
-                return partial(self._revoke, str(body["ID"]))
-        raise AssertionError(path)
+            entries: dict[str, Apply] = {
+                "/v3/kv/txn": partial(self._transact, body, note),
+                "/v3/kv/range": partial(self._find, body),
+                "/v3/lease/grant": self._grant,
+                "/v3/lease/revoke": partial(self._revoke, body),
+            }
+            self._propose(Proposal(member, member.boot, entries[path], answer))
 
     def _reply(self, member: Member, boot: int, result: dict[str, Any], answer: Answer) -> None:
-        """Answer from a member, which names the term that it knows at this moment."""
-        if self._world.now < member.stopped_until:
-            self._world.at(member.stopped_until, self._reply, member, boot, result, answer)
-        elif member.boot != boot:
+        """Answer from a member, which names the term that it knows at that moment."""
+        member.at(self._world.now, self._answer, member, boot, result, answer)
+
+    def _answer(self, member: Member, boot: int, result: dict[str, Any], answer: Answer) -> None:
+        if member.boot != boot:
             answer(ConnectionResetError())
         else:
             ids = {"cluster_id": str(CLUSTER), "member_id": str(member.number + 1), "raft_term": str(member.term)}
@@ -131,30 +121,29 @@ class Cluster:
                 proposal.answer(EtcdError(Failure.NO_LEADER, UNAVAILABLE))
             return
         self._pending.append(proposal)
-        world.at(world.now + MOMENT * (0.5 + world.random.random()), self._commit, proposal)
+        self.leader.at(world.now + MOMENT * (0.5 + world.random.random()), self._commit, proposal)
 
     def _commit(self, proposal: Proposal) -> None:
         if proposal not in self._pending or self.leader is None:
             return  # an election decides, or has decided
-        if self._world.now < self.leader.stopped_until:
-            self._world.at(self.leader.stopped_until, self._commit, proposal)
-            return
         self._pending.remove(proposal)
         self._reply(proposal.member, proposal.boot, proposal.apply(), proposal.answer)
 
     def _look(self, member: Member, boot: int, lease: str, answer: Answer) -> None:
         """Say what remains of a lease, by the clock of the leader that a member knows."""
-        world = self._world
-        if member.leader is None or not self.members[member.leader].up:
+        if member.leader is None:
             answer(EtcdError(Failure.NO_LEADER, UNAVAILABLE))
-            return
-        leader = self.members[member.leader]
-        if world.now < leader.stopped_until:
-            world.at(leader.stopped_until, self._look, member, boot, lease, answer)
+        else:
+            leader = self.members[member.leader]
+            leader.at(self._world.now, self._looked, leader, member, boot, lease, answer)
+
+    def _looked(self, leader: Member, member: Member, boot: int, lease: str, answer: Answer) -> None:
+        if not leader.up:
+            answer(EtcdError(Failure.NO_LEADER, UNAVAILABLE))
             return
         left = floor(GRANTED - leader.counted(lease)) if leader.counts else FOREVER
         known = {"TTL": str(left), "grantedTTL": str(GRANTED)} if lease in self._leases else {"TTL": "-1"}
-        world.at(world.now + MOMENT * world.random.random(), self._reply, member, boot, known, answer)
+        member.at(self._world.now + MOMENT * self._world.random.random(), self._answer, member, boot, known, answer)
 
     # The state
 
@@ -187,8 +176,8 @@ class Cluster:
         self.leader.began[lease] = self.leader.clock()
         return {"ID": lease, "TTL": str(GRANTED)}
 
-    def _revoke(self, lease: str) -> dict[str, Any]:
-        self._leases.pop(lease, None)
+    def _revoke(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._leases.pop(str(body["ID"]), None)
         return {}
 
     # Leaders
@@ -210,7 +199,7 @@ class Cluster:
 
     def _elected(self, old: Member) -> None:
         world, random = self._world, self._world.random
-        able = [member for member in self.members if member is not old and self._runs(member)]
+        able = [each for each in self.members if each is not old and each.up and world.now >= each.stopped_until]
         if not able:
             world.at(world.now + ELECTION * random.random(), self._elected, old)
             return
@@ -221,14 +210,14 @@ class Cluster:
         new.term = self.term
         new.leader = new.number
         new.counts = False  # it was no leader for a moment, even if it led before and has heard of nothing since
-        world.at(world.now + LATE * random.random(), self._promote, new, self.term)
+        new.at(world.now + LATE * random.random(), self._promote, new, self.term)
         # The members that elected it know of it at once. The others learn of it later.
         voter = next((member for member in able if member is not new), None)
         for member in self.members:
             if member is voter:
                 self._learn(member, self.term)
             elif member is not new:
-                world.at(world.now + random.expovariate(5 / TTL), self._learn, member, self.term)
+                member.at(world.now + random.expovariate(5 / TTL), self._learn, member, self.term)
         # Entries that the earlier leader had sent to the new one are carried out in the new term; the rest is lost.
         pending, self._pending = self._pending, []
         for proposal in pending[: random.randint(0, len(pending))]:
@@ -236,9 +225,7 @@ class Cluster:
 
     def _promote(self, member: Member, term: int) -> None:
         """Let a leader begin to count, after it has caught up with what was agreed on before."""
-        if self._world.now < member.stopped_until:
-            self._world.at(member.stopped_until, self._promote, member, term)
-        elif member is self.leader and self.term == term:
+        if member is self.leader and self.term == term:
             member.promote(self._leases)
 
     def _begins(self, counted: float) -> float:
@@ -259,9 +246,7 @@ class Cluster:
     def _learn(self, member: Member, term: int) -> None:
         """Let a member hear of an election. A leader no longer counts leases a moment before it names the new term."""
         world = self._world
-        if not self._runs(member):
-            world.at(max(member.stopped_until, world.now + 0.05), self._learn, member, term)
-        elif member.term < term:
+        if member.up and member.term < term:
             late = LATE * world.random.random() if member.counts else 0.0
             member.counts = False
             world.at(world.now + late, self._know, member, term)
@@ -277,9 +262,6 @@ class Cluster:
 
     # Hazards
 
-    def _runs(self, member: Member) -> bool:
-        return member.up and self._world.now >= member.stopped_until
-
     def stop(self, member: Member, seconds: float, still: float = 0.0) -> None:
         """Freeze a member; its clock may stand still for *still* seconds meanwhile, as that of a machine does."""
         self._world.log(self._name, f"member {member.number} stops for {seconds:.3f}")
@@ -291,15 +273,12 @@ class Cluster:
         member.up = member.counts = False
         member.leader = None
         member.boot += 1
-        self._world.at(self._world.now + seconds, self._start, member)
+        member.at(self._world.now + seconds, self._start, member)
 
     def _start(self, member: Member) -> None:
+        """Start a member, which hears of the leader when there is one."""
         member.up = True
-        self._learn_again(member)
-
-    def _learn_again(self, member: Member) -> None:
-        """Let a member that has started hear of the leader, when there is one."""
-        if self.leader is None or not self._runs(member):
-            self._world.at(self._world.now + 0.05, self._learn_again, member)
+        if self.leader is None:
+            member.at(self._world.now + 0.05, self._start, member)
         elif member is not self.leader:
             member.term, member.leader = self.term, self.leader.number

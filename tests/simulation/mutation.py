@@ -1,9 +1,4 @@
-"""
-Deliberately wrong protocols, and the hunt for them. An oracle that never fails proves nothing.
-
-A mutant replaces functions of production for as long as its context lasts. The hunt runs schedules until an oracle
-objects.
-"""
+"""Deliberately wrong protocols, and the hunt for them. An oracle that never fails proves nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +20,7 @@ def returns(value: Any) -> Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One wrong protocol."""
+    """One wrong protocol: it replaces functions of production for as long as its context lasts."""
 
     name: str  # what is wrong with it
     haunts: tuple[str, ...]  # the profiles and scenarios in which it must show
@@ -43,26 +38,25 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What an oracle said about a mutant, and after how many schedules; None if none objected."""
+    """What an oracle said about something wrong, and after how many schedules; None if none objected."""
 
-    mutant: Mutant
+    name: str
     what: str | None
     schedules: int
 
 
-def hunt(mutant: Mutant, objection: Callable[[str, int], str | None], enough: int) -> Kill:
-    """Run schedules of a mutant's haunts, one seed after the other, until an oracle objects."""
+def hunt(mutant: Any, objection: Callable[[Any, int], str | None], enough: int) -> Kill:
+    """Run schedules of the haunts of something wrong, one seed after the other, until an oracle objects."""
     done = 0
     with mutant.change():
         for seed in range(enough):
             for haunt in mutant.haunts:
                 done += 1
                 if what := objection(haunt, seed):
-                    return Kill(mutant, what, done)
-    return Kill(mutant, None, done)
+                    return Kill(mutant.name, what, done)
+    return Kill(mutant.name, None, done)
 
 
 def score(kills: list[Kill]) -> str:
-    lines = [f"{kill.schedules:>5}  {kill.mutant.name}  <- {kill.what or 'ALIVE'}" for kill in kills]
-    killed = sum(kill.what is not None for kill in kills)
-    return "\n".join([*lines, f"killed {killed} of {len(kills)} mutants"])
+    lines = [f"{kill.schedules:>5}  {kill.name}  <- {kill.what or 'NOTHING'}" for kill in kills]
+    return "\n".join([*lines, f"found {sum(kill.what is not None for kill in kills)} of {len(kills)}"])

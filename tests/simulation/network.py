@@ -1,20 +1,23 @@
 """Nodes that crash, stop and have clocks of their own, and connections to them that fail in every way."""
 
+from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
 from math import exp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.protocol import SHARED, Acquire, Extend, Raise, Release, Reply, Request, Survey
+from django_redlock.core.protocol import SHARED, Extend, Reply, Request, Survey
+from django_redlock.core.round import Round
 
 from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World
 
 if TYPE_CHECKING:
-    from .oracles import Oracles
+    from .driver import Process
+    from .oracles import Node, Oracles
 
 MOMENT = 0.0004  # seconds that a message normally takes
 
@@ -47,8 +50,8 @@ class Machine(Place):
         age = self.store.serve(self._run(), self._promoted, was_replica=bool(self._promoted))
         return Greeting(run_id=self._run(), age=age, promoted=self._promoted)
 
-    def link(self, client: Computer, profile: Profile, faults: "Faults") -> "Wire":
-        return Wire(client, self, profile, faults)
+    def link(self, client: "Process") -> "Wire":
+        return Wire(client, self)
 
     def listen(self, process: str, notification: Callable[[str], object]) -> None:
         """Notify the waiters of a process until it ends."""
@@ -108,10 +111,6 @@ class Machine(Place):
         self.wrong, self.stepped = not self.wrong, self.world.now
         self.clock.step(seconds)
 
-    def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Run it when the node continues."""
-        self.at(self.stopped_until, call, *args)
-
     def execute(self, request: Request, repeated: bool) -> Reply:
         missing = self._oracles.missing(self, request)
         reply = self.store.execute(request)
@@ -121,47 +120,55 @@ class Machine(Place):
         return reply
 
 
+SHOWN = ("slugs", "number", "waiter", "shared", "tombstone", "leaving")
+
+
 def describe(request: Request) -> str:
-    match request:
-        case Extend():
-            return "Extend " + ", ".join(f"{term.secret[:4]} #{term.fencing_token % 10**9}" for term in request.terms)
-        case Acquire():
-            names = "".join(request.slugs) + " shared" * request.shared
-            return f"Acquire {request.secret[:4]} {names} #{request.number % 10**9} {request.waiter}".rstrip()
-        case Raise():
-            return f"Raise {request.secret[:4]} #{request.number % 10**9}"
-        case Release():
-            tombstone = "tombstone" if request.tombstone else ""
-            return f"Release {request.secret[:4]} {tombstone} {request.leaving}".rstrip()
-    return ""
+    if isinstance(request, Extend):
+        return "Extend " + ", ".join(f"{term.secret[:4]} #{term.fencing_token % 10**9}" for term in request.terms)
+    about = ", ".join(f"{key} {value}" for key, value in request._asdict().items() if value and key in SHOWN)
+    return f"{type(request).__name__} {request.secret[:4]} {about}"
 
 
-class Wire:
-    """
-    One connection from a client to a node: in order in both directions, until it fails.
+class Link:
+    """One connection from a client to a node, and the replies that nobody has read yet."""
 
-    ``on_reply`` gets each reply, unless the connection fails; ``on_end`` is called on a reset.
-    """
-
-    __slots__ = (
-        *("client", "machine", "broken", "boot", "deaf", "mute", "doomed", "on_reply", "on_end"),
-        *("_world", "_profile", "_faults", "_last_out", "_last_in"),
-    )
-
-    def __init__(self, client: Computer, machine: Machine, profile: Profile, faults: "Faults") -> None:
+    def __init__(self, client: "Process", machine: "Node") -> None:
         self.client = client
         self.machine = machine
+        self.node = machine.number
         self.broken = False
-        self._world = client.world
-        self._profile = profile
-        self._faults = faults
         self.boot = machine.boot
+        self.in_flight: deque[tuple[Round, float]] = deque()  # and when they were sent
+        self.inbox: deque[Reply] = deque()
+        self.on_reply: Callable[[], object] = lambda: None
+        self.on_end: Callable[[], object] = lambda: None
+
+    def send(self, request: Request) -> None:
+        raise NotImplementedError
+
+    def deliver(self, reply: Reply) -> None:
+        if not self.broken:
+            self.inbox.append(reply)
+            self.on_reply()
+
+    def end(self) -> None:
+        """Report that there will be no more replies."""
+        if not self.broken:
+            self.broken = True
+            self.on_end()
+
+
+class Wire(Link):
+    """A connection to one server: in order in both directions, until it fails."""
+
+    def __init__(self, client: "Process", machine: Machine) -> None:
+        super().__init__(client, machine)
+        self._world, self._profile, self._faults = client.world, client.profile, client.faults
         self._last_out = self._last_in = 0.0
         self.deaf = False  # whether requests no longer arrive
         self.mute = False  # whether replies no longer arrive
         self.doomed = False  # whether the next request, once executed, is answered by a reset
-        self.on_reply: Callable[[Reply], object] = lambda reply: None
-        self.on_end: Callable[[], object] = lambda: None
 
     def send(self, request: Request) -> None:
         faults, world = self._faults, self._world
@@ -170,7 +177,7 @@ class Wire:
             if random() < profile.cut:
                 self._go_silent()
             if random() < profile.reset:
-                self.client.arrive(world.now + world.random.uniform(0, 0.05), self._reset)
+                self.client.arrive(world.now + world.random.uniform(0, 0.05), self.end)
         if self.deaf:
             return
         arrives = faults.passes(self.client, self.machine)
@@ -194,26 +201,17 @@ class Wire:
         machine, client = self.machine, self.client
         if not machine.up or machine.boot != self.boot:
             if not repeated:
-                client.arrive(self._world.now + MOMENT, self._reset)
+                client.arrive(self._world.now + MOMENT, self.end)
             return
         reply = machine.execute(request, repeated)
         if self.doomed:
-            client.arrive(self._world.now + MOMENT, self._reset)
+            client.arrive(self._world.now + MOMENT, self.end)
         elif not repeated and not self.mute:
             arrives = self._faults.passes(client, machine)
             if arrives < self._last_in:
                 arrives = self._last_in
             self._last_in = arrives
-            client.arrive(arrives, self._deliver, reply)
-
-    def _deliver(self, reply: Reply) -> None:
-        if not self.broken:
-            self.on_reply(reply)
-
-    def _reset(self) -> None:
-        if not self.broken:
-            self.broken = True
-            self.on_end()
+            client.arrive(arrives, self.deliver, reply)
 
 
 class Faults:

@@ -5,9 +5,9 @@ None of them asks the code under test whether it was right.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -31,30 +31,6 @@ GUARD = TTL + DRIFT
 ROUNDING = 1e-6
 
 
-@dataclass(slots=True)
-class Figures:
-    schedules: int = 0
-    acquisitions: int = 0
-    one_round: int = 0
-    extensions: int = 0
-    committed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    lost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    violations: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-    def add(self, other: "Figures") -> None:
-        self.schedules += other.schedules
-        self.acquisitions += other.acquisitions
-        self.one_round += other.one_round
-        self.extensions += other.extensions
-        for mine, theirs in (
-            (self.committed, other.committed),
-            (self.lost, other.lost),
-            (self.violations, other.violations),
-        ):
-            for key, number in theirs.items():
-                mine[key] += number
-
-
 @dataclass(frozen=True, slots=True)
 class Vote:
     """A number that a node accepted for a secret, and when that node last started."""
@@ -68,19 +44,13 @@ Missing = Set[tuple[str, str]]
 
 
 class Oracles:
-    """
-    Check one schedule.
+    """Check one schedule, slug by slug: a lock with several permits has a slug for each of them."""
 
-    Uniqueness, order and exclusion apply to a *slug*: the name of a lock or, for a lock with several permits, one of
-    them.
-    """
-
-    def __init__(self, world: World, nodes: int, quorum: int, guarded: bool) -> None:
-        self.figures = Figures(schedules=1)
+    def __init__(self, world: World, quorum: int, guarded: bool) -> None:
+        self.figures: Counter[str] = Counter()
         self.violations: list[tuple[str, str]] = []
         self.commands = 0  # executed by nodes
         self._world = world
-        self._nodes = nodes
         self._quorum = quorum
         self.guarded = guarded
         self._held: dict[str, list[Lease]] = defaultdict(list)  # by name
@@ -97,7 +67,6 @@ class Oracles:
     def violated(self, oracle: str, what: str) -> None:
         self._world.log("ORACLE", f"{oracle}: {what}")
         self.violations.append((oracle, what))
-        self.figures.violations[oracle] += 1
 
     # Actions of the nodes
 
@@ -169,8 +138,8 @@ class Oracles:
 
     def granted(self, lease: "Lease", outcome: Granted, began: float) -> None:
         """An attempt that began at *began*, in true time, won."""
-        self.figures.acquisitions += 1
-        self.figures.one_round += len(outcome.rounds) == 1
+        self.figures["acquisitions"] += 1
+        self.figures["one round"] += len(outcome.rounds) == 1
         # The rounds in which the nodes were asked for the lock. There is more than one only after split votes, in which
         # the silent nodes are not asked again. Each may be followed by a round that raises the token.
         asked = [round for round in outcome.rounds if isinstance(next(iter(round.requests.values())), Acquire)]
@@ -204,9 +173,7 @@ class Oracles:
             self.violated("votes", f"{best} votes for {outcome.fencing_token} where {self._quorum} are needed")
 
     def _voted(self, node: int, outcome: Granted) -> bool:
-        """
-        Return whether a node accepted the token for this attempt, and had been up for long enough when it counted.
-        """
+        """Return whether a node accepted the token for this attempt, and had been up for long enough."""
         since = self._world.now - (0.98 * GUARD if self.guarded else 0.0)
         votes = self._votes.get((node, outcome.secret), ())
         return any(vote.number == outcome.fencing_token and vote.booted <= since for vote in votes)
@@ -226,10 +193,7 @@ class Oracles:
         highest.append(max(token, highest[-1] if highest else 0))
 
     def _check_alone(self, name: str, lease: "Lease") -> None:
-        """
-        No other holder considers the lock its own, by its own clock, unless both share it or there is another
-        permit.
-        """
+        """No other holder believes to have the lock, unless both share it or there is another permit."""
         others = self._held[name]
         for other in list(others):
             if not other.believed():
@@ -246,7 +210,6 @@ class Oracles:
         hold = lease.hold
         if not longer:
             return
-        self.figures.extensions += 1
         if late:
             self.violated("validity", "an extension counted after the deadline")
         if hold.deadline > self._first_bytes[round] + TTL - DRIFT + ROUNDING:
@@ -268,8 +231,8 @@ class Oracles:
                 self.violated("expiry", f"{slug} on node {machine.number} has no expiry")
         for name, row in database.rows.items():
             for guard, number in row.committed.items():
-                self.figures.committed[guard] += number
-                self.figures.lost[guard] += row.lost(guard)
+                self.figures[f"committed, {guard}"] += number
+                self.figures[f"lost, {guard}"] += row.lost(guard)
             self._check_history(name, row.history)
             if row.lost("claimed before reading"):
                 self.violated("update", f"{row.lost('claimed before reading')} increments of {name} were lost")

@@ -10,7 +10,6 @@ class Profile:
     """The hazards of a schedule; chances are per message, rates per second."""
 
     name: str
-    what: str
     # Numbers of nodes and quorums (None: the majority) to draw from.
     sizes: tuple[tuple[int, int | None], ...] = ((3, None), (3, None), (3, None), (5, None))
     cut: float = 0.0  # chance that a connection goes silent, in one direction, permanently
@@ -44,10 +43,9 @@ class Profile:
 ANY_SIZE: tuple[tuple[int, int | None], ...] = (*((nodes, None) for nodes in (1, 2, 3, 3, 4, 5)), (5, 4))
 GUARDED: tuple[tuple[int, int | None], ...] = ((3, None), (3, None), (4, None), (5, None), (5, 4))
 
-CALM = Profile("calm", "contention only", ANY_SIZE)
+CALM = Profile("calm", ANY_SIZE)
 NET = Profile(
     "net",
-    "silent, reset, late, repeated, cut off",
     ANY_SIZE,
     cut=0.01,
     reset=0.01,
@@ -57,18 +55,15 @@ NET = Profile(
     block=0.3,
     freeze=0.2,
 )
-PAUSE = Profile("pause", "clients stop anywhere and die", ANY_SIZE, stall=0.03, die=0.1, spike=0.005)
-SKEW = Profile("skew", "clocks that are off and run at different rates", ANY_SIZE, skew=0.2, rate=0.003)
-SLOW = Profile("slow database", "steps of a transaction take seconds", slow=0.1)
-CRASH = Profile("crash with data", "nodes restart with their data", ANY_SIZE, crash=0.3, cut=0.005)
-LOSS = Profile("crash without data", "nodes restart empty", GUARDED, crash=0.3, forget=1.0, cut=0.005)
-FAILOVER = Profile(
-    "failover", "replicas that lack the last writes take the places of nodes", GUARDED, failover=0.5, cut=0.01, die=0.2
-)
+PAUSE = Profile("pause", ANY_SIZE, stall=0.03, die=0.1, spike=0.005)
+SKEW = Profile("skew", ANY_SIZE, skew=0.2, rate=0.003)
+SLOW = Profile("slow database", slow=0.1)
+CRASH = Profile("crash with data", ANY_SIZE, crash=0.3, cut=0.005)
+LOSS = Profile("crash without data", GUARDED, crash=0.3, forget=1.0, cut=0.005)
+FAILOVER = Profile("failover", GUARDED, failover=0.5, cut=0.01, die=0.2)
 KEEPING = replace(
     NET,
     name="keeps data and clocks",
-    what="net, pause, skew, slow database and crash with data",
     stall=0.02,
     die=0.05,
     skew=0.2,
@@ -76,16 +71,10 @@ KEEPING = replace(
     slow=0.03,
     crash=0.15,
 )
-WITHIN = replace(
-    KEEPING, name="loses data", what="the same with nodes that restart empty, clocks within the guard", sizes=GUARDED,
-    forget=0.5, skew=0.1,
-)  # fmt: skip
-STEPS = Profile(
-    "clock steps", "node clocks step, one at a time", GUARDED, cut=0.02, step=0.3, wall_step=0.2,
-)  # fmt: skip
+WITHIN = replace(KEEPING, name="loses data", sizes=GUARDED, forget=0.5, skew=0.1)  # clocks are within the guard
+STEPS = Profile("clock steps", GUARDED, cut=0.02, step=0.3, wall_step=0.2)  # one clock at a time
 LEADERS = Profile(
     "leaders",
-    "replicated stores, alone or in a majority, whose leaders change",
     ((1, None), (1, None), (3, None)),
     stores=(1, 2, 3),
     share=0.2,
@@ -100,13 +89,10 @@ LEADERS = Profile(
     freeze=0.2,
     die=0.1,
 )
-APART = replace(
-    LEADERS, name="leaders apart", what="the same with clocks of leaders that differ by up to a minute", apart=60.0
-)
+APART = replace(LEADERS, name="leaders apart", apart=60.0)
 MIXED = replace(
     LEADERS,
     name="mixed majority",
-    what="a replicated store and Redis nodes that restart empty",
     sizes=((3, None), (3, None), (4, None), (5, None)),
     stores=(1, 1, 2),
     repeat=0.02,
@@ -117,7 +103,6 @@ MIXED = replace(
 EVERYTHING = replace(
     WITHIN,
     name="everything",
-    what="all of that, wrong clocks and clocks that step",
     skew=2.0,
     step=0.1,
     together=(1, 1, 2),

@@ -1,8 +1,7 @@
 """
 Nodes of records in virtual time: the production tables over a simulated etcd cluster.
 
-A table waits for each reply, so it runs in a greenlet, which its process resumes. Whatever stops the process also stops
-the table, between its reading and its writing, too.
+A table waits for each reply, so it runs in a greenlet, which its process resumes.
 """
 
 import json
@@ -11,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import greenlet
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.names import secret_of
@@ -23,9 +22,9 @@ from django_redlock.nodes.records.replicated import Place as Addresses
 from django_redlock.nodes.records.table import PAUSE, UntouchedError
 
 from .etcd import Cluster, Member
-from .network import Faults, describe
+from .network import Link, describe
 from .profiles import Profile
-from .world import EPOCH, Clock, Place, World
+from .world import Call, Command, Place, Routine, Sleep, Wait, World
 
 if TYPE_CHECKING:
     from .driver import Process
@@ -39,13 +38,11 @@ class Store(Place):
     """A replicated store as one node."""
 
     up, boot, booted = True, 0, -1e9
-    wrong, stepped = False, -1e9
 
     def __init__(self, world: World, number: int, oracles: "Oracles", profile: Profile) -> None:
         super().__init__(world)
         self.number = number
         self.name = f"store {number}"
-        self.clock = Clock(world, EPOCH)  # it has no clock that anybody compares
         self.at_end: list[Callable[[], None]] = []
         self.cluster = Cluster(world, self.name, profile)
         self.oracles = oracles
@@ -54,11 +51,8 @@ class Store(Place):
     def greeting(self) -> Greeting:
         return Greeting(run_id=self.name, age=float("inf"))
 
-    def link(self, client: "Process", profile: Profile, faults: Faults) -> "RecordLink":
-        return RecordLink(client, self, profile, faults)
-
-    def start(self) -> None:
-        """Do nothing: members start again by themselves."""
+    def link(self, client: "Process") -> "RecordLink":
+        return RecordLink(client, self)
 
     def stop(self, seconds: float) -> None:
         self.cluster.stop(self.world.random.choice(self.cluster.members), seconds)
@@ -76,12 +70,8 @@ class Store(Place):
         return record
 
     def has(self, slug: str, secret: str, shared: bool) -> bool:
-        """
-        Return whether the store names the holder with this secret, alone or beside other shared ones.
-
-        A hold that was released in the transaction that wrote it does not show in the record.
-        """
-        if secret in self._released:
+        """Return whether the store names the holder with this secret, alone or beside other shared ones."""
+        if secret in self._released:  # by the transaction that wrote it: that does not show in the record
             return True
         record = self.record(slug)
         holder = secret_of(record["holder"][0]) if "holder" in record else None
@@ -108,21 +98,14 @@ def coded(key: str) -> str:
     return b64encode(key.encode()).decode()
 
 
-class RecordLink:
+class RecordLink(Link):
     """One link of a process; all links to one store share a worker."""
 
-    deaf = mute = doomed = False
-    boot = 0
-
-    def __init__(self, client: "Process", machine: Store, profile: Profile, faults: Faults) -> None:
-        self.client = client
-        self.machine = machine
-        self.broken = False
-        self.on_reply: Callable[[Reply], object] = lambda reply: None
-        self.on_end: Callable[[], object] = lambda: None
+    def __init__(self, client: "Process", machine: Store) -> None:
+        super().__init__(client, machine)
         worker = client.workers.get(machine.number)
         if worker is None or worker.ended:
-            worker = client.workers[machine.number] = Worker(client, machine, profile, faults)
+            worker = client.workers[machine.number] = Worker(client, machine)
         self._worker = worker
         worker.links.append(self)
 
@@ -130,68 +113,52 @@ class RecordLink:
         if self._worker.ended:
             self.client.after(0.0, self.end)
         else:
-            self._worker.submit(request, lambda reply: self.client.arrive(self.client.world.now, self._deliver, reply))
-
-    def _deliver(self, reply: Reply) -> None:
-        if not self.broken:
-            self.on_reply(reply)
-
-    def end(self) -> None:
-        """Report that there will be no more replies."""
-        if not self.broken:
-            self.broken = True
-            self.on_end()
+            self._worker.submit(request, lambda reply: self.client.arrive(self.client.world.now, self.deliver, reply))
 
 
 class Worker:
     """The thread of a process that uses one store; see :class:`django_redlock.nodes.records.worker.Worker`."""
 
-    def __init__(self, process: "Process", store: Store, profile: Profile, faults: Faults) -> None:
+    def __init__(self, process: "Process", store: Store) -> None:
         self.process = process
         self.store = store
         self.links: list[RecordLink] = []
         self.ended = False
-        self._profile = profile
-        self._faults = faults
         self._jobs: deque[tuple[Request, Callable[[Reply], None]]] = deque()
-        self._idle = False
-        self._ticket = 0
-        self._hub: Any = None
-        self._greenlet = greenlet(self._run)
         self._table = SimulatedTable(self)
-        process.after(process.lag(), self._resume, 0)
+        self._greenlet = greenlet(self._run)
+        self._task = process.spawn(self._steps())
 
     def submit(self, request: Request, deliver: Callable[[Reply], None]) -> None:
         """Have a request carried out after those that came before."""
         self._jobs.append((request, deliver))
-        if self._idle:
-            self._idle = False
-            self.process.after(self.process.lag(), self._resume, self._ticket)
+        self._task.wake()
 
     def close(self) -> None:
         """Drop the greenlet, which would keep the whole schedule in memory while it waits."""
-        self._hub = getcurrent()
         self._greenlet.throw()
 
-    def _resume(self, ticket: int, value: Any = None) -> None:
-        if ticket == self._ticket:
-            self._ticket += 1
-            self._hub = getcurrent()
-            self._greenlet.switch(value)
+    def do(self, command: Command) -> Any:
+        """Have the task carry out a command, in the greenlet; return the result."""
+        return self._greenlet.parent.switch(command)
 
-    def _run(self, _: object) -> None:
+    def _steps(self) -> Routine:
+        command = self._greenlet.switch()
+        while not self._greenlet.dead:
+            command = self._greenlet.switch((yield command))
+
+    def _run(self) -> None:
         try:
             while True:
                 if not self._jobs:
-                    self._idle = True
-                    self._hub.switch()
-                self._do([self._jobs.popleft() for _ in range(min(AT_ONCE, len(self._jobs)))])
+                    self.do(Wait(1e9))
+                self._execute([self._jobs.popleft() for _ in range(min(AT_ONCE, len(self._jobs)))])
         except LinkError:
             self.ended = True
             for link in self.links:
                 self.process.after(0.0, link.end)
 
-    def _do(self, jobs: Sequence[tuple[Request, Callable[[Reply], None]]]) -> None:
+    def _execute(self, jobs: Sequence[tuple[Request, Callable[[Reply], None]]]) -> None:
         try:
             replies = self._table.execute([request for request, _ in jobs])
         except UntouchedError as error:
@@ -200,39 +167,6 @@ class Worker:
             raise
         for (_, deliver), reply in zip(jobs, replies, strict=True):
             deliver(reply)
-
-    # For the table, in the greenlet
-
-    def sleep(self, seconds: float) -> None:
-        self.process.after(seconds, self._resume, self._ticket)
-        self._hub.switch()
-
-    def ask(
-        self, member: Member, path: str, body: Mapping[str, Any], timeout: float, note: Callable[[], object]
-    ) -> dict[str, Any]:
-        """Send a request to a member and return its reply, both of which can be late or lost."""
-        process, store, faults, profile = self.process, self.store, self._faults, self._profile
-        random, ticket = process.world.random.random, self._ticket
-        lost = random() if faults.on and random() < profile.cut else 1.0
-        reset = faults.on and random() < profile.reset
-
-        def send() -> None:
-            if lost > 0.5:
-                arrives = faults.passes(process, store)
-                process.world.at(arrives, store.cluster.handle, member, path, body, note, answer)
-
-        def answer(reply: Any) -> None:
-            if lost == 1.0:
-                arrives = faults.passes(process, store)
-                process.arrive(arrives, self._resume, ticket, ConnectionResetError() if reset else reply)
-
-        process.breathe()
-        process.after(process.lag(), send)
-        process.after(timeout, self._resume, ticket, TimeoutError())
-        reply = self._hub.switch()
-        if isinstance(reply, Exception):
-            raise reply
-        return reply  # type: ignore[no-any-return]
 
 
 class MemberLink:
@@ -247,23 +181,41 @@ class MemberLink:
         self._boot = member.boot
         self.note: Callable[[], object] = lambda: None
 
-    def open(self) -> None:
-        """Connect."""
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
 
     def wait(self, timeout: float) -> None:
-        """Wait for that many seconds for each reply from now on."""
         self._timeout = timeout
 
     def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request to the member and return its reply, both of which can be late or lost."""
         if self._boot != self._member.boot:
             raise ConnectionResetError
-        return self._worker.ask(self._member, path, body, self._timeout, self.note)
+        process, store, member = self._worker.process, self._worker.store, self._member
+        faults, random = process.faults, process.random
+        lost = random() if faults.on and random() < process.profile.cut else 1.0
+        reset = faults.on and random() < process.profile.reset
 
-    def close(self) -> None:
-        """Close the connection."""
+        def begin(resume: Callable[[Any], None]) -> None:
+            def send() -> None:
+                if lost > 0.5:
+                    arrives = faults.passes(process, store)
+                    member.at(arrives, store.cluster.handle, member, path, body, self.note, answer)
 
-    def abort(self) -> None:
-        """Do nothing: no other thread waits."""
+            def answer(reply: Any) -> None:
+                if lost == 1.0:
+                    arrives = faults.passes(process, store)
+                    process.arrive(arrives, resume, ConnectionResetError() if reset else reply)
+
+            process.after(process.lag(), send)
+            process.after(self._timeout, resume, TimeoutError())
+
+        process.breathe()
+        reply = self._worker.do(Call(begin))
+        if isinstance(reply, Exception):
+            raise reply
+        return reply  # type: ignore[no-any-return]
 
 
 class SimulatedTable(EtcdTable):
@@ -271,8 +223,6 @@ class SimulatedTable(EtcdTable):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._links: list[MemberLink] = []
-        self._requests: Sequence[Request] = ()
         patience = worker.process.rules.timeout(1.0)
         super().__init__(Addresses(tuple(("member", number) for number in range(3))), PREFIX, patience)
         self._at = worker.process.world.random.randrange(3)
@@ -284,12 +234,10 @@ class SimulatedTable(EtcdTable):
         return self._worker.process.wall()
 
     def pause(self, longest: float = PAUSE) -> None:
-        """Wait a moment before a request is tried again."""
-        self._worker.sleep(self._worker.process.world.random.uniform(0, longest))
+        self._worker.do(Sleep(self._worker.process.world.random.uniform(0, longest)))
 
     def dial(self, number: int, timeout: float) -> Any:
-        self._links[:] = [MemberLink(self._worker, self._worker.store.cluster.members[number], timeout)]
-        return self._links[0]
+        return MemberLink(self._worker, self._worker.store.cluster.members[number], timeout)
 
     def _decide(self, requests: Sequence[Request]) -> Decision:
         decision = super()._decide(requests)
@@ -303,7 +251,7 @@ class SimulatedTable(EtcdTable):
 
     def write(self, decision: Decision) -> bool | None:
         """Write, and notify the oracles at the moment at which the cluster has carried it out."""
-        link, found = self._links[0], self._found
+        link, found = self.connection, self._found
         link.note = lambda: self._worker.store.wrote(found)
         try:
             return super().write(decision)

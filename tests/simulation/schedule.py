@@ -1,5 +1,6 @@
 """One schedule: nodes, clients that increment counters under a lock, and the hazards meanwhile."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from django_redlock.core.rules import Rules, majority
 from .database import GUARDS, Database, increment
 from .driver import Lease, Process
 from .network import Faults, Machine
-from .oracles import Figures, Oracles
+from .oracles import Oracles
 from .profiles import TTL, Profile
 from .records import Store
 from .world import EPOCH, Cancelled, Clock, Routine, Sleep, World
@@ -43,7 +44,7 @@ THEMES = (
 class Outcome:
     seed: int
     profile: Profile
-    figures: Figures
+    figures: Counter[str]
     violations: list[tuple[str, str]]
     trace: list[str]
 
@@ -65,10 +66,10 @@ class Outcome:
 class Client(Process):
     """A working process: takes locks, increments under them, and dies from time to time."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, schedule: "Schedule", name: str) -> None:
+        super().__init__(schedule, name)
         self.sessions: list[tuple[object, str]] = []
-        self.wishes: tuple[Wish, ...] = (A,)
+        self.wishes = schedule.wishes
         self.quiet = False
         self.satisfied = False
 
@@ -88,7 +89,7 @@ class Client(Process):
     def try_to_get(self, wish: Wish, wait: float | None) -> Routine:
         """Acquire a lock, unless that is cancelled at some moment."""
         random, trying = self.world.random, [self.current]
-        if random.random() < self._profile.cancel:
+        if random.random() < self.profile.cancel:
             moment = random.choice((0.0002, 0.001, 0.02, 0.5)) * random.random()
             self.after(moment, lambda: trying and trying[0] and trying[0].cancel())
         try:
@@ -99,9 +100,7 @@ class Client(Process):
             trying.clear()
 
     def offset(self, machine: Machine) -> float | None:
-        """
-        Return by how much it considers a node's clock ahead of its own steady one, None if it does not know the node.
-        """
+        """Return by how much it considers a node's clock ahead of its own steady one, None if it knows nothing."""
         offset = self.admission._most[machine.number]
         return None if offset == INFINITY else offset
 
@@ -114,7 +113,7 @@ class Client(Process):
         random, hold = self.world.random, lease.hold
         if random.random() < 0.6:
             self.renew(lease)
-        for guard in random.sample(GUARDS, 0 if lease.shared else 3):  # a shared holder does not write
+        for guard in random.sample(GUARDS, 0 if lease.shared else 2):  # a shared holder does not write
             if not lease.ensure():
                 break
             yield self.breathe()
@@ -137,7 +136,7 @@ class Schedule:
         nodes, quorum = world.random.choice(profile.sizes)
         quorum = quorum or majority(nodes)
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
-        self.oracles = Oracles(world, nodes, quorum, nodes > 2)
+        self.oracles = Oracles(world, quorum, nodes > 2)
         self.faults = Faults(world, profile)
         stores = min(world.random.choice(profile.stores), nodes)
         self.stores = [Store(world, number, self.oracles, profile) for number in range(stores)]
@@ -146,7 +145,6 @@ class Schedule:
         self.database = Database(world, profile, self.faults)
         self.crashing = self.servers
         self.clients: list[Client] = []
-        self._born = 0
         world.log("world", f"{nodes} nodes, quorum {self.rules.needed}")
 
     def run(self) -> Outcome:
@@ -176,9 +174,7 @@ class Schedule:
             self.oracles.violated("stuck", f"not everybody got the lock within {QUIET:g} s of quiet")
         self.oracles.finish(self.machines, self.database)
         self.close()
-        return Outcome(
-            self.seed, self.profile, self.oracles.figures, self.oracles.violations, self.world.trace or []
-        )  # fmt: skip
+        return Outcome(self.seed, self.profile, self.oracles.figures, self.oracles.violations, self.world.trace or [])
 
     def close(self) -> None:
         """Drop what would keep the schedule in memory."""
@@ -188,13 +184,9 @@ class Schedule:
 
     def start_client(self, idle: bool = False) -> Client:
         """Start a process without earlier knowledge; an *idle* one does nothing on its own."""
-        self._born += 1
-        client = Client(
-            self.world, f"client {self._born}", self.machines, self.rules, self.profile, self.faults, self.oracles
-        )
+        client = Client(self, f"client {len(self.clients) + 1}")
         self._set(client.wall, self.profile.skew)
         client.steady.rate = client.wall.rate
-        client.wishes = self.wishes
         self.clients.append(client)
         for _ in range(0 if idle else self.world.random.choice((1, 1, 2))):
             client.spawn(client.work(self.database))
@@ -275,7 +267,7 @@ class Schedule:
         """End all hazards: nodes run, with the right time, and messages arrive."""
         self.world.log("world", "is quiet from now on")
         self.faults.on = False
-        for machine in self.machines:
+        for machine in self.servers:
             machine.start()
         for client in self.clients:
             client.quiet = True

@@ -50,7 +50,7 @@ class Cancelled(Exception):
 
 
 class Place:
-    """A place for events: a process or a node, which may be paused."""
+    """A place for events: a process, a node or a member of one, which may be paused."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -62,8 +62,8 @@ class Place:
         heappush(world.heap, (time, world.number(), self, False, call, args))
 
     def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Take an event that would happen here now, if this place were not paused."""
-        raise NotImplementedError
+        """Let an event happen when this place continues."""
+        self.at(self.stopped_until, call, *args)
 
 
 # Time, order among events at one time, place (None: anywhere), whether it comes from the network, and the call.

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,37 +56,8 @@ def test_line_must_be_clear(text: str, lines: int):
             pass
 
 
-def test_time_passes_only_on_command():
-    """A lease is renewed for as long as virtual time passes, in small steps or large; no real time passes."""
-    began = time.monotonic()
-
-    with Simulation(ttl=30) as sim:
-        lease = lock("report").acquire()
-        sim.advance(1200)
-
-        assert lease.valid()
-        assert lease.extensions >= 100
-        assert lease.remaining() > 15
-
-    assert time.monotonic() - began < 30
-
-
-def test_holder_that_stands_still_loses_its_lock():
-    """Nothing is renewed meanwhile; the first check afterwards reports the loss."""
-    with Simulation(ttl=30) as sim:
-        lease = lock("report").acquire()
-
-        sim.pause(29)
-        assert lease.valid()
-        sim.advance(1)
-        sim.pause(31)
-
-        assert not lease.valid()
-        assert lease.lost.is_set()
-
-
-def test_rival_waits_in_virtual_time():
-    """A caller that waits for a lock lets time pass, and gets it when the holder ends."""
+def test_rival_waits_and_is_waited_for_in_virtual_time():
+    """A caller gets the lock when the holder ends, or when the lease of a holder that was killed has ended."""
     with Simulation(ttl=30) as sim:
         rival = sim.rival()
         lease = rival.lock("report").acquire()
@@ -98,16 +68,9 @@ def test_rival_waits_in_virtual_time():
             assert 100 <= sim.clock() - began < 101
         with pytest.raises(LockTakenError), rival.lock("report"):
             lock("report", wait=5).acquire()
-
-
-def test_rival_that_is_killed_leaves_its_lease_behind():
-    """The lock of a killed rival is free when its lease has ended."""
-    with Simulation(ttl=30) as sim:
-        rival = sim.rival()
         rival.lock("report").acquire()
         rival.kill()
         began = sim.clock()
-
         with lock("report", wait=None):
             assert 28 < sim.clock() - began < 32
 
@@ -128,28 +91,20 @@ def test_nodes_fail_and_come_back():
         lock("a", wait=0).acquire().release()
 
 
-def test_reply_that_is_dropped_is_none():
-    """Two of three replies are lost, the attempt fails, and blocks nothing."""
+def test_replies_and_releases_that_are_lost():
+    """An attempt without replies fails and blocks nothing; a node that was down gets a release later."""
     with Simulation() as sim:
         lock("warm").acquire().release()
         for node in sim.nodes[:2]:
             node.drop_next_reply()
-
         with pytest.raises(QuorumUnavailableError):
             lock("a", wait=0).acquire()
-
         sim.advance(5)
-        sim.rival().lock("a", wait=0).acquire()
+        lease = sim.rival().lock("a", wait=0).acquire()
 
-
-def test_release_is_brought_to_a_node_that_missed_it():
-    """A node that was down at the release gets it when it is back."""
-    with Simulation() as sim:
-        lease = lock("a").acquire()
         sim.nodes[0].crash()
         lease.release()
         assert sim.nodes[0].store.records.holders
-
         sim.nodes[0].start()
         sim.advance(5)
 
@@ -212,26 +167,20 @@ async def test_event_loop_runs_in_virtual_time():
     assert rival.ttl == 20
 
 
-async def test_event_loop_without_timers_advances_to_planned_events():
-    """A task that waits for an event that the test planned gets it at once."""
-    with Simulation() as sim:
-        sim.adopt(asyncio.get_running_loop())
-        future = asyncio.get_running_loop().create_future()
-        sim.after(1000, lambda: future.set_result("done"))
-
-        assert await future == "done"
-
-
-async def test_event_loop_waits_for_what_comes_from_elsewhere():
-    """Without a timer and a planned event there is no next time; a thread that the loop does not know may wake it."""
+async def test_event_loop_without_timers_waits_for_planned_events_and_other_threads():
+    """A task gets at once what the test planned; without a planned event, a thread may wake its loop."""
     with Simulation() as sim:
         loop = asyncio.get_running_loop()
         sim.adopt(loop)
-        future, began = loop.create_future(), sim.clock()
-        threading.Thread(target=loop.call_soon_threadsafe, args=(future.set_result, "done")).start()
-
-        assert await future == "done"
+        sim.adopt(object())  # one that is not written in Python has no selector, and keeps its time
+        planned, elsewhere, began = loop.create_future(), loop.create_future(), sim.clock()
+        threading.Thread(target=loop.call_soon_threadsafe, args=(elsewhere.set_result, "done")).start()
+        assert await elsewhere == "done"
         assert sim.clock() - began < 1
+
+        sim.after(1000, lambda: planned.set_result("done"))
+
+        assert await planned == "done"
 
 
 async def test_time_is_real_while_a_thread_works_for_the_event_loop():
@@ -262,16 +211,6 @@ def test_event_loops_may_begin_and_end_in_a_simulation():
     with Simulation(ttl=30):
         assert asyncio.run(work())
         assert asyncio.run(work())
-
-
-def test_event_loop_that_is_not_written_in_python_keeps_its_time():
-    """An event loop that is not written in Python has no selector that could be replaced, and is not changed."""
-    loop = object()
-
-    with Simulation() as sim:
-        sim.adopt(loop)
-
-        assert not hasattr(loop, "time")
 
 
 def test_other_aliases_keep_their_nodes_and_the_real_time(settings: Any):

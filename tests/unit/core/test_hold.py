@@ -1,30 +1,15 @@
 """A held lock, given the time and the replies."""
 
-import itertools
 import json
 import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_redlock.core.attempt import Granted, HighestToken
-from django_redlock.core.hold import Hold, release_outcome, renewal
+from django_redlock.core.hold import Hold, renewal
 from django_redlock.core.names import Owner
-from django_redlock.core.node_state import NodeState
-from django_redlock.core.protocol import (
-    Acquire,
-    EndReason,
-    Extend,
-    Extended,
-    Kind,
-    Outcome,
-    Raise,
-    Release,
-    Reply,
-    Term,
-)
+from django_redlock.core.protocol import EndReason, Extended, Kind, Outcome, Reply
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, Wanted
 from django_redlock.exceptions import LockLostError
@@ -61,17 +46,6 @@ def answer(round: Round, *kinds: Kind, fence: int = 0) -> Round:
     return round
 
 
-def test_extension_that_completes_after_the_deadline_does_not_extend():
-    """A lease that lapsed during the round is lost, though all nodes agreed."""
-    hold = held()
-    round = extension(hold, DEADLINE - 0.1)
-
-    assert not hold.extended(answer(round, H, H, H, H, H), 0, DEADLINE - 0.1, DEADLINE + 0.1)
-
-    assert hold.ended == "expired"
-    assert hold.term(DEADLINE + 0.2) is None
-
-
 def test_extension_waits_no_longer_than_the_lease_lasts():
     """The round that extends a lease ends before the lease does."""
     round = extension(held(node_timeout=2.0), DEADLINE - 0.05)
@@ -91,16 +65,6 @@ def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
     assert hold.next_event(renewing=True) == pytest.approx(103.0 + TTL / 12)
 
 
-def test_first_reason_of_an_end_stays():
-    """Once lost, always lost, and for one reason."""
-    hold = held()
-    assert hold.end("superseded", 101.0)
-
-    assert not hold.end("released", 102.0)
-
-    assert (hold.ended, hold.held(200.0)) == ("superseded", 1.0)
-
-
 def test_lease_at_its_bound_is_next_due_at_its_deadline():
     """A lease that may not be extended is not touched until it ends, however the seconds round."""
     start = 7734.392480692
@@ -113,21 +77,6 @@ def test_lease_at_its_bound_is_next_due_at_its_deadline():
     assert hold.next_event(renewing=True) == hold.deadline
 
 
-def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
-    """A node with a reply in flight may extend after the release; it finds a tombstone instead."""
-    hold = held()
-    round = extension(hold, 103.0)
-    answer(round, H, H, H)
-
-    release = hold.release(0.2)
-
-    assert {node: request.tombstone for node, request in release.requests.items() if isinstance(request, Release)} == {
-        0: 0.0, 1: 0.0, 2: 0.0, 3: TTL, 4: TTL
-    }  # fmt: skip
-    round.receive(3, Reply(H))
-    assert hold.release(0.2).requests[3] == hold.release(0.2).requests[0]
-
-
 def test_release_leaves_out_what_never_got_a_request():
     """A node that never got a request gets no release, unless an extension may have given it the lock."""
     hold = held(untouched=frozenset({3, 4}))
@@ -137,66 +86,6 @@ def test_release_leaves_out_what_never_got_a_request():
     answer(round, H, H, H)
 
     assert set(hold.release(0.2).requests) == {0, 1, 2, 3, 4}
-
-
-@pytest.mark.parametrize(
-    ("kinds", "outcome"),
-    [
-        ([Kind.RELEASED] * 3, "released"),
-        ([Kind.RELEASED, Kind.GONE, Kind.RELEASED, F, Kind.RELEASED], "released"),
-        ([Kind.GONE] * 3, "expired"),
-        ([Kind.GONE, Kind.GONE, Kind.BUSY], "taken"),
-        ([Kind.RELEASED, Kind.RELEASED, F, F, F], "unknown"),
-    ],
-)
-def test_release_returns_its_outcome(kinds: list[Kind], outcome: str):
-    """The outcome is released, expired, taken, or unknown."""
-    assert release_outcome(answer(held().release(0.2), *kinds), Rules(5)) == outcome
-
-
-SLUGS = ("{x}",)
-SECRETS = ["a" * 32, "b" * 32]
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["acquire", "raise", "extend", "release", "wait"]), st.sampled_from(SECRETS), st.integers(1, 9)
-    ),
-    max_size=40,
-)
-
-
-@given(steps)
-def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, str, int]]):
-    """For any requests, each number that a node accepts is greater than the last, in the order of holds."""
-    clock = itertools.count(1_000_000.0, 0.0)
-    store = NodeState(lambda: next(clock))
-    accepted: list[int] = []
-    for what, secret, number in sequence:
-        match what:
-            case "acquire":
-                reply = store.execute(Acquire(SLUGS, secret, secret, 5.0, number, None, 1e9))
-            case "raise":
-                reply = store.execute(Raise(SLUGS, secret, number, None))
-            case "extend":
-                # A holder extends with the token it was granted, never with an invented one.
-                token = max(accepted, default=0)
-                reply = store.execute(Extend((Term(SLUGS, secret, secret, 5.0, token),), None))
-            case "release":
-                reply = store.execute(Release(SLUGS, secret))
-            case _:
-                store.skew += number
-                continue
-        if reply.kind is Kind.ACCEPTED:
-            accepted.append(reply.fence)
-    assert accepted == sorted(set(accepted))
-
-
-def test_shorter_time_counts_as_soon_as_it_is_asked_for():
-    """The nodes may have executed it although their replies do not come."""
-    hold = held()
-
-    extension(hold, 101.0, ttl=3.0)
-
-    assert hold.deadline == pytest.approx(101.0 + 3.0 - 0.032)
 
 
 def test_node_that_may_execute_a_shortening_is_not_counted_for_a_longer_time():

@@ -45,31 +45,36 @@ def test_leases_that_are_soon_due_are_extended_with_those_that_are():
 
 
 def test_ended_and_dropped_leases_do_not_accumulate():
-    """The agenda keeps no lease alive, and no memory of many that were soon released."""
-    todo = Agenda()
-    kept = Lease(50.0)
-    todo.add(kept)
-    for _ in range(1000):
+    """The agenda keeps no lease alive, and no memory of many that were soon released, or that moved often."""
+    todo = agenda(kept := Lease(50.0), moved := Lease(41.0))
+    for turn in range(1000):
         lease = Lease(40.0)
         todo.add(lease)
         todo.drop(lease)
+        moved.when = 41.0 + turn / 1000
+        todo.add(moved)
     todo.add(Lease(45.0))  # collected at once
 
-    assert len(todo) == 1
+    assert len(todo) == 2
     assert len(todo._leases) < 100
-    assert todo.take(60.0) == [kept]
+    assert todo.take(60.0) == [moved, kept]
+    assert todo.take(60.0) == []  # they are being tended
 
 
-def test_lease_that_was_extended_meanwhile_is_due_later():
-    """Whether a lease is due is read from the lease, not remembered."""
+def test_lease_that_moved_is_taken_once_and_when_it_is_due_now():
+    """Whether a lease is due is read from the lease, not remembered; a shorter term comes before the old one."""
     todo = agenda(lease := Lease(10.0))
     lease.when = 20.0
+    assert (todo.take(10.0), todo.next()) == ([], 20.0)
 
-    assert todo.take(10.0) == []
-    assert todo.next() == 20.0
+    lease.when = 15.0
+    todo.add(lease)
+    assert (todo.next(), todo.take(30.0)) == (15.0, [lease])
+    todo.put_back(lease)
+    assert todo.take(30.0) == [lease]
+    todo.put_back(lease)
     lease.when = math.inf
-    assert todo.take(20.0) == []
-    assert len(todo) == 0
+    assert (todo.take(30.0), len(todo)) == ([], 0)
 
 
 def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
@@ -83,37 +88,8 @@ def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
     assert (len(todo), todo.next()) == (0, math.inf)
 
 
-def test_lease_that_is_put_on_again_and_again_is_there_once():
-    """A lease that its holder extends itself moves on the agenda, and leaves no old entries behind."""
-    todo = Agenda()
-    lease = Lease(10.0)
-    for turn in range(1000):
-        lease.when = 10.0 + turn
-        todo.add(lease)
-
-    assert len(todo._leases) == 1
-    assert todo.take(1008.0) == []
-    assert todo.take(1009.0) == [lease]
-    assert todo.take(1009.0) == []  # it is being tended
-
-
-def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
-    """A shorter term comes before the old one, which is forgotten."""
-    todo = agenda(lease := Lease(20.0))
-    lease.when = 10.0
-    todo.add(lease)
-
-    assert todo.next() == 10.0
-    assert todo.take(30.0) == [lease]
-    todo.put_back(lease)
-    assert todo.take(30.0) == [lease]
-
-
 def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
-    """
-    A process that takes a lock while its heartbeat stops sends another one, or its locks would count as a dead
-    process's.
-    """
+    """A process that takes a lock while its heartbeat stops sends another one, or it would count as dead."""
     watched: list[object] = []
 
     class Dog:

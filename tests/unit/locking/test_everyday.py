@@ -8,14 +8,11 @@ import threading
 import tracemalloc
 import warnings
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
-from django.core.management import call_command
-from django.core.management.base import SystemCheckError
 from django.db import connections, transaction
 from django.test import override_settings
 
@@ -27,7 +24,6 @@ from django_redlock import (
     QuorumUnavailableError,
     fenced,
     lock,
-    lock_for_update,
     locked_command,
     locked_view,
     locks,
@@ -43,10 +39,6 @@ NODES = ["memory://a", "memory://b", "memory://c"]
 def redlock(**options: Any) -> Any:
     """Set ``REDLOCK`` to three nodes in memory with these options."""
     return override_settings(REDLOCK={"default": {"NODES": NODES, "OPTIONS": options}})
-
-
-def ids(messages: list[Any]) -> list[str]:
-    return [message.id for message in messages]
 
 
 @pytest.fixture(autouse=True)
@@ -69,17 +61,6 @@ def test_lock_of_a_module_needs_no_settings_until_it_is_taken():
             work()
 
     assert work() == "done"
-
-
-def test_typo_in_the_options_is_reported_by_the_check_though_a_module_has_a_lock():
-    """The typo is redlock.E007 in manage.py check, which is reached because the import succeeds."""
-    with redlock(tll=30):
-        kept = lock("module")
-
-        with pytest.raises(SystemCheckError, match=r"redlock\.E007"):
-            call_command("check")
-
-        assert kept.name == "module"
 
 
 def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
@@ -265,16 +246,6 @@ def test_lease_is_in_one_block_at_a_time():
     assert lease.reason == "released"
 
 
-async def test_lease_of_an_event_loop_is_in_one_block_at_a_time():
-    """The same for a task."""
-    async with lock("once") as lease:
-        with pytest.raises(RuntimeError, match="'once' is in a block already"):
-            async with lease:
-                pytest.fail("entered")
-        assert lease.valid()
-    assert lease.reason == "released"
-
-
 def test_skipping_is_not_for_nodes_that_cannot_tell(memory: Manager):
     """None means that somebody else holds the lock; too few nodes to tell stay an error."""
     manager = memory(3)
@@ -342,16 +313,14 @@ def test_project_decides_how_long_a_lock_waits():
     assert locks["default"].lock("wait").description().wanted.wait is None
     with redlock(wait=-1), pytest.raises(InvalidRedlockError, match="wait must be"):
         locks["default"]
-    assert ids([each for each in check_settings() if "redlock.E" in each.id]) == []
+    assert not any("redlock.E" in each.id for each in check_settings())
 
 
 def test_check_advises_a_wait_for_production():
     """By default a request waits for ever, so check --deploy asks for a decision."""
-    assert "redlock.W105" in ids(check_deployment())
-    with redlock(wait=10):
-        assert "redlock.W105" not in ids(check_deployment())
-    with redlock(wait=None):
-        assert "redlock.W105" not in ids(check_deployment())
+    for options, advised in (({}, True), ({"wait": 10}, False), ({"wait": None}, False)):
+        with redlock(**options):
+            assert ("redlock.W105" in {each.id for each in check_deployment()}) is advised
 
 
 # In a transaction
@@ -419,9 +388,9 @@ def test_transaction_of_a_test_case_is_none_of_the_projects():
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("end", ["commit", "rollback", "savepoint", "two databases"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "savepoint", "two databases", "failing callback"])
 def test_lock_for_the_commit_is_released_after_it(end: str):
-    """On_commit=True keeps the lock beyond its block, until all open transactions have ended, either way."""
+    """On_commit=True keeps the lock beyond its block, until all open transactions have ended, whichever way."""
     seen: list[Any] = []
 
     def look() -> None:
@@ -430,6 +399,8 @@ def test_lock_for_the_commit_is_released_after_it(end: str):
     try:
         with transaction.atomic(), transaction.atomic(using="warehouse" if end == "two databases" else "default"):
             transaction.on_commit(look)  # before the release
+            if end == "failing callback":
+                transaction.on_commit(lambda: 1 / 0)  # Django then calls no later one
             with transaction.atomic():
                 with lock("commit", on_commit=True) as lease:
                     assert lease.valid()
@@ -443,17 +414,6 @@ def test_lock_for_the_commit_is_released_after_it(end: str):
     assert set(seen) == {None}
     assert lease.reason == "released"
     assert lock("commit", wait=30).acquire().release() == "released"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_lock_for_the_commit_is_released_although_an_earlier_callback_fails():
-    """Django then calls no later callback; the lock is released when nobody keeps the traceback."""
-    with suppress(ZeroDivisionError), transaction.atomic():
-        transaction.on_commit(lambda: 1 / 0)
-        with lock("commit", on_commit=True) as lease:
-            pass
-
-    assert lease.reason == "released"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -501,15 +461,6 @@ def test_autocommit_that_the_settings_switch_off_is_seen_before_the_first_query(
         lock("commit", on_commit=True).__enter__()
 
 
-def test_threads_do_not_see_the_transactions_of_others():
-    """Transactions of other threads do not count."""
-    errors: list[Any] = []
-    done = threading.Thread(target=lambda: errors.append(lock("inside", wait=0).try_acquire() is not None))
-    done.start()
-    done.join()
-    assert errors == [True]
-
-
 # Mistakes of users of other locks
 
 
@@ -541,78 +492,44 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: lock("a", blocking=False), TypeError, "no argument 'blocking'; write wait=0"),
     (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
+    (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
+    (lambda: lock("a").acquire(blocking=False), TypeError, r"takes no arguments; write lock\(name, wait=0\)\.acquire"),
+    (lambda: fenced(lease()).run(work()), TypeError, r"run\(\) needs a function and its arguments, not None"),
     (lambda: lock("a", tll=1), TypeError, r"no argument 'tll'; did you mean 'ttl'\?$"),
     (lambda: lock("a", ttl=90).acquire(), ValueError, "^ttl must be from 0.1 to 60 seconds"),
-    (lambda: locks["default"].lock("a", ttl=90), ValueError, "ttl must be from 0.1 to 60 seconds .*not 90"),
     (lambda: lock("a", wait=-1), ValueError, r"^wait must be None \(for ever\) or a number of .* not -1"),
     (lambda: lock("a", limit=0), ValueError, "limit must be a whole number from 1 to 1000, not 0"),
-    (lambda: lock("a", limit=True), ValueError, "limit must be"),
     (lambda: lock("a", limit=2, shared=True), ValueError, "limit=2 and shared=True cannot be combined"),
     (lambda: lock(["a", "b"], limit=2), ValueError, "limit=2 and several names cannot be combined"),
-    (lambda: lock("a", heartbeat=0), ValueError, "heartbeat must be more than 0 seconds"),
-    (lambda: lock("a", max_hold=0), ValueError, "max_hold must be more than 0"),
     (lambda: lock("a", cancel_on_lost=True).acquire(), RuntimeError, "works with 'async with' only"),
     (lambda: locks.default, AttributeError, r"locks has no 'default'; write locks\['default'\]"),
-    (
-        lambda: lock("a").try_acquire(wait=1),
-        TypeError,
-        r"try_acquire\(\) takes no arguments; write lock\(name, wait=1\)",
-    ),
-    (lambda: lock("a").fencing_token, AttributeError, "no 'fencing_token'; a lease has it"),
-    (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
     (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
     (lambda: pickle.dumps(lease()), TypeError, "cannot be pickled or copied"),
-    (lambda: lock("a").locked(), AttributeError, r"no 'locked'.*find_lock\('a'\)"),
     (lambda: lock("a").release(), AttributeError, r"no 'release'.*lease = .*acquire\(\)"),
-    (lambda: lock("a").extend(), AttributeError, "no 'extend'.*lease"),
-    (lambda: lock("a").nothing, AttributeError, "no 'nothing'"),
     (lambda: fenced(lock("a")), TypeError, r"fenced\(\) needs a lease.*as lease, fenced\(lease\)"),
-    (lambda: locked_view(View), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
     (lambda: lock("a", shared="no"), TypeError, "shared must be True or False, not 'no'"),
-    (lambda: lock("a").acquire(blocking=False), TypeError, r"takes no arguments; write lock\(name, wait=0\)\.acquire"),
     (lambda: lock("a").acquire(5), TypeError, r"acquire\(\) takes no arguments; write lock\(name, wait=\.\.\.\)"),
     (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
     (lambda: lock("a")(Task()), TypeError, r"Celery task .*Write @lock\(\.\.\.\) below"),
     (lambda: lock("a")("shop.jobs.work"), TypeError, "decorates a function, not 'shop.jobs.work'"),
     (lambda: lease().locked(), AttributeError, r"no 'locked'; write lease\.valid\(\)"),
-    (lambda: lease().reacquire(), AttributeError, r"no 'reacquire'; write lease\.extend\(\)"),
-    (lambda: lease().acquire(), AttributeError, r"no 'acquire'; .*lock\('lease'\)\.acquire\(\)"),
     (lambda: lease().extend(timeout=5), TypeError, r"extend\(\) has no argument 'timeout'; write ttl=5"),
-    (lambda: lease().extend(blocking=False), TypeError, r"extend\(\) has no argument 'blocking'; it has ttl\.$"),
-    (lambda: fenced(lease(), usng="a"), TypeError, r"fenced\(\) has no argument 'usng'; did you mean 'using'\?$"),
     (lambda: lease().ensure("5"), ValueError, "margin must be a finite number of seconds, not '5'"),
     (lambda: lease().on_lost(None), TypeError, r"on_lost\(\) needs a function that takes the lease, not None"),
     (lambda: lease().on_lost(coroutine), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
     (lambda: fenced(lease()).run(coroutine), TypeError, r"run\(\) needs a plain function, and coroutine is"),
-    (lambda: fenced(lease()).run(work()), TypeError, r"run\(\) needs a function and its arguments, not None"),
-    (
-        lambda: lock_for_update(rows, timeout=5),
-        TypeError,
-        r"lock_for_update\(\) has no argument 'timeout'; write ttl=5",
-    ),
-    (lambda: rows.redlock_for_update(wiat=5), TypeError, r"redlock_for_update\(\) .*'wiat'; did .*'wait'"),
-    (lambda: lock_for_update(rows, nowait="no"), TypeError, "nowait must be True or False, not 'no'"),
-    (lambda: lock_for_update(rows, of=5), TypeError, "of must be a tuple or list such as .*, not 5"),
-    (lambda: lock_for_update(Order), TypeError, r"not the class Order; write Order\.objects\.all\(\)"),
-    (lambda: locked_view("a", timeout=5), TypeError, r"locked_view\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_view("a", methods=["PSOT"]), ValueError, "methods has 'PSOT'; did you mean 'POST'?"),
-    (lambda: locked_view("a", methods=5), TypeError, "methods must be a list such as .*not 5"),
     (lambda: locked_view("a")("shop.views.pay"), TypeError, "@locked_view decorates views, not 'shop.views.pay'"),
     (
         lambda: locked_view("a", on_busy=lambda request: 1),
         TypeError,
         "on_busy is called with the request and the error",
     ),
-    (lambda: locked_view("a", ttl="5"), ValueError, "ttl must be a finite number of seconds, not '5'"),
-    (lambda: lock("a", wait=float("inf")), ValueError, r"wait must be None \(for ever\) or a number of .* inf"),
-    (lambda: lock("a", nowait=True), TypeError, "no argument 'nowait'; write wait=0"),
-    (lambda: lock("a", lease=5), TypeError, "no argument 'lease'; write ttl=5"),
     (
         lambda: locked_view("{request.path}")(page)(View()),
         TypeError,
         r"got a View instead of a request.*@method_d",
     ),
-    (lambda: locked_command("a", timeout=5), TypeError, r"locked_command\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_command("a", skip_exit_code="0"), ValueError, "skip_exit_code must be a whole number .*, not '0'"),
 ]
 
@@ -624,37 +541,22 @@ def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Excepti
         mistake()
 
 
-@pytest.mark.parametrize(
-    ("misconfigured", "why"),
-    [(False, "gave no vote in time"), (True, "cannot vote, and waiting does not change that")],
-)
-def test_error_about_the_only_node_counts_no_nodes(misconfigured: bool, why: str):
-    """With one node, which most projects begin with, "1 of 1 nodes must agree" would be a riddle."""
-    error = QuorumUnavailableError("a", 2.0, 3, {"lock-1": "refused"}, 1, misconfigured)
-
-    assert str(error) == f"Lock 'a': its only node {why} (3 attempts in 2.00 s; lock-1: refused)."
-
-
 def test_lock_costs_the_same_however_many_are_held(memory: Manager):
     """To find out whether a thread would wait for itself, its leases are looked at when it waits, not at each lock."""
-    manager, kept = memory(ttl=60.0), []
+    manager, calls = memory(ttl=60.0), []
+    kept = []
 
-    def steps(locks: int) -> int:
+    def take_some() -> int:
         """Take some more locks; return how many functions are called for that."""
-        calls = 0
-
-        def count(frame: Any, event: str, about: Any) -> None:
-            nonlocal calls
-            calls += event == "call"
-
-        sys.setprofile(count)
+        calls.clear()
+        sys.setprofile(lambda frame, event, about: calls.append(event))
         try:
-            kept.extend([manager.lock(f"a{len(kept)}.{number}", renew=False).acquire() for number in range(locks)])
+            kept.extend([manager.lock(f"a{len(kept)}.{number}", renew=False).acquire() for number in range(300)])
         finally:
             sys.setprofile(None)
-        return calls
+        return calls.count("call")
 
-    assert steps(300) < 1.5 * steps(300)
+    assert take_some() < 1.5 * take_some()
     assert all(lease.valid() for lease in kept)
 
 

@@ -1,28 +1,16 @@
 """Records that change by compare and set: the clock of a leader that may change, and the groups that fit in a write."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from django_redlock.core.protocol import (
-    POSITIVE,
-    Acquire,
-    Extend,
-    Extended,
-    Kind,
-    Release,
-    Reply,
-    Request,
-    Survey,
-    Term,
-)
+from django_redlock.core.protocol import POSITIVE, Acquire, Extend, Failure, Kind, Reply, Request, Term
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.records import record as records
-from django_redlock.nodes.records import table
 from django_redlock.nodes.records.clock import RATE, Era, EraClock, Moment
-from django_redlock.nodes.records.record import Decision, Stored, in_present_era, needed_until, parsed
+from django_redlock.nodes.records.record import Stored, in_present_era, needed_until, parsed
 from django_redlock.nodes.records.table import RecordTable, UntouchedError, batches, chunked
 
 NOW = 1_700_000_000_000_000
@@ -34,18 +22,13 @@ def acquire(secret: str, *names: str, **changed: Any) -> Acquire:
     return Acquire(slugs, secret * 32, secret * 32 + "{}", TTL, NOW, 3600.0, 1e9)._replace(**changed)
 
 
-def release(secret: str, *names: str, tombstone: float = 0.0) -> Release:
-    return Release(tuple("{" + name + "}" for name in names or ("x",)), secret * 32, tombstone)
-
-
 # The interval clock
 
 
 class Clock:
     """A clock that tests move."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def __call__(self) -> float:
         return self.now
@@ -65,7 +48,7 @@ def test_bounds_of_a_clock_grow_apart_with_time():
 
 def test_readings_in_whole_seconds_narrow_the_bounds():
     """A store that counts whole seconds is known to a few milliseconds after some readings."""
-    here, clock = Clock(), None
+    here = Clock()
     clock = EraClock(here)
     for _ in range(40):
         here.now += 0.37
@@ -148,128 +131,7 @@ def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
     assert needed_until(record | {"fence": [7, 99.0]}) == 140.0
 
 
-# A store in memory whose leaders change
-
-
-class World:
-    """A store in which no time passes, with one leader after another."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, tuple[int, str]] = {}
-        self.version = 0
-        self.term = 1
-
-    def elect(self) -> None:
-        self.term += 1
-
-
-class Table(RecordTable):
-    """The records of such a store, read by one client."""
-
-    errors = (ConnectionError,)
-
-    def __init__(self, world: World, most: int = 1000) -> None:
-        super().__init__(1.0)
-        self.world = world
-        self.hinder: Callable[[], None] = lambda: None
-        self.most = self.part = most  # type: ignore[misc]
-        self.written: list[int] = []
-
-    def now(self) -> float:
-        return 0.0
-
-    def pause(self, longest: float = table.PAUSE) -> None:
-        pass
-
-    def ready(self) -> None:
-        pass
-
-    def key(self, kind: str, name: str) -> str:
-        return f"{kind}/{name}"
-
-    def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
-        self._term = self.world.term
-        found = {key: self.world.records[key] for key in keys if key in self.world.records}
-        stored = {key: Stored(version, json.loads(text)) for key, (version, text) in found.items()}
-        return Moment(0.0, 0.0, str(self._term), 0.0), stored
-
-    def write(self, decision: Decision) -> bool | None:
-        self.hinder()
-        records = self.world.records
-        if any(records.get(change.key, (None, ""))[0] != change.version for change in decision.changes):
-            return False
-        for change in decision.changes:
-            self.world.version += 1
-            records[change.key] = (self.world.version, json.dumps(change.record))
-        self.written.append(len(decision.changes))
-        return True if self.world.term == self._term else None
-
-    def survey(self, request: Survey) -> Reply:
-        return self.look_up(request)
-
-
-def test_vote_does_not_count_if_the_leader_changes_meanwhile():
-    """The record may have been written, so the outcome is unknown; a release is final under any leader."""
-    world = World()
-    client = Table(world)
-    client.execute([acquire("b", "y")])
-    client.hinder = once(world.elect)
-    (unclear,) = client.execute([acquire("a")])
-    client.hinder = once(world.elect)
-    (released,) = client.execute([release("a")])
-
-    assert (unclear.kind, unclear.detail) == (Kind.UNKNOWN, "has changed its leader")
-    assert released.kind is Kind.RELEASED
-
-
-def once(do: Callable[[], None]) -> Callable[[], None]:
-    left = [do]
-    return lambda: left.pop()() if left else None
-
-
-def test_replies_have_no_time_and_tokens_are_bounded_by_the_client():
-    """An election is not taken for a step of the clock, and an absurd token is not accepted."""
-    world = World()
-    client = Table(world)
-    (reply,) = client.execute([acquire("a")])
-    (far,) = client.execute([acquire("a", number=2**52, ahead=60.0)])
-    (listed,) = client.execute([Survey(("{x}",))])
-
-    assert (reply.kind, reply.time, reply.fence) == (Kind.ACCEPTED, 0, NOW)
-    assert (far.kind, far.fence) == (Kind.GRANTED, NOW)
-    assert (listed.time, listed.rows[0].fence) == (0, NOW)
-
-
-def test_release_is_written_before_an_earlier_grant():
-    """A release with a tombstone changes the record of the name, so a grant decided before it is not written."""
-    world = World()
-    late, other = Table(world), Table(world)
-    other.execute([Survey(("{x}",))])
-    late.execute([Survey(("{x}",))])
-    late.hinder = once(lambda: other.execute([release("a", tombstone=60.0)]) and None)
-    (reply,) = late.execute([acquire("a")])
-
-    assert reply.kind is Kind.CANCELLED
-
-
 # Groups that fit in one write
-
-
-def test_extension_of_many_leases_is_written_in_groups():
-    """Each lease has its own outcome, in the order of the request; a lease with very many names is one."""
-    world = World()
-    client = Table(world, most=10)
-    many = tuple(f"{{n{number}}}" for number in range(25))
-    client.execute([acquire("a", *(slug[1:-1] for slug in many))])
-    client.execute([acquire("b", *(f"m{number}" for number in range(7)))])
-    terms = [Term((f"{{m{number}}}",), "b" * 32, "b" * 32, TTL, NOW) for number in range(7)]
-    lost = Term(("{x}",), "c" * 32, "c" * 32, TTL, -1)
-    extension = Extend((*terms, Term(many, "a" * 32, "a" * 32, TTL, NOW), lost, *terms), None)
-    (reply,) = client.execute([extension])
-
-    held = Extended(Kind.HELD, NOW)
-    assert reply.kind is Kind.MIXED
-    assert reply.terms == (*[held] * 8, Extended(Kind.REFUSED, 0), *[held] * 7)
 
 
 def test_groups_of_requests():
@@ -283,19 +145,23 @@ def test_groups_of_requests():
     assert [len(one.terms) for one in chunked(Extend((term,) * 3, None), 4) if isinstance(one, Extend)] == [2, 1]
 
 
+class Breaking(RecordTable):
+    """A table whose store breaks after the first group of requests."""
+
+    part = most = 10
+    groups = 0
+
+    def _together(self, requests: Sequence[Request]) -> list[Reply]:
+        self.groups += 1
+        if self.groups > 1:
+            raise UntouchedError(Failure.RESET)
+        return [Reply(Kind.ACCEPTED, NOW)] * len(requests)
+
+
 def test_store_that_breaks_between_two_groups_leaves_an_unknown_outcome():
     """The first group has been written, so the request may have been carried out."""
-    world = World()
-    client = Table(world, most=10)
-
-    def breaks() -> None:
-        if len(client.written) == 1:
-            raise UntouchedError(LinkError(table.Failure.RESET).failure)
-
-    client.execute([Survey(("{x}",))])
-    client.ready = breaks  # type: ignore[method-assign]
     with pytest.raises(LinkError) as unclear:
-        client.execute([acquire("a", *(f"n{number}" for number in range(25)))])
+        Breaking(1.0).execute([acquire("a", *(f"n{number}" for number in range(25)))])
 
     assert not isinstance(unclear.value, UntouchedError)
 

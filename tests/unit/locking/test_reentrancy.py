@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockLostError, LockManager, LockTakenError
+from django_redlock import LockLostError, LockManager
 from tests.managers import Flavour, Manager, held_by, holders, made
 
 
@@ -46,10 +46,7 @@ def test_thread_whose_ident_was_used_before_is_another_one(memory: Manager):
 
     def take() -> Any:
         idents.append(threading.get_ident())
-        try:
-            return manager.lock("a", reentrant=True, wait=0).acquire()
-        except LockTakenError:
-            return None
+        return manager.lock("a", reentrant=True).try_acquire()
 
     manager.lock("warm up").acquire().release()  # the watchdog's thread does not take an ident in between
     first = in_a_thread(take)
@@ -66,13 +63,7 @@ async def test_ended_task_is_not_taken_for_the_next(make: Manager):
     """An ended task leaves its lease to its new owner, not to a task in the same memory."""
     manager = make()
 
-    async def take() -> Any:
-        try:
-            return await manager.lock("a", reentrant=True, wait=0).aacquire()
-        except LockTakenError:
-            return None
-
-    leases = [await asyncio.create_task(take()) for _ in range(5)]
+    leases = [await asyncio.create_task(manager.lock("a", reentrant=True).atry_acquire()) for _ in range(5)]
 
     assert leases[0].valid()
     assert leases[1:] == [None] * 4
@@ -293,19 +284,18 @@ def test_handler_takes_a_lock_at_any_moment_of_the_first_lock_of_a_thread(memory
     """
     manager, failed, struck = memory(), [], []
 
-    def first(strike_at: int) -> None:
+    def first(moment: int) -> None:
         events = itertools.count(1)
 
         def trace(frame: Any, event: str, about: Any) -> Any:
             if not frame.f_globals.get("__name__", "").startswith("django_redlock") or in_a_step_of_a_node(frame):
                 return None
-            if next(events) == strike_at:
-                struck.append(strike_at)
+            if next(events) == moment:
+                struck.append(moment)
                 try:
-                    with manager.lock("handler", wait=0):
-                        pass
+                    manager.lock("handler", wait=0).acquire().release()
                 except Exception as error:
-                    failed.append((strike_at, repr(error)))
+                    failed.append((moment, repr(error)))
             return trace
 
         sys.settrace(trace)
@@ -316,9 +306,7 @@ def test_handler_takes_a_lock_at_any_moment_of_the_first_lock_of_a_thread(memory
             sys.settrace(None)
 
     for moment in itertools.count(1):
-        thread = threading.Thread(target=first, args=(moment,))
-        thread.start()
-        thread.join()
+        in_a_thread(lambda moment=moment: first(moment))
         if len(struck) < moment:  # the lock was over before
             break
 

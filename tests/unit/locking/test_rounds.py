@@ -141,29 +141,6 @@ async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch)
     await gather.aclose()
 
 
-async def test_rounds_that_end_in_time_set_no_timers(monkeypatch: pytest.MonkeyPatch):
-    """Two timers serve all rounds of an event loop; when no round is left, none stays."""
-    loop, timers = asyncio.get_running_loop(), []
-    limits = TimeLimits(pytest.fail, steady)
-    call_at = loop.call_at
-
-    def counted(when, callback, *args, **options):
-        timer = call_at(when, callback, *args, **options)
-        if callback == limits._look:
-            timers.append(timer)
-        return timer
-
-    monkeypatch.setattr(loop, "call_at", counted)
-    for _ in range(100):
-        limits.add("a round", 0.01)
-        limits.discard("a round")
-    assert len(timers) == 2
-
-    await eventually(lambda: len(timers) == 4)  # the last two stand in for the first while these are looked after
-
-    assert all(timer.cancelled() for timer in timers[1:])
-
-
 async def test_shorter_limit_is_noticed_before_a_longer_one():
     """A round with a shorter time limit does not wait for the timers of the rounds before it."""
     over: list[str] = []
@@ -215,11 +192,11 @@ async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.
     assert turns == pytest.approx(OWED / 0.05, abs=1)
 
 
-def waits(patience: Patience, asked: float, late: float = 0.0, *, connecting: bool = False) -> int:
+def waits(patience: Patience, asked: float, late: float = 0.0) -> int:
     """Wait again and again, each time for a while longer than asked; return how often until the time is over."""
     count = 0
     while asked > 0:
-        asked, count = patience.count(asked, asked + late, connecting=connecting), count + 1
+        asked, count = patience.count(asked, asked + late), count + 1
     return count
 
 
@@ -255,19 +232,6 @@ def test_wait_on_a_crowded_machine_is_not_charged_to_the_node(monkeypatch: pytes
         patience = Patience(0.8)
         assert waits(patience, 0.1) == pytest.approx(most, abs=1)  # fifty times a tenth is a little less than five
         assert patience.late is (running == 4)
-
-
-def test_connections_are_made_in_a_time_of_their_own():
-    """The whole timeout is left when the first node is asked, and a node that nobody can reach takes one timeout."""
-    patience = Patience(0.8)
-    for _ in range(SLICES - 1):
-        assert patience.count(0.1, 0.1, connecting=True)
-    assert waits(patience, 0.1) in (SLICES, SLICES + 1)
-    assert not patience.late
-
-    patience = Patience(0.8)
-    assert waits(patience, 0.1, connecting=True) in (SLICES, SLICES + 1)
-    assert not patience.late
 
 
 def test_connections_take_several_round_trips():

@@ -1,7 +1,6 @@
 """What goes over the wire to a Redis server: the bytes of a command, and what the bytes of a reply mean."""
 
 import json
-import sys
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -36,7 +35,6 @@ from django_redlock.nodes.redis.wire import (
     LONGEST_REPLY,
     MOST_PARTS_OF_GUIDE,
     PARTIAL,
-    SCRIPTS,
     Encoder,
     Replies,
     checked,
@@ -58,47 +56,6 @@ def test_bytes_are_those_of_redis_py(words: list[str]):
     assert resp(["EVAL", *words]) == packed
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=30), st.booleans(), st.sampled_from(["", "{queue}"]))
-def test_scripts_get_their_words_whatever_characters_they_have(text: str, shared: bool, queue: str):
-    """A name, a label or the value of another program may have any character; lengths are those of the bytes."""
-    slug, encoder = f"{{{text}}}", Encoder("é:")
-    acquire = Acquire((slug,), "n" * 32, f"{text}{{}}", 30.0, 1, None, 30.0, waiter=text, shared=shared, queue=queue)
-    release = Release((slug,), text, 2.0, text, shared, queue)
-    for request, ends in ((acquire, "hfqsr" if shared else "hfqs"), (release, "hqsr" if shared else "hqs")):
-        words = read(encoder.pack(request, {}, False))
-        keys = [f"é:{queue if queue and end in 'qs' else slug}:{end}" for end in ends]
-        assert words[:2] == ["EVALSHA", SCRIPTS[type(request)].sha]
-        assert words[2 : 5 + len(ends)] == [str(2 + len(ends)), "é:index", f"é:x:{request.secret}", *keys]
-    assert words[5 + len(ends) :] == [text, text, str(2**53 - 1), "é:", "2000", "1" if shared else "", ""]
-
-
-def read(command: bytes) -> list[str]:
-    """Return the words of one command, as a server reads them."""
-    head, _, rest = command.partition(b"\r\n")
-    words = []
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        length = int(size[1:])
-        assert rest[length : length + 2] == b"\r\n"
-        words.append(rest[:length].decode())
-        rest = rest[length + 2 :]
-    assert head == b"*%d" % len(words)
-    return words
-
-
-def test_bytes_are_made_once_for_all_nodes():
-    """A round sends the same bytes to every node; with and without the script's text are two versions."""
-    request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
-    encoder, packed = Encoder("redlock:"), dict[int, bytes]()
-
-    brief, full = encoder.pack(request, packed, False), encoder.pack(request, packed, True)
-
-    assert encoder.pack(request, packed, False) is brief
-    assert encoder.pack(request, packed, True) is full
-    assert SCRIPTS[Acquire].sha.encode() in brief
-    assert SCRIPTS[Acquire].text.encode() in full
-
-
 def test_nodes_with_different_prefixes_do_not_share_bytes():
     """The keys of a cluster have braces around the prefix, and no other node of a round may be sent them."""
     request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
@@ -113,13 +70,18 @@ def test_nodes_with_different_prefixes_do_not_share_bytes():
 # The stream of replies
 
 
+def error(text: str) -> tuple[str, str]:
+    """Stand for an exception: two of those are never equal."""
+    return "error", text
+
+
 def depth(reply: Any) -> int:
     return 1 + max(map(depth, reply), default=0) if isinstance(reply, list) else 0
 
 
 strings = st.none() | st.binary(max_size=40)
 lines = st.text(st.characters(codec="ascii", exclude_characters="\r\n"), max_size=20)
-plain = strings | st.integers(-(2**63), 2**63 - 1) | lines.map(ValueError)
+plain = strings | st.integers(-(2**63), 2**63 - 1) | lines.map(error)
 wanted = st.recursive(plain, lambda inner: st.lists(inner, max_size=4), max_leaves=6).filter(lambda it: depth(it) <= 8)
 
 
@@ -132,17 +94,10 @@ def said(reply: Any) -> bytes:
             return b"$%d\r\n%b\r\n" % (len(reply), reply)
         case int():
             return b":%d\r\n" % reply
-        case ValueError():
-            return f"-{reply}\r\n".encode()
+        case "error", text:
+            return f"-{text}\r\n".encode()
         case _:
             return b"*%d\r\n%b" % (len(reply), b"".join(map(said, reply)))
-
-
-def shown(reply: Any) -> Any:
-    """Return a comparable form of a reply, because two exceptions are never equal."""
-    if isinstance(reply, list):
-        return [shown(part) for part in reply]
-    return f"-{reply}" if isinstance(reply, Exception) else reply
 
 
 def read_all(replies: Replies, data: bytes) -> list[Any]:
@@ -157,21 +112,11 @@ def read_all(replies: Replies, data: bytes) -> list[Any]:
 def test_replies_are_the_same_however_the_stream_was_cut(sent: list[Any], cuts: list[int]):
     stream = b"".join(map(said, sent))
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    replies = Replies(ValueError)
+    replies = Replies(error)
 
     read = [reply for start, end in pairwise(edges) for reply in read_all(replies, stream[start:end])]
 
-    assert list(map(shown, read)) == list(map(shown, sent))
-
-
-@given(wanted)
-def test_incomplete_reply_is_not_returned(sent: Any):
-    replies, stream = Replies(ValueError), said(sent)
-
-    for byte in stream[:-1]:
-        assert read_all(replies, bytes([byte])) == []
-
-    assert [shown(reply) for reply in read_all(replies, stream[-1:])] == [shown(sent)]
+    assert read == sent
 
 
 @given(st.binary(max_size=60))
@@ -207,57 +152,21 @@ def test_malformed_reply_is_refused(malformed: bytes):
         read_all(replies, malformed)
 
 
-def test_reply_has_few_parts_in_all_of_its_lists():
-    """A thousand lists of a thousand parts each would keep a client busy, although no list is too long."""
-    inner = b"*1000\r\n" + 1000 * b"*0\r\n"
-    replies = Replies(ValueError, most=MOST_PARTS_OF_GUIDE)
-    replies.feed(b"*1000\r\n" + (MOST_PARTS_OF_GUIDE // 1000) * inner)
-
-    with pytest.raises(ValueError, match="a list without end"):
-        replies.next()
-
-
-@pytest.mark.parametrize("part", [b"*2\r\n$3\r\nabc\r\n:1\r\n", b"$60\r\n" + 60 * b"x" + b"\r\n"])
-def test_time_to_read_a_reply_is_proportional_to_its_length(part: bytes):
-    """A reply of nested lists that arrives in many pieces is not read from its beginning again for each of them."""
-    few, many = (calls_to_read(b"*%d\r\n" % count + count * part) for count in (100, 900))
-
-    assert 5 * few < many < 11 * few
-
-
-def calls_to_read(stream: bytes) -> int:
-    """Return how many functions are called to read one reply that arrives in pieces of 100 bytes."""
-    replies, calls = Replies(ValueError, most=MOST_PARTS_OF_GUIDE), [0]
-
-    def count(*_: Any) -> None:
-        calls[0] += 1
-
-    sys.setprofile(count)
-    try:
-        found = [reply for at in range(0, len(stream), 100) for reply in read_all(replies, stream[at : at + 100])]
-    finally:
-        sys.setprofile(None)
-    assert len(found) == 1
-    return calls[0]
-
-
 @pytest.mark.parametrize(
-    "head", [b"$%d\r\n" % (LONGEST_REPLY + 1), b"$209715200", b"*%d\r\n" % (LONGEST_LIST + 1), b"$" + b"9" * 5000]
+    ("stream", "longest"),
+    [
+        (b"$%d\r\n" % (LONGEST_REPLY + 1), LONGEST_REPLY),
+        (b"$" + b"9" * 5000 + b"\r\n", LONGEST_REPLY),
+        (b"*%d\r\n" % (LONGEST_LIST + 1), LONGEST_REPLY),
+        (b"*900\r\n" + 400 * b"$8\r\n12345678\r\n", 5000),
+        (b"*1000\r\n" + MOST_PARTS_OF_GUIDE // 1000 * (b"*1000\r\n" + 1000 * b"*0\r\n"), LONGEST_REPLY),
+    ],
+    ids=["string", "number", "list", "strings", "lists"],
 )
-def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
-    """The client keeps nothing of a reply that announces too much."""
+def test_reply_that_is_too_large_is_refused_before_it_is_read(stream: bytes, longest: int):
+    """The client keeps nothing of a reply that announces too much, however it is put together."""
     with pytest.raises(ValueError, match=r"without end|no length|digits"):
-        read_all(Replies(ValueError), head + b"\r\n")
-
-
-def test_reply_is_bounded_however_it_is_put_together():
-    """A list of short strings does not avoid the limit."""
-    part = b"$8\r\n12345678\r\n"
-    replies = Replies(ValueError, 5000, MOST_PARTS_OF_GUIDE)
-    assert read_all(replies, b"*900\r\n" + 300 * part) == []
-
-    with pytest.raises(ValueError, match="a reply without end"):
-        read_all(replies, 100 * part)
+        read_all(Replies(ValueError, longest, MOST_PARTS_OF_GUIDE), stream)
 
 
 # What a reply means
@@ -278,31 +187,21 @@ def brief(request: Request, said: str) -> Reply | None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "said", "reply"),
+    ("request_", "said", "common"),
     [
-        (ACQUIRE, f"ACCEPTED {NUMBER} {NOW} 0 -1 ", Reply(Kind.ACCEPTED, NUMBER, NOW)),
-        (RELEASE, f"RELEASED 0 {NOW} 0 -1 ", Reply(Kind.RELEASED, 0, NOW)),
+        (ACQUIRE, f"ACCEPTED {NUMBER} {NOW} 0 -1 ", True),
+        (RELEASE, f"RELEASED 0 {NOW} 0 -1 ", True),
+        (ACQUIRE, f"RELEASED 0 {NOW} 0 -1 ", False),
+        (ACQUIRE._replace(number=NUMBER - 1), f"ACCEPTED {NUMBER} {NOW} 0 -1 ", False),
+        (RAISE, f"RELEASED 0 {NOW} 0 -1 ", False),
+        (ACQUIRE._replace(slugs=MANY), f"ACCEPTED {NUMBER} {NOW} 0 -1 ", False),
+        (RELEASE._replace(slugs=MANY), f"RELEASED 0 {NOW} 0 -1 ", False),
+        (ACQUIRE, f"ACCEPTED {NUMBER} {HIGHEST + 1} 0 -1 ", False),
     ],
 )
-def test_common_replies_are_read_as_all_others_are(request_: Request, said: str, reply: Reply):
-    """The short way and the long way to read a reply give the same."""
-    assert brief(request_, said) == parse_reply(said.encode()) == reply
-
-
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        (ACQUIRE, f"RELEASED 0 {NOW} 0 -1 "),
-        (ACQUIRE._replace(number=NUMBER - 1), f"ACCEPTED {NUMBER} {NOW} 0 -1 "),
-        (RAISE, f"RELEASED 0 {NOW} 0 -1 "),
-        (ACQUIRE._replace(slugs=MANY), f"ACCEPTED {NUMBER} {NOW} 0 -1 "),
-        (RELEASE._replace(slugs=MANY), f"RELEASED 0 {NOW} 0 -1 "),
-        (ACQUIRE, f"ACCEPTED {NUMBER} {HIGHEST + 1} 0 -1 "),
-    ],
-)
-def test_everything_else_takes_the_long_way(request_: Request, said: str):
-    """A reply to another request or to a part of one, or with impossible numbers, is read in full."""
-    assert brief(request_, said) is None
+def test_only_a_common_reply_to_its_own_request_is_read_in_the_short_way(request_: Request, said: str, common: bool):
+    """The short way gives the same as the long one; other requests, parts and impossible numbers take the long one."""
+    assert brief(request_, said) == (parse_reply(said.encode()) if common else None)
 
 
 @pytest.mark.parametrize(
@@ -358,17 +257,13 @@ MALFORMED = [
     survey([SLUG, "v", float("nan"), "5"]),
     survey([SLUG, "v", -7, "5"]),
     survey([SLUG, 5, 5, "5"]),
-    survey([5, "v", 5, "5"]),
     survey([SLUG, "v", 5, 5]),
     survey([SLUG, "v", 5]),
     survey({"a": 1}),
     survey("[" * 100_000),
-    survey([SLUG, "v", 5, "5"], [-1, "", 0]),
     survey([SLUG, "v", 5, "5"], [10**400, "", 0]),
     survey([SLUG, "v", 5, "5"], [0, "", -1]),
-    survey([SLUG, "v", 5, "5"], [0, ""]),
     survey(total="-1"),
-    survey(total="9" * 30),
     survey(time="1e9"),
     survey()[:-1],
 ]
