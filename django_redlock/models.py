@@ -83,7 +83,7 @@ class HeldLock(models.Model):
     fencing_token = models.BigIntegerField(_("fencing token"))
     extensions = models.IntegerField(_("extensions"))
 
-    lock: inventory.HeldLock
+    lock: inventory.LockReport
     asked = ""  # how long ago the holder was asked to stop, if the page has looked that up
 
     objects = HeldLockManager()
@@ -105,7 +105,7 @@ class HeldLock(models.Model):
         raise TypeError("A HeldLock cannot be saved; take a lock with django_redlock.lock().")
 
     @classmethod
-    def of(cls, lock: inventory.HeldLock) -> "HeldLock":
+    def of(cls, lock: inventory.LockReport) -> "HeldLock":
         """Return the row that shows a lock."""
         row = cls(
             key=key_of(lock.fingerprint, lock.alias, lock.slug),

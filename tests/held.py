@@ -12,7 +12,7 @@ from django.test import Client, override_settings
 
 from django_redlock import Lease, locks
 from django_redlock.core.names import Owner, encode, fingerprint, slug
-from django_redlock.inventory import HeldLock, find_lock, find_locks
+from django_redlock.inventory import LockReport, find_lock, find_locks
 from django_redlock.models import key_of
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
@@ -64,12 +64,12 @@ def shown(found: Lease | str) -> str:
     return fingerprint(found if isinstance(found, str) else found.secret)
 
 
-def look(name: str, using: str = "default") -> HeldLock | None:
+def look(name: str, using: str = "default") -> LockReport | None:
     """Return a lock, without looking for the thousand places that one of its name may have."""
     return next(iter(find_locks([slug(name)], using).locks), None)
 
 
-def found(name: str = "orders:7") -> HeldLock:
+def found(name: str = "orders:7") -> LockReport:
     """Return the lock of that name, which must exist."""
     held = find_lock(name)
     assert held is not None

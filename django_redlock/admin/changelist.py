@@ -25,8 +25,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import slug
 from ..exceptions import printable
 from ..handler import locks
-from ..inventory import HeldLock as Held
-from ..inventory import held_locks
+from ..inventory import LockReport, held_locks
 from ..inventory.model import TROUBLE, Snapshot, State, duration, urgency
 from ..models import HeldLock, key_of
 from .rows import DASH, FOREIGN, KINDS, known_aliases, note_requests
@@ -42,7 +41,7 @@ WAITED_FOR = "yes"
 KEYED_ACTIONS = {"stop", "release"}  # read the posted keys alone; others get the locks, as in any list of Django's
 
 
-class HeldLocks(list[Held]):
+class HeldLocks(list[LockReport]):
     """
     A list of locks with those methods of a queryset that the admin uses.
 
@@ -54,7 +53,7 @@ class HeldLocks(list[Held]):
         chosen = set(pk__in)
         return self.matching(lambda lock: key_of(lock.fingerprint, lock.alias, lock.slug) in chosen)
 
-    def matching(self, condition: Callable[[Held], bool]) -> "HeldLocks":
+    def matching(self, condition: Callable[[LockReport], bool]) -> "HeldLocks":
         """Return the locks that meet a condition."""
         return HeldLocks(lock for lock in self if condition(lock))
 
@@ -69,7 +68,10 @@ class HeldLocks(list[Held]):
 
 
 def filter_by(
-    parameter: str, heading: Any, labels: Callable[[], Mapping[str, Any]], values_of: Callable[[Held], Iterable[str]]
+    parameter: str,
+    heading: Any,
+    labels: Callable[[], Mapping[str, Any]],
+    values_of: Callable[[LockReport], Iterable[str]],
 ) -> type[admin.SimpleListFilter]:
     """
     Return a filter over a list of locks; an unknown value has no effect.
@@ -111,7 +113,7 @@ def node_labels() -> dict[str, str]:
     return names if len(names) > 1 else {}
 
 
-def ends_soon(lock: Held) -> bool:
+def ends_soon(lock: LockReport) -> bool:
     """Return whether a lock is about to end."""
     return lock.remaining is not None and lock.remaining < SOON
 
@@ -326,7 +328,7 @@ class HeldLockChangeList(ChangeList):
         yield _nodes(snapshots)
 
 
-def _has_all(lock: Held, words: list[str]) -> bool:
+def _has_all(lock: LockReport, words: list[str]) -> bool:
     text = f"{printable(lock.name)} {lock.holder}".casefold()
     return all(word in text for word in words)
 

@@ -18,8 +18,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import is_cut
 from ..exceptions import printable
 from ..handler import locks
-from ..inventory import ActionResult, Snapshot, View, find_locks, slugs_of, stale_keys
-from ..inventory import HeldLock as Held
+from ..inventory import ActionResult, LockReport, Snapshot, View, find_locks, slugs_of, stale_keys
 from ..inventory.model import described, name_of
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
@@ -98,7 +97,7 @@ def detail(key: str) -> dict[str, Any]:
     }
 
 
-def _view(held: Held, view: View) -> tuple[str, ...]:
+def _view(held: LockReport, view: View) -> tuple[str, ...]:
     if not view.answered:
         return (view.node, gettext("no answer"), DASH, DASH, DASH)
     if not view.fingerprint:
@@ -315,7 +314,7 @@ def look_again(keys: Iterable[str], action: str) -> Iterator[Choice]:
                 yield Choice(key, fingerprint, alias, slug, HeldLock.of(lock) if lock else None, problem)
 
 
-def obstacle(lock: Held, action: str) -> ActionResult | None:
+def obstacle(lock: LockReport, action: str) -> ActionResult | None:
     """Return why nobody can do this to a lock, whoever holds it when the action is confirmed; None if one can."""
     if action == "release":
         return None

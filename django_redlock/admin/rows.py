@@ -22,7 +22,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import SHARED_KIND, is_cut
 from ..exceptions import printable
 from ..handler import locks
-from ..inventory import HeldLock as Held
+from ..inventory import LockReport
 from ..inventory.model import State, duration, middle
 from ..models import HeldLock
 
@@ -84,12 +84,12 @@ def stopping(asked: str) -> SafeString:
     return format_html('<span class="redlock-state redlock-stopping">{}</span>', text)
 
 
-def waiting(lock: Held) -> str:
+def waiting(lock: LockReport) -> str:
     """Return the number of waiters."""
     return format_html('<strong class="redlock-waited">{}</strong>', lock.waiting) if lock.waiting else DASH
 
 
-def countdown(lock: Held) -> SafeString:
+def countdown(lock: LockReport) -> SafeString:
     """Return the time until a lock ends, for people and for the script that counts it down."""
     if lock.remaining is None:
         return SafeString(remaining(lock))
@@ -105,7 +105,7 @@ def countdown(lock: Held) -> SafeString:
     )
 
 
-def remaining(lock: Held) -> str:
+def remaining(lock: LockReport) -> str:
     """Return the time until a lock ends unless its holder extends it, in words if it never does."""
     if lock.remaining is None:
         return gettext("never ends") if lock.state == State.NO_EXPIRY else DASH
@@ -119,7 +119,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def votes(lock: Held) -> SafeString:
+def votes(lock: LockReport) -> SafeString:
     """Return how many nodes have the holder, with a dot for each node and the same in words."""
     having = [view.fingerprint == lock.fingerprint for view in lock.views]
     lacking = ", ".join(view.node for view, has in zip(lock.views, having, strict=True) if not has)
@@ -136,7 +136,7 @@ def votes(lock: Held) -> SafeString:
     )
 
 
-def holder(lock: Held) -> str:
+def holder(lock: LockReport) -> str:
     """Return what the holder of a lock is, and where it runs."""
     owner = lock.owner
     if owner is None:

@@ -21,7 +21,7 @@ BATCH = 100  # most leases in one round; a script over more would block its node
 BATCH_NAMES = 200  # most names in one round
 
 
-class Hold:
+class HoldState:
     """
     One held lock, from grant to end.
 

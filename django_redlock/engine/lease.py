@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
 from ..core.attempt import Granted, HighestToken
-from ..core.hold import Hold, release_outcome
+from ..core.hold import HoldState, release_outcome
 from ..core.names import about_holder, named
 from ..core.protocol import LOST, EndReason, Outcome
 from ..core.round import Round
@@ -497,7 +497,7 @@ def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
 LONGEST_REDELIVERY = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
 
 
-class LeaseHold(Hold):
+class LeaseHold(HoldState):
     """
     A hold of this process, with its release and what the watchdog needs to know.
 

@@ -18,14 +18,14 @@ from ..core.protocol import SHOWN_WAITERS
 from ..core.rules import MAX_LIMIT
 from ..handler import locks
 from .actions import ActionResult, ask_to_stop, force_release, remove_stale, stale_keys
-from .model import HeldLock, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting
+from .model import LockReport, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting
 from .survey import MAX_NAMES, MAX_SECONDS, PAGE, Poll, arun, run
 
 __all__ = [
     "MAX_NAMES",
     "PAGE",
     "ActionResult",
-    "HeldLock",
+    "LockReport",
     "NodeStatus",
     "Snapshot",
     "StaleKey",
@@ -115,7 +115,7 @@ def slugs_of(name: str) -> list[str]:
 PERMITS = tuple(map(str, range(1, MAX_LIMIT + 1)))
 
 
-def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:
+def find_lock(name: str, using: str = DEFAULT_ALIAS) -> LockReport | None:
     """
     Return a lock as the nodes see it, with its waiters, or None if it is free.
 

@@ -18,7 +18,7 @@ from ..core.rules import Rules
 from ..engine.manager import LockManager
 from ..exceptions import printable
 from ..handler import locks
-from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, name_of
+from .model import NO_STRING, Life, LockReport, Snapshot, StaleKey, Staleness, State, View, name_of
 from .survey import Poll, Vote, ask_nodes, run, tell_nodes
 
 MICROSECONDS = 1e6  # in a second
@@ -47,7 +47,7 @@ class ActionResult(StrEnum):
 
 
 def force_release(
-    name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = ""
+    name: str | LockReport, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = ""
 ) -> ActionResult:
     """
     Take a lock away from its holder, if the holder still has this fingerprint.
@@ -80,7 +80,9 @@ def force_release(
     return outcome
 
 
-def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> ActionResult:
+def ask_to_stop(
+    name: str | LockReport, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = ""
+) -> ActionResult:
     """
     Ask the holder of a lock to stop: its next renewal is refused, and its lease is lost with the reason ``revoked``.
 
@@ -140,7 +142,7 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     keys = [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
     known = {lock.slug: lock for lock in snapshot.locks}
     for slug, nodes in sorted(snapshot.absurd.items()):
-        lock = known.get(slug) or HeldLock(slug, snapshot.alias, State.PARTIAL, None, 0, "", "", None, 0, ())
+        lock = known.get(slug) or LockReport(slug, snapshot.alias, State.PARTIAL, None, 0, "", "", None, 0, ())
         keys.append(StaleKey(lock, "", Staleness.ABSURD, nodes, None))
     return keys
 
@@ -184,7 +186,7 @@ def _kinds(round: Round, nodes: Iterable[int]) -> set[Kind]:
     return {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in nodes}
 
 
-def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
+def _stale(lock: LockReport, rules: Rules, now: float) -> Iterator[StaleKey]:
     silent = sum(not view.answered for view in lock.views)
     for holder, group in lock.holders.items():
         owner = next((view.owner for view in group if view.owner), None)
@@ -199,7 +201,7 @@ def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
         yield StaleKey(lock, holder, _reason(group, owner, longest), tuple(view.node for view in group), owner)
 
 
-def _is_over(lock: HeldLock, group: list[View], owner: Owner, longest: float, now: float) -> bool:
+def _is_over(lock: LockReport, group: list[View], owner: Owner, longest: float, now: float) -> bool:
     """Return whether a holder's last lease has certainly ended, and not only as far as anybody can see."""
     # A fencing token is the time at which the nodes accepted it: the clock of the holder's host may be slow.
     taken = max(owner.since, *(view.fence / MICROSECONDS for view in group))
@@ -223,10 +225,10 @@ def _reason(group: list[View], owner: Owner | None, longest: float) -> Staleness
 
 
 def _look_up(
-    name: str | HeldLock, fingerprint: str, using: str, slug: str
+    name: str | LockReport, fingerprint: str, using: str, slug: str
 ) -> tuple[LockManager, str, Vote | ActionResult]:
     """Return the manager of a lock's alias, the lock's slug, and the holder that was meant, or why there is none."""
-    if isinstance(name, HeldLock):
+    if isinstance(name, LockReport):
         manager, slug = locks[name.alias], name.slug
     elif not slug and is_cut(name):
         raise ValueError(f"The name {name!r} is cut short, as in listings; pass the lock itself, or its whole name.")

@@ -177,7 +177,7 @@ class Waiting:
         return f"{self.host}:{self.pid} #{self.number}"
 
 
-class HeldLock(NamedTuple):
+class LockReport(NamedTuple):
     """
     One lock, as all nodes together see it.
 
@@ -298,7 +298,7 @@ class HeldLock(NamedTuple):
         ttl = self.ttl or 0.0
         return bool(self.process) and not ttl - SILENCE <= self.longest_left <= ttl
 
-    def of_process(self, life: Life, now: float) -> "HeldLock":
+    def of_process(self, life: Life, now: float) -> "LockReport":
         """Return a suspicious lock in the state that follows from the *life* of its process; *now* is the date."""
         state = self.state
         if state in (State.HELD, State.DEGRADED):
@@ -347,13 +347,13 @@ class Snapshot:
 
     alias: str
     nodes: tuple[NodeStatus, ...]
-    locks: tuple[HeldLock, ...]
+    locks: tuple[LockReport, ...]
     complete: bool
     taken: float
     rules: Rules = field(repr=False)
     total: int = 0
     absurd: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    notes: tuple[HeldLock, ...] = ()
+    notes: tuple[LockReport, ...] = ()
 
     def parted(self) -> "Snapshot":
         """Return the same, with notes apart from locks."""
@@ -415,7 +415,7 @@ class StaleKey:
         owner: The holder that the key describes, if this library wrote it.
     """
 
-    lock: HeldLock
+    lock: LockReport
     fingerprint: str
     reason: Staleness
     nodes: tuple[str, ...]
@@ -462,7 +462,7 @@ def described(owner: Owner | None) -> str:
     return _("several, who share it") if owner.kind == SHARED_KIND else printable(str(owner))
 
 
-def urgency(lock: HeldLock) -> tuple[int, int, float, str]:
+def urgency(lock: LockReport) -> tuple[int, int, float, str]:
     """Return the place of a lock in a list: what people wait for first, then locks in trouble, then long holds."""
     return (-lock.waiting, -lock.state.severity, lock.since or 0.0, lock.slug)
 

@@ -30,7 +30,7 @@ from ..core.rules import EXPIRY_ROUNDING
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
-from .model import LAST_SECOND, HeldLock, Life, NodeStatus, Snapshot, State, View, Waiting, owner_of
+from .model import LAST_SECOND, Life, LockReport, NodeStatus, Snapshot, State, View, Waiting, owner_of
 
 PAGE = 50  # names in one request, which costs a node a quarter of a millisecond, or twice that when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
@@ -183,7 +183,7 @@ class Poll:
         self._lasting: set[str] = set()  # the names that some node holds
         self._heard: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by process, seconds since its heartbeat
         self._suspects: dict[str, str] = {}  # by slug, the process of a lock that nobody seems to extend
-        self._locks: list[HeldLock] | None = None
+        self._locks: list[LockReport] | None = None
         self._started = 0.0  # when a listing began, plus the time that it waited for silent nodes
         self._patience = math.inf
 
@@ -403,10 +403,10 @@ class Poll:
 
     # The locks
 
-    def _judged(self) -> list[HeldLock]:
+    def _judged(self) -> list[LockReport]:
         return [lock for slug in self._rows if (lock := self._judge(slug))]
 
-    def _judge(self, slug: str) -> HeldLock | None:
+    def _judge(self, slug: str) -> LockReport | None:
         """Combine what the nodes report about a name into one lock; return None if no answering node holds it."""
         tally, rules = self.tally(slug), self.manager.rules
         if not tally.votes:
@@ -424,7 +424,7 @@ class Poll:
         rows = [row for node, (row, *_) in self._rows[slug].items() if node not in self.silent]
         queues = [row.waiters for row in rows if row.waiting]
         waiters = in_turn(queues) if queues else ()
-        return HeldLock(
+        return LockReport(
             slug,
             self.manager.alias,
             state,

@@ -21,7 +21,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ..conf import InvalidRedlockError
 from ..exceptions import printable
-from ..inventory import HeldLock, Snapshot, State, find_locks, held_locks, slugs_of
+from ..inventory import LockReport, Snapshot, State, find_locks, held_locks, slugs_of
 from ..inventory.model import duration, middle
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
@@ -122,7 +122,7 @@ class OperatorCommand(BaseCommand):
         if not snapshot.has_quorum:
             raise CommandError(f"Too few nodes answer to say {unknown}.", returncode=NO_QUORUM)
 
-    def table(self, locks: Iterable[HeldLock], snapshot: Snapshot, wide: bool) -> str:
+    def table(self, locks: Iterable[LockReport], snapshot: Snapshot, wide: bool) -> str:
         """
         Return locks as lines of plain text; if there are none, say so only if enough nodes answered.
 
@@ -199,7 +199,7 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
         raise CommandError(str(error), returncode=MISUSED) from None
 
 
-def matching(snapshot: Snapshot, match: str | None) -> list[HeldLock]:
+def matching(snapshot: Snapshot, match: str | None) -> list[LockReport]:
     """Return the locks whose names match a glob, in the order of the snapshot; all of them without one."""
     return [lock for lock in snapshot.locks if match is None or fnmatchcase(lock.name, match)]
 
@@ -263,7 +263,7 @@ def columns(lines: list[tuple[str, ...]]) -> str:
     )
 
 
-def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
+def cells(lock: LockReport, now: float) -> tuple[str, ...]:
     """Return a lock's row in a table."""
     held = lock.held_for(now)
     return (
@@ -279,18 +279,18 @@ def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
     )
 
 
-def deletion(lock: HeldLock) -> str:
+def deletion(lock: LockReport) -> str:
     """Return the command of a Redis server that deletes the key of a lock, whatever its type."""
     prefix = settings.REDLOCK[lock.alias].get("KEY_PREFIX", "redlock")
     return f"DEL {prefix}:{printable(lock.slug)}:h"
 
 
-def holder(lock: HeldLock) -> str:
+def holder(lock: LockReport) -> str:
     """Describe the holder of a lock for people."""
     return lock.holder or "(another program)"
 
 
-def remaining(lock: HeldLock) -> str:
+def remaining(lock: LockReport) -> str:
     """Return for how long a lock is held unless its holder extends it, for people."""
     if lock.remaining is None:
         return "never ends" if lock.state is State.NO_EXPIRY else "-"
@@ -302,7 +302,7 @@ def local(moment: float | None) -> str:
     return "-" if moment is None else datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def entry(lock: HeldLock) -> dict[str, Any]:
+def entry(lock: LockReport) -> dict[str, Any]:
     """Return a lock's entry in a JSON document."""
     owner = lock.owner
     return {

@@ -36,7 +36,7 @@ PATHS = {
     "django_redlock.fenced_models": ["FencedModel", "FencedQuerySet"],
     "django_redlock.fencing": ["fenced"],
     "django_redlock.inventory": [
-        *("HeldLock", "NodeStatus", "Snapshot", "State", "View", "Waiting", "afind_locks", "aheld_locks"),
+        *("LockReport", "NodeStatus", "Snapshot", "State", "View", "Waiting", "afind_locks", "aheld_locks"),
         *("ask_to_stop", "find_lock", "find_locks", "force_release", "held_locks", "slugs_of"),
     ],
     "django_redlock.middleware": ["LockErrorMiddleware", "locked_paths"],

@@ -10,7 +10,7 @@ from django.utils.module_loading import import_string
 
 from ...conf import DEFAULT_ALIAS
 from ...exceptions import printable
-from ...inventory import HeldLock, Snapshot, View, stale_keys
+from ...inventory import LockReport, Snapshot, View, stale_keys
 from ...inventory.model import described, duration
 from ...singleton.handle import explain_call
 from ...singleton.slots import SlotState
@@ -100,7 +100,7 @@ class Command(OperatorCommand):
             self.stdout.write("\n\n".join(shown(snapshot, lock) for lock in locks))
 
 
-def shown(snapshot: Snapshot, lock: HeldLock) -> str:
+def shown(snapshot: Snapshot, lock: LockReport) -> str:
     """Return what is known about a lock, as lines of plain text."""
     held, times = lock.held_for(snapshot.taken), lock.extensions
     extended = {0: "not extended", 1: "extended once"}.get(times, f"extended {times} times")
@@ -126,7 +126,7 @@ def shown(snapshot: Snapshot, lock: HeldLock) -> str:
     return "\n\n".join([*parts, *stale])
 
 
-def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
+def _row(lock: LockReport, view: View) -> tuple[str, ...]:
     if not view.answered:
         return (view.node, "no answer", "-", "-", "-")
     if not view.fingerprint:

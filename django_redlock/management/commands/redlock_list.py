@@ -12,10 +12,10 @@ from django.core.management.base import CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...exceptions import printable
-from ...inventory import HeldLock, Snapshot, State
+from ...inventory import LockReport, Snapshot, State
 from ..output import VERSION, OperatorCommand, entry, holder, iso, listing, matching, positive
 
-ORDERS: dict[str, Callable[[HeldLock], Any]] = {
+ORDERS: dict[str, Callable[[LockReport], Any]] = {
     "remaining": lambda lock: (lock.remaining is None, lock.remaining),
     "name": lambda lock: lock.name,
     "state": lambda lock: lock.state,
@@ -85,7 +85,7 @@ class Command(OperatorCommand):
         self.warn(snapshot, "what is held")
 
 
-def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
+def document(snapshot: Snapshot, locks: list[LockReport]) -> str:
     """Return locks and nodes as JSON; its keys are described in docs/reference/api.md."""
     return json.dumps(
         {
@@ -106,7 +106,7 @@ def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
     )
 
 
-def sheet(locks: list[HeldLock]) -> str:
+def sheet(locks: list[LockReport]) -> str:
     """Return locks as comma-separated values, with the names of the fields in the first line."""
     out = StringIO()
     writer = csv.writer(out, lineterminator="\n")

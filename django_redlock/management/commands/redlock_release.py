@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...exceptions import printable
-from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release
+from ...inventory import ActionResult, LockReport, ask_to_stop, find_locks, force_release
 from ...inventory.actions import MAX_RELEASE
 from ...nodes.clock import steady
 from ...singleton.handle import celery_task
@@ -107,7 +107,7 @@ class Command(OperatorCommand):
         elif locks and not seen and not options["dry_run"]:
             raise CommandError("Nothing was released: the holder has changed.", returncode=CHANGED)
 
-    def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
+    def _show(self, locks: list[LockReport], fingerprint: str | None) -> None:
         for lock in locks:
             other = "" if fingerprint in (None, lock.fingerprint) else " Left alone: it has another holder."
             known = "" if lock.remaining is None else " left"
@@ -116,14 +116,14 @@ class Command(OperatorCommand):
         if not locks:
             self.stdout.write("Nothing is held.")
 
-    def _ask(self, locks: list[HeldLock], grace: float) -> dict[str, bool]:
+    def _ask(self, locks: list[LockReport], grace: float) -> dict[str, bool]:
         """
         Ask the holders to stop, and wait until they have stopped or *grace* has passed.
 
         Returns:
             Whether each lock has been released by now whose holder was asked, by the lock's slug.
         """
-        waiting: dict[str, HeldLock] = {}
+        waiting: dict[str, LockReport] = {}
         for lock in locks:
             outcome = ask_to_stop(lock, lock.fingerprint)
             if outcome is ActionResult.ASKED:
@@ -142,7 +142,7 @@ class Command(OperatorCommand):
                     del waiting[slug]
         return {slug: slug not in waiting for slug in asked}
 
-    def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
+    def _revoke(self, lock: LockReport, terminate: bool) -> bool:
         """Revoke the task that holds a lock; return False if the request did not reach the workers."""
         ref = celery_task(lock.owner)
         if not ref:

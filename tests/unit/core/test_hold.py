@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_redlock.core.attempt import Granted, HighestToken
-from django_redlock.core.hold import Hold, renewal
+from django_redlock.core.hold import HoldState, renewal
 from django_redlock.core.names import Owner
 from django_redlock.core.protocol import EndReason, Extended, Kind, Outcome, Reply
 from django_redlock.core.round import Round
@@ -21,15 +21,15 @@ DEADLINE = START + TTL - 0.092
 
 def held(
     nodes: int = 5, heartbeat: float | None = None, untouched: frozenset[int] = frozenset(), **options: Any
-) -> Hold:
+) -> HoldState:
     rules = Rules(nodes, ttl=TTL, **options)
     value, deadline = "a" * 32 + "{}", rules.deadline(START, TTL)
     granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, 0.25, (), untouched=untouched)
     wanted = Wanted(("x",), TTL, None, Owner(), heartbeat=heartbeat)
-    return Hold(wanted, granted, rules, HighestToken())
+    return HoldState(wanted, granted, rules, HighestToken())
 
 
-def extension(hold: Hold, now: float, ttl: float | None = None) -> Round:
+def extension(hold: HoldState, now: float, ttl: float | None = None) -> Round:
     """Begin a round that extends one lease."""
     term = hold.term(now, ttl)
     assert term is not None
@@ -70,7 +70,7 @@ def test_lease_at_its_bound_is_next_due_at_its_deadline():
     start = 7734.392480692
     rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
     granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), 0.1, ())
-    hold = Hold(Wanted(("x",), 0.6, None, Owner()), granted, rules, HighestToken())
+    hold = HoldState(Wanted(("x",), 0.6, None, Owner()), granted, rules, HighestToken())
 
     assert hold.term(start + 0.2 + 1e-9) is None
 
