@@ -19,7 +19,6 @@ class Hold:
     One acquisition; times in seconds on the machine's steady clock.
 
     Args:
-        worker: The worker that made it.
         token: Its fencing token.
         began: When the worker requested the lock.
         since: From when on the worker considered the lock its own.
@@ -28,7 +27,6 @@ class Hold:
         killed: When the worker was killed with the lock in its hands.
     """
 
-    worker: int
     token: int
     began: float
     since: float
@@ -51,14 +49,14 @@ class History:
     lost: int = 0
     done: Counter[str] = field(default_factory=Counter)
 
-    def read(self, worker: int, path: Path, killed: float) -> None:
+    def read(self, path: Path, killed: float) -> None:
         """Add the records of one worker; *killed* is when it was killed, infinity if it was not."""
         hold: Hold | None = None
         for line in path.read_text().splitlines():
             event, *values = json.loads(line)
             match event:
                 case "held":
-                    hold = Hold(worker, *values, until=killed, killed=killed)
+                    hold = Hold(*values, until=killed, killed=killed)
                     self.holds.append(hold)
                 case "longer" if hold:
                     hold.deadline = max(hold.deadline, *values)

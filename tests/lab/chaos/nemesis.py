@@ -130,30 +130,27 @@ def any_member(arena: "Arena") -> "Member | Zoo":
 
 def killed_master(arena: "Arena") -> Iterator[None]:
     """The master that has the locks is killed (SIGKILL). Its replica takes its place, unless it is back before that."""
-    cluster = redis_cluster(arena)
-    cluster.servers[cluster.owner(SERVED)].kill()
+    master(arena).kill()
     yield
-    cluster.repair()
+    redis_cluster(arena).repair()
 
 
 def emptied_master(arena: "Arena") -> Iterator[None]:
     """The master that has the locks is killed, and is back without data before its replica takes its place."""
-    cluster = redis_cluster(arena)
-    master = cluster.servers[cluster.owner(SERVED)]
-    master.kill()
-    master.start()
+    emptied = master(arena)
+    emptied.kill()
+    emptied.start()
     yield
-    cluster.repair()
+    redis_cluster(arena).repair()
 
 
 def frozen_master(arena: "Arena") -> Iterator[None]:
     """The master that has the locks is stopped (SIGSTOP) and continues, after a while as a replica."""
-    cluster = redis_cluster(arena)
-    master = cluster.servers[cluster.owner(SERVED)]
-    master.freeze()
+    stopped = master(arena)
+    stopped.freeze()
     yield
-    master.thaw()
-    cluster.repair()
+    stopped.thaw()
+    redis_cluster(arena).repair()
 
 
 def stale_replica(arena: "Arena") -> Iterator[None]:
@@ -179,6 +176,11 @@ def moved_slot(arena: "Arena") -> Iterator[None]:
 def redis_cluster(arena: "Arena") -> RedisCluster:
     assert isinstance(arena.cluster, RedisCluster)
     return arena.cluster
+
+
+def master(arena: "Arena") -> "Server":
+    cluster = redis_cluster(arena)
+    return cluster.servers[cluster.owner(SERVED)]
 
 
 # Clients
@@ -287,30 +289,13 @@ PROFILES = {
 }
 
 
-@dataclass
-class Nemesis:
-    """
-    Begins and ends faults until its time has run out.
-
-    Args:
-        arena: The arena in which it acts.
-        profile: The faults that it may begin.
-    """
-
-    arena: "Arena"
-    profile: Profile
-    faults: int = 0
-
-    def rage(self, seconds: float) -> None:
-        """Inject faults for the given time; at the end everything works again."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, random.uniform(0, self.profile.pause)))
-            if self.profile.faults:
-                self.harm(until)
-
-    def harm(self, until: float) -> None:
-        fault = random.choice(self.profile.faults)
-        self.faults += 1
-        with contextmanager(fault)(self.arena), suppress(ValueError):
-            time.sleep(min(random.uniform(*self.profile.lasting), until - time.monotonic()))
+def rage(arena: "Arena", profile: Profile, seconds: float) -> int:
+    """Inject faults for the given time; at the end everything works again. Return how many there were."""
+    count, until = 0, time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, random.uniform(0, profile.pause)))
+        if profile.faults:
+            count += 1
+            with contextmanager(random.choice(profile.faults))(arena), suppress(ValueError):
+                time.sleep(min(random.uniform(*profile.lasting), until - time.monotonic()))
+    return count
