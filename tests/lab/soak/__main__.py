@@ -21,7 +21,6 @@ from .nemesis import Fleet, Nemesis
 NODES = 3
 CALLS_PER_SECOND = 6
 PATIENCE = 240.0  # seconds for the workers to finish accepted calls, after the last kill
-SHOWN = 5  # skipped calls whose reasons are printed
 LEAST_PATIENCE = 60.0  # before a message counts as lost
 
 
@@ -43,7 +42,7 @@ def soak(minutes: float, folder: Path, nodes: Servers, backend: FaultProxy) -> l
         time.sleep(random_.expovariate(CALLS_PER_SECOND))
     nemesis.bring_back()
     backend.start()
-    return judge(book, project, fleet, nemesis, minutes, nodes)
+    return judge(book, project, fleet, nemesis, nodes)
 
 
 def call(book: Any, project: Any, key: int) -> None:
@@ -58,7 +57,7 @@ def call(book: Any, project: Any, key: int) -> None:
     book.called(key, result.id, result.accepted, at)
 
 
-def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: float, nodes: Servers) -> list[str]:
+def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, nodes: Servers) -> list[str]:
     """Let the workers finish, print the figures, and return the violations."""
     from celery import states
 
@@ -83,25 +82,15 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
     proofs = {task: loss.proof(task, slots, nodes) for task in named}
     lost = {task: proof for task, proof in proofs.items() if proof}
     fleet.end()
-    overlaps, figures, repeated = book.overlaps(), book.figures(), book.repeated()
+    overlaps, repeated = book.overlaps(), book.repeated()
     in_vain = {task for task, pids in repeated.items() if not fleet.killed.issuperset(pids[:-1])}
     missed = [slot for slot in slots if slot.missed(slots, nodes, book.last_doer(slot.task), fleet.killed)]
     remaining = [slot for slot in slots if slot not in missed and not (slot.task in lost and slot.queued)]
     unexplained = [task for task in open_calls if task not in lost]
-    print(
-        f"soak of {minutes:g} minutes: two workers, beat, {project.KEYS} keys, lease {project.LEASE:g} s, {NODES} nodes"
-    )
-    dead = ", ".join(f"{n} {what}" for what, n in sorted(nemesis.killed.items())) or "nothing"
-    print(f"killed                            {dead}")
-    print(f"calls                             {figures.calls}; {figures.accepted} were accepted")
-    print(
-        f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"
-    )
+    print(f"soak                              {book.figures()}")
+    print(f"killed                            {', '.join(f'{n} {what}' for what, n in nemesis.killed.items())}")
     print(f"accepted, and skipped by a worker {len(revoked)}")
-    for task in sorted(revoked)[:SHOWN]:
-        print(f"  {task}: {project.work.AsyncResult(task).result}")
-    known = len(repeated) - len(in_vain)
-    print(f"accepted, and finished twice      {len(repeated)}; {known} because the first was killed at its end")
+    print(f"accepted, and finished twice      {len(repeated)}; {len(in_vain)} although nobody was killed")
     # The slot of a message that kombu lost stays taken until queue_ttl has passed, as the docs say. If a worker dropped
     # the call that they were told of for another one, the run of that one covers them.
     in_trust = [one for one in uncovered if one[0] in lost]
