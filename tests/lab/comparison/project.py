@@ -67,7 +67,7 @@ def celery_once_task(**options: Any) -> Callable[..., Any]:
     return app.task(base=OnceTask, **options)
 
 
-CONTENDERS: dict[str, Callable[..., Any]] = {
+CONTENDERS = {
     "django-redlock": django_redlock,
     "celery-once": celery_once,
     "celery-singleton": celery_singleton,
