@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from django.utils.timezone import now
 
 from django_redlock import lock, locks
-from django_redlock.contrib.history.models import Hold
 from django_redlock.inventory import find_lock
 
 from .conftest import expect
@@ -226,28 +224,10 @@ def tab_to(page, selector: str, key: str = "Tab"):
     raise AssertionError(f"the key {key} does not lead to {selector}")
 
 
-def test_an_action_by_keyboard(held, open_page):
-    """An action is reached, chosen and confirmed with the keyboard alone."""
-    page = open_page()
-    tab_to(page, "select[name=action]")
-    page.keyboard.type("Ask")
-    tab_to(page, "input.action-select")
-    page.keyboard.press("Space")
-    tab_to(page, "button[name=index]", "Shift+Tab")
-    page.keyboard.press("Enter")
-    expect(page.locator(".redlock-choices")).to_be_visible()
-    tab_to(page, "button[value=stop]")
-    page.keyboard.press("Enter")
-
-    expect(page.locator(".messagelist")).to_contain_text("was asked to stop")
-    assert held.extend() is False
-    assert held.reason == "revoked"
-
-
-def test_every_other_way_by_keyboard(held, open_page, nodes):
+def test_every_way_by_keyboard(held, open_page, nodes):
     """
-    Pause, tiles, filters, columns, the page of a lock and its actions are reached with the keyboard alone, and the page
-    does not take the focus away when it is fetched anew.
+    Pause, tiles, columns, filters, the page of a lock and its actions are reached with the keyboard alone, an action is
+    chosen and confirmed with it, and the page does not take the focus away when it is fetched anew.
     """
     page = open_page()
     tab_to(page, ".redlock-pause")
@@ -275,29 +255,20 @@ def test_every_other_way_by_keyboard(held, open_page, nodes):
     with page.expect_response("**/lock/**"):
         later(page)
     expect(table).to_have_class("redlock-wide")
-    tab_to(page, "button[name=action][value=release]", "Shift+Tab")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Release it")).to_be_visible()
 
-
-def test_the_history_by_keyboard(held, open_page):
-    """The kinds of locks, the way back, and the live lock of a row are reached with the keyboard alone."""
-    row = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now(), "waited": 0.2, "held": 840.0}
-    Hold.objects.create(**row, name=held.name, template=held.name, outcome="expired")
-    page = open_page()
-    page.goto("/admin/redlock_history/hold/")
-    tab_to(page, ".object-tools a")
+    page.goto("/admin/redlock/heldlock/")
+    tab_to(page, "select[name=action]")
+    page.keyboard.type("Ask")
+    tab_to(page, "input.action-select")
+    page.keyboard.press("Space")
+    tab_to(page, "button[name=index]", "Shift+Tab")
     page.keyboard.press("Enter")
-    expect(page.locator("h1").last).to_have_text("Kinds of locks")
-    tab_to(page, "#content p a")
-    tab_to(page, ".redlock-chart")
-    tab_to(page, "#content p a", "Shift+Tab")
+    expect(page.locator(".redlock-choices")).to_be_visible()
+    tab_to(page, "button[value=stop]")
     page.keyboard.press("Enter")
-    expect(page.locator("h1").last).to_have_text("Former locks")
-    tab_to(page, ".field-live a")
-    page.keyboard.press("Enter")
-
-    expect(page.locator("#result_list .redlock-name")).to_have_text(held.name)
+    expect(page.locator(".messagelist")).to_contain_text("was asked to stop")
+    assert held.extend() is False
+    assert held.reason == "revoked"
 
 
 def test_what_a_screen_reader_hears(site, open_page, nodes):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import against, kinds, locking, publishing, waiting
+from . import against, kinds, locking, waiting
 from .bench import Bench, set_up
 from .report import TABLES, Section, lines, render
 
@@ -20,7 +20,6 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Section]]] = {
     "rows": locking.rows,
     "faults": locking.faults,
     "waiting": waiting.run,
-    "publishing": publishing.run,
     "kinds": kinds.run,
 }
 

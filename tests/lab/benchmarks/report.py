@@ -19,48 +19,28 @@ OURS, THEIRS = "django_redlock, with lock(name)", "redis-py, with client.lock(na
 SCALES = {"ms": 1e3, "µs": 1e6}
 TABLES = Path(__file__).with_name("tables.md")
 MARKED = re.compile(r"(<!-- figures: (?P<key>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PACKAGES = (
-    *("Django", "redis", "hiredis", "celery", "celery-once", "celery-singleton"),
-    *("pottery", "python-redis-lock", "redlock-py"),
-)
+PACKAGES = ("Django", "redis", "hiredis", "pottery", "python-redis-lock", "redlock-py")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """
-    One measured number.
+    """One measured number; of times, the median."""
 
-    Args:
-        name: The contender, or the case.
-        value: The number; the median, if it is a time.
-        unit: ``µs``, ``ms``, ``/s`` or ``×``.
-        more: Further figures in the same unit, such as ``{"p95": 1.2, "CPU": 0.3}``.
-        asked: What is asked of it, and whether it is so.
-    """
-
-    name: str
+    name: str  # of the contender, or of the case
     value: float
     unit: str
-    more: dict[str, float] = field(default_factory=dict)
-    asked: str = ""
+    more: dict[str, float] = field(default_factory=dict)  # in the same unit, such as {"p95": 1.2, "CPU": 0.3}
+    asked: str = ""  # what is asked of it, and whether it is so
 
 
 @dataclass(slots=True)
 class Section:
-    """
-    One question and its answer.
+    """One question and its answer; figures in the first one's unit are compared with that."""
 
-    Args:
-        key: Its name in ``tables.md``.
-        question: What is measured.
-        figures: The results; the ones in the first one's unit are compared with it.
-        left_out: What could not be measured, and why.
-    """
-
-    key: str
+    key: str  # in tables.md
     question: str
     figures: list[Figure] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # what could not be measured, and why
 
     def add(self, name: str, value: float, unit: str) -> None:
         """Add one figure."""
