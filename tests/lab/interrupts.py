@@ -194,12 +194,7 @@ def interrupted(action: Callable[[], object], at: int) -> bool:
 
 
 def check(where: str) -> float:
-    """
-    Check that the lock and all its places can be taken again, here and in another thread; return how long it took here.
-
-    Raises:
-        AssertionError: The call failed, or hangs, or the lock is renewed although nobody holds it.
-    """
+    """Check that the lock and all its places can be taken, here and in another thread; return how long it took here."""
     ended: list[object] = []
 
     def take() -> None:
@@ -235,9 +230,8 @@ def sweep(action: Callable[[], Any], first: int, every: int) -> list[tuple[int, 
 
 
 def swept(name: str, action: Callable[[], object], first: int, every: int) -> list[tuple[int, float]]:
-    found = []
+    found, at = [], first
     action()
-    at = first
     while interrupted(action, at):
         gc.collect(0)
         found.append((at, check(f"{name}, event {at}")))
@@ -252,12 +246,7 @@ async def shielded(action: Callable[[], Any]) -> None:
 
 @contextmanager
 def witness() -> Iterator[Lease]:
-    """
-    Hold a lock whose renewal no interruption may end.
-
-    Raises:
-        AssertionError: The lease was not renewed once more at the end.
-    """
+    """Hold a lock whose renewal no interruption may end: it is renewed once more at the end."""
     lease = lock("witness", wait=LATE).acquire()
     yield lease
     extensions, until = lease.extensions, time.monotonic() + PATIENCE
@@ -298,12 +287,7 @@ NAMES = 5
 
 
 def storm(hits: int) -> Counter[str]:
-    """
-    Interrupt blocks *hits* times beside another thread that takes locks; return how often each kind of thing happened.
-
-    Raises:
-        AssertionError: A call failed otherwise than by waiting in vain, or the other thread came to a stop.
-    """
+    """Interrupt blocks *hits* times beside another thread that takes locks; return how often what happened."""
     found: Counter[str] = Counter()
     armed = False
     over = threading.Event()
