@@ -5,12 +5,12 @@ A *taker* waits for a lock and returns a function that releases it. Clients and 
 objects are made for each use, as in a request or a task.
 """
 
+import asyncio
 import re
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,7 @@ import redis
 import redis.asyncio
 
 from django_redlock import lock
+from django_redlock.testing import FaultProxy
 
 from .bench import TTL, Contender, manager_of, ours
 from .report import Section
@@ -174,45 +175,26 @@ def recorded(urls: list[str]) -> tuple[Callable[[], bytes], bytes]:
     return lambda: b"%b%d%b" % (head, time.time_ns() // 1000, tail), release
 
 
-class Tap:
-    """A relay in front of a server that keeps the scripts its clients call."""
+class Tap(FaultProxy):
+    """A proxy that keeps the scripts that its clients call."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets = [self._listener]
-        self._said = bytearray()
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-
-    def __enter__(self) -> "Tap":
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for each in self._sockets:
-            with suppress(OSError):  # a connection that its other end closed
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+    said = b""
 
     def taken(self) -> bytes:
         """Return the scripts called since the last call of this method, as they were sent."""
-        said, self._said = bytes(self._said), bytearray()
+        said, self.said = self.said, b""
         return b"".join(command for command in COMMANDS.split(said) if b"EVAL" in command[:20])
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed at the end
-            while True:
-                client, node = self._listener.accept()[0], connect(self._target)
-                self._sockets += [client, node]
-                threading.Thread(target=self._carry, args=(client, node, True), daemon=True).start()
-                threading.Thread(target=self._carry, args=(node, client, False), daemon=True).start()
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        read = reader.read
 
-    def _carry(self, source: socket.socket, target: socket.socket, keep: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if keep:
-                    self._said += data
-                target.sendall(data)
+        async def kept(size: int) -> bytes:
+            data = await read(size)
+            self.said += data
+            return data
+
+        reader.read = kept
+        await super()._relay(reader, writer)
 
 
 @contextmanager
