@@ -82,17 +82,6 @@ def test_connections_are_the_published_ones():
         assert asyncio.run(at_once()) == PUBLISHED["100 tasks of one event loop that take locks at the same time"]
 
 
-def test_formula_counts_every_connection_of_a_process():
-    """Renewal and waiting each add what the table shows; the example is calculated with the formula."""
-    one = PUBLISHED["one thread that takes locks"]
-    renewing = PUBLISHED["one thread that takes locks while an earlier one is renewed"] - one
-    more = renewing + PUBLISHED["a thread that holds a lock, and one that waits for it"] - one
-    text = " ".join(PAGE.split())
-
-    assert f"count processes × (threads + {more})." in text
-    assert f"8 × (4 + {more}) + 16 × (1 + {more}) = {8 * (4 + more) + 16 * (1 + more)} connections" in text
-
-
 def test_a_name_costs_about_as_much_memory_as_published():
     """The overhead of the server's tables depends on their sizes, so a quarter more or less is the same figure."""
     with one_server() as (manager, client, _):

@@ -11,12 +11,11 @@ from django_redlock.testing import start_servers
 
 from . import against, kinds, locking, waiting
 from .bench import Bench, set_up
-from .report import TABLES, Section, lines, render
+from .report import TABLES, Section, render, table
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Section]]] = {
     "free": locking.free,
     "distance": locking.distance,
-    "asyncio": locking.event_loop,
     "rows": locking.rows,
     "faults": locking.faults,
     "waiting": waiting.run,
@@ -44,7 +43,7 @@ def main() -> int:
         try:
             with start_servers(5) as servers:
                 for section in run(Bench(servers, options.quick)):
-                    print("\n".join(lines(section)), flush=True)
+                    print(f"\n{section.key}: {section.question}\n", *table(section), sep="\n", flush=True)
                     sections.append(section)
         except Exception:  # the other groups are measured
             traceback.print_exc()

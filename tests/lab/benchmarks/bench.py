@@ -71,11 +71,10 @@ def manager_of(urls: list[str]) -> "LockManager":
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something to be timed; with a loop, what it returns is awaited there."""
+    """Something to be timed."""
 
     name: str
-    once: Callable[[], Any]
-    loop: asyncio.AbstractEventLoop | None = None
+    once: Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -114,22 +113,12 @@ def interleave(contenders: Sequence[Contender], rounds: int, batch: int = 10) ->
 def take_turn(contender: Contender, times: Times, batch: int) -> None:
     """Time a contender so many times."""
     once, walls, clock = contender.once, times.walls, time.perf_counter
-
-    async def in_the_loop() -> None:
-        for _ in range(batch):
-            start = clock()
-            await once()
-            walls.append(clock() - start)
-
     gc.collect(0)
     cpu = time.process_time()
-    if contender.loop:
-        contender.loop.run_until_complete(in_the_loop())
-    else:
-        for _ in range(batch):
-            start = clock()
-            once()
-            walls.append(clock() - start)
+    for _ in range(batch):
+        start = clock()
+        once()
+        walls.append(clock() - start)
     times.cpus.append((time.process_time() - cpu) / batch)
 
 

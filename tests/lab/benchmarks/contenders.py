@@ -9,7 +9,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import redis
-import redis.asyncio
 
 from django_redlock import lock
 from django_redlock.testing import FaultProxy
@@ -122,27 +121,6 @@ def takers(section: Section, urls: list[str]) -> dict[str, Taker]:
         except Exception as error:  # whatever a library does on this Python, the others are measured
             section.left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
     return found
-
-
-def django_redlock_asyncio(urls: list[str]) -> Callable[[str], Awaitable[object]]:
-    manager = manager_of(urls)
-
-    async def once(name: str) -> None:
-        lease = await manager.lock(name, wait=LONG).aacquire()
-        await lease.arelease()
-
-    return once
-
-
-def redis_asyncio(urls: list[str]) -> Callable[[str], Awaitable[object]]:
-    client = redis.asyncio.Redis.from_url(urls[0])
-
-    async def once(name: str) -> None:
-        its = client.lock(name, timeout=TTL)
-        await its.acquire()
-        await its.release()
-
-    return once
 
 
 # Raw sockets

@@ -21,9 +21,6 @@ from .report import Section
 
 NODE_TIMEOUT = 5.0  # seconds: a busy machine must not change the number of nodes that are measured
 
-Start = Callable[[Bench, ExitStack], list[str]]
-"""Starts what a kind needs, and returns the addresses of its nodes."""
-
 
 def run(bench: Bench) -> Iterator[Section]:
     """Measure all kinds in turns."""
@@ -59,7 +56,7 @@ def etcd_cluster(bench: Bench, stack: ExitStack) -> list[str]:
     return [stack.enter_context(etcd.cluster()).url]
 
 
-KINDS: dict[str, Start] = {
+KINDS: dict[str, Callable[[Bench, ExitStack], list[str]]] = {
     "one Redis": lambda bench, stack: bench.urls(1),
     "three Redis": lambda bench, stack: bench.urls(3),
     "five Redis": lambda bench, stack: bench.urls(5),

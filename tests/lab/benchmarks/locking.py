@@ -1,8 +1,7 @@
-"""A free lock: near and far, from an event loop, of several rows, and with nodes that fail."""
+"""A free lock: near and far, of several rows, and with nodes that fail."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 
@@ -12,12 +11,11 @@ from django_redlock import lock_for_update
 from django_redlock.testing import Server
 
 from . import contenders
-from .bench import Bench, Contender, Times, at_a_distance, interleave, manager_of, ours, take_turn
-from .contenders import FLOOR, MANAGER
+from .bench import Bench, Contender, Times, at_a_distance, interleave, ours, take_turn
+from .contenders import FLOOR
 from .report import OURS, THEIRS, Section
 
 ROUND_TRIPS = {"no delay": 0.0, "0.5 ms": 0.0005, "2 ms": 0.002}  # seconds; the first shows the cost of the proxy
-TASKS = 100
 
 
 def free(bench: Bench) -> Iterator[Section]:
@@ -43,12 +41,8 @@ def measure(section: Section, urls: list[str], rounds: int) -> None:
             stack.enter_context(contenders.raw_sockets(urls)),
         ]
         for name, take in contenders.takers(section, urls).items():
-            running.append(Contender(name, partial(take_and_release, take, f"free:{name}")))
+            running.append(Contender(name, lambda take=take, name=f"free:{name}": take(name)()))  # type: ignore[misc]
         section.add_times(interleave(running, rounds))
-
-
-def take_and_release(take: contenders.Taker, name: str) -> None:
-    take(name)()
 
 
 def distance(bench: Bench) -> Iterator[Section]:
@@ -62,41 +56,6 @@ def distance(bench: Bench) -> Iterator[Section]:
             for figure in section.figures:
                 whole.add(f"{figure.name}, {label}", figure.value, figure.unit)
         yield whole
-
-
-def event_loop(bench: Bench) -> Iterator[Section]:
-    """Measure one node and five from an event loop, one task and then many."""
-    for nodes in (1, 5):
-        loop, urls = asyncio.new_event_loop(), bench.urls(nodes)
-        uses = {
-            MANAGER: contenders.django_redlock_asyncio(urls),
-            "redis.asyncio Lock": contenders.redis_asyncio(urls),
-        }
-        single = Section(f"asyncio-n{nodes}", f"acquire + release of a free lock, N = {nodes}, asyncio")
-        running = [Contender(name, partial(once, f"aio:{name}"), loop) for name, once in uses.items()]
-        with contenders.raw_sockets(urls) as floor:
-            single.add_times(interleave([*running, floor], bench.rounds(200)))
-        single.compare(FLOOR, {1: 2.7, 5: 1.7}[nodes], ours=MANAGER)
-        yield single
-        many = Section(f"tasks-n{nodes}", f"free locks per second, N = {nodes}, {TASKS} tasks with a name each")
-        for name, once in uses.items():
-            many.add(name, loop.run_until_complete(tasks_per_second(once, bench.rounds(50))), "/s")
-        yield many
-        loop.run_until_complete(manager_of(urls).aclose())
-        loop.close()
-
-
-async def tasks_per_second(once: Callable[[str], Awaitable[object]], times: int) -> float:
-    """Return how many locks a second many tasks of one event loop take, with a name each."""
-
-    async def repeat(task: int) -> None:
-        for _ in range(times):
-            await once(f"task:{task}")
-
-    await asyncio.gather(*map(repeat, range(TASKS)))
-    start = time.perf_counter()
-    await asyncio.gather(*map(repeat, range(TASKS)))
-    return TASKS * times / (time.perf_counter() - start)
 
 
 def rows(bench: Bench) -> Iterator[Section]:

@@ -71,22 +71,6 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def ratio(figure: Figure, section: Section) -> str:
-    first = section.figures[0]
-    return number(figure.value / first.value) if figure.unit == first.unit else ""
-
-
-def lines(section: Section) -> Iterable[str]:
-    """Yield the lines of a section as they are printed."""
-    yield f"\n{section.key}: {section.question}"
-    for figure in section.figures:
-        more = "  ".join(f"{name} {number(value)}" for name, value in figure.more.items())
-        words = f"{ratio(figure, section):>7} {more}  {figure.asked}"
-        yield f"  {figure.name:<64} {number(figure.value):>9} {figure.unit:<5} {words}".rstrip()
-    for each in section.left_out:
-        yield f"  left out: {each}"
-
-
 def render(page: str, sections: Iterable[Section]) -> str:
     """Return the page with the figures of a run in it."""
     tables = {section.key: "\n".join(table(section)) for section in sections} | {"environment": environment()}
@@ -98,12 +82,15 @@ def render(page: str, sections: Iterable[Section]) -> str:
 
 
 def table(section: Section) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    first = section.figures[0]
     extra = list(dict.fromkeys(name for figure in section.figures for name in figure.more))
     asked = any(figure.asked for figure in section.figures)
     yield heads(["", "", "×", *extra, *(["asked"] if asked else [])], numbers=True)
     for figure in section.figures:
         more = [number(figure.more[name]) if name in figure.more else "" for name in extra]
-        cells = [figure.name, f"{number(figure.value)} {figure.unit}", ratio(figure, section), *more]
+        ratio = number(figure.value / first.value) if figure.unit == first.unit else ""
+        cells = [figure.name, f"{number(figure.value)} {figure.unit}", ratio, *more]
         yield row([*cells, *([figure.asked] if asked else [])])
     for each in section.left_out:
         yield f"\nLeft out: {each}"

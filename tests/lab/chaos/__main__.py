@@ -69,13 +69,14 @@ def main() -> int:
 
 def one(engine: Database | SQLite, profile: Profile, seconds: float, nodes: int = 3) -> Result:
     """Run one profile in a database of its own."""
-    with engine.database() as name, django_database(ALIAS, engine.settings(name)):
+    with (
+        engine.database() as name,
+        django_database(ALIAS, engine.settings(name)),
+        tempfile.TemporaryDirectory() as folder,
+        Arena(Path(folder), profile, engine.settings(name), nodes) as arena,
+    ):
         create()
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Arena(Path(folder), profile, engine.settings(name), nodes) as arena,
-        ):
-            return arena.run(seconds)
+        return arena.run(seconds)
 
 
 if __name__ == "__main__":
