@@ -16,7 +16,11 @@ from django.db import DatabaseError
 
 from django_redlock import Lease, LockLostError, RedlockError, StaleTokenError, locks, signals
 
-from .counter import ALIAS, KINDS, increment
+django.setup()
+
+from tests.services import django_database  # noqa: E402
+
+from .counter import ALIAS, KINDS, increment  # noqa: E402
 
 NAME = "counter"
 THINK = 0.05  # seconds between reading and writing, at most
@@ -84,12 +88,9 @@ def surprised(caught: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Work as the argument says."""
-    django.setup()
     threading.excepthook = surprised
     # Losses of locks and nodes are expected here.
     logging.getLogger("django_redlock").addFilter(lambda record: bool(record.exc_info))
-    from tests.services import django_database
-
     order = json.loads(sys.argv[1])
     random.seed(order["seed"])
     worker = Worker(order)
