@@ -7,7 +7,6 @@ from functools import partial
 
 from django.core.management import call_command
 
-from django_redlock import lock_for_update
 from django_redlock.testing import Server
 
 from . import contenders
@@ -61,6 +60,8 @@ def distance(bench: Bench) -> Iterator[Section]:
 def rows(bench: Bench) -> Iterator[Section]:
     """Lock several rows of a database in one fenced transaction."""
     from django.contrib.auth.models import User
+
+    from django_redlock import lock_for_update
 
     section = Section("rows", "lock_for_update() of several rows, N = 5, SQLite in memory")
     ours("rows", bench.urls(5))
