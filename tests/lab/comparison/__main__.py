@@ -236,9 +236,11 @@ def main() -> int:
     table = {}
     for package in CONTENDERS:
         try:
-            table[f"{package} {version(package)}"] = compare(package)
+            title = f"{package} {version(package)}"
         except PackageNotFoundError:
             print(f"{package} is not installed; it is left out")
+        else:
+            table[title] = compare(package)
     print(heads(("", *table)))
     for line in zip_longest(SCENARIOS, *table.values(), fillvalue="-"):
         print(row(line))
