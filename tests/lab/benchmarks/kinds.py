@@ -26,7 +26,7 @@ def run(bench: Bench) -> Iterator[Section]:
     """Measure all kinds in turns."""
     section = Section("kinds", "acquire + release of a free lock, by kind of node, blocking")
     with ExitStack() as stack:
-        running = []
+        running: list[Contender] = []
         for name, start in KINDS.items():
             try:
                 urls = start(bench, stack)

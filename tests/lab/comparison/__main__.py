@@ -249,4 +249,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(compete() if "COMPARE" in os.environ else main())
+    if "COMPARE" in os.environ:
+        compete()
+    else:
+        sys.exit(main())
