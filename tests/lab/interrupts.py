@@ -45,11 +45,6 @@ MODULES = lock("a", wait=LATE)
 NESTED = lock("a", wait=LATE, reentrant=True)
 
 
-def block() -> None:
-    with lock("a", wait=LATE):
-        pass
-
-
 def modules() -> None:
     with MODULES as lease:
         lease.ensure()
@@ -137,7 +132,6 @@ async def aby_hand() -> None:
 
 
 BLOCKING: list[Callable[[], None]] = [
-    block,
     modules,
     stack,
     nested,
