@@ -6,6 +6,7 @@ import pytest
 
 from django_redlock import lock, locks
 from django_redlock.inventory import find_lock
+from tests.waiting import wait_until
 
 from .conftest import expect
 
@@ -85,13 +86,14 @@ def test_the_day_of_an_operator(held, open_page, nodes, shoot):
 SELECT = """([first, last, backwards]) => {
     const ends = [[first.firstChild, 0], [last.firstChild, 3]];
     document.getSelection().setBaseAndExtent(...(backwards ? ends.reverse() : ends).flat());
+    return first.isConnected && last.isConnected;  // a refresh may just have replaced them
 }"""
 SELECTED = "(([s]) => [s.toString(), s.anchorNode.data, s.focusNode.data])([document.getSelection()])"
 
 
 def select(page, first, last, backwards: bool = False) -> list[str]:
     """Select from the begin of one element into another one; return the text, and those of its ends."""
-    page.evaluate(SELECT, [first.element_handle(), last.element_handle(), backwards])
+    wait_until(lambda: page.evaluate(SELECT, [first.element_handle(), last.element_handle(), backwards]))
     return page.evaluate(SELECTED)
 
 

@@ -35,17 +35,17 @@ def soak(minutes: float, folder: Path, nodes: Servers, backend: FaultProxy) -> l
     from . import project
     from .records import Records
 
-    book, fleet, random_ = Records(Path(os.environ["SOAK_RECORDS"])), Fleet(folder), random.Random()
+    book, fleet = Records(Path(os.environ["SOAK_RECORDS"])), Fleet(folder)
     nemesis = Nemesis(fleet, nodes, backend)
     start = told = time.monotonic()
     while (now := time.monotonic()) < start + 60 * minutes:
-        call(book, project, random_.randrange(project.KEYS))
+        call(book, project, random.randrange(project.KEYS))
         nemesis.act()
         fleet.revive()
         if now - told > 60:
             told = now
             print(f"{(now - start) / 60:.0f} min: {book.figures()}, killed {dict(nemesis.killed)}", flush=True)
-        time.sleep(random_.expovariate(CALLS_PER_SECOND))
+        time.sleep(random.expovariate(CALLS_PER_SECOND))
     nemesis.bring_back()
     backend.start()
     return judge(book, project, fleet, nemesis, nodes)
