@@ -126,8 +126,8 @@ def open_page(browser, site, admin_user):
 def shoot():
     """Return a function that takes a picture if somebody wants to see it."""
 
-    def take(page, name: str, *, whole: bool = True) -> None:
+    def take(page, name: str) -> None:
         if SCREENSHOTS:
-            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=whole, animations="disabled")
+            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True, animations="disabled")
 
     return take

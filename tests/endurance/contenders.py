@@ -43,19 +43,18 @@ def contend() -> None:
             served(began, lease.fencing_token)
 
 
-async def acontend() -> None:
-    for _ in range(order["times"]):
-        began = time.monotonic()
-        async with lock("counter") as lease:
-            served(began, lease.fencing_token)
-
-
 async def tasks() -> None:
+    async def acontend() -> None:
+        for _ in range(order["times"]):
+            began = time.monotonic()
+            async with lock("counter") as lease:
+                served(began, lease.fencing_token)
+
     await asyncio.gather(*(acontend() for _ in range(order["contenders"])))
     await locks["default"].aclose()
 
 
-settings.configure(REDLOCK={"default": {"NODES": order["urls"], "OPTIONS": order["options"]}})
+settings.configure(REDLOCK={"default": {"NODES": order["urls"], "OPTIONS": {"ttl": 30.0, "restart_guard": False}}})
 if order["kind"] == "tasks":
     asyncio.run(tasks())
 else:

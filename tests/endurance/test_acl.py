@@ -47,13 +47,13 @@ def admin(server: Server) -> Iterator[redis.Redis]:
 
 @asynccontextmanager
 async def manager_with(
-    server: Server, admin: redis.Redis, flavour: Flavour, without: str = "", prefix: str = "t:"
+    server: Server, admin: redis.Redis, flavour: Flavour, without: str = ""
 ) -> AsyncIterator[LockManager]:
     """Let a user with the documented rights, minus one, connect to a database other than the first."""
     admin.execute_command("ACL", "DELUSER", "locks")
     admin.execute_command(*(rule for rule in RULES if rule != without))
     place = f"127.0.0.1:{server.port}"
-    manager = real_manager([f"redis://locks:secret@{place}/1"], prefix, restart_guard=True, durable=(place,))
+    manager = real_manager([f"redis://locks:secret@{place}/1"], restart_guard=True, durable=(place,))
     yield manager
     await flavour.close(manager)
     manager.close()
@@ -138,12 +138,3 @@ async def test_each_documented_right_is_needed(server: Server, admin: redis.Redi
         async with manager_with(server, admin, flavour, without=right) as manager:
             with pytest.raises((RedlockError, AssertionError, IndexError, TimeoutError)):
                 await everything(manager, admin, flavour)
-
-
-async def test_keys_of_another_prefix_are_out_of_reach(server: Server, admin: redis.Redis, flavour: Flavour):
-    """A user may access only the locks of its own project."""
-    async with manager_with(server, admin, flavour, prefix="other:") as manager:
-        with pytest.raises(RedlockError, match="NOPERM"):
-            await flavour.acquire(manager.lock("a", wait=0))
-
-    assert admin.keys("*") == []

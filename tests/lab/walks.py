@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,6 @@ import django_redlock
 from django_redlock.testing.servers import start_servers
 
 PACKAGE = f"{Path(django_redlock.__file__).parent}{os.sep}"
-HERE = __file__
 
 
 class Call(NamedTuple):
@@ -32,22 +31,25 @@ class Call(NamedTuple):
     file: str
     name: str
 
-    def __str__(self) -> str:
-        return f"{'  ' * self.depth}{self.name} · {self.file.removeprefix(PACKAGE)}"
-
 
 class Walk:
-    """The calls that are made while it records, in every thread that was started after :meth:`install`."""
+    """The calls that are made while it records, in this thread and in those that are started in :meth:`watching`."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._recording = False
         self._depth = 0
 
-    def install(self) -> None:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
         """Watch this thread, and those that it starts."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]  # this is how Python documents it
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -59,23 +61,13 @@ class Walk:
             self._recording = False
 
     @property
-    def modules(self) -> list[str]:
+    def modules(self) -> set[str]:
         """The modules of the package that are executed."""
-        return sorted({each.file.removeprefix(PACKAGE) for each in self.calls if each.file.startswith(PACKAGE)})
-
-    @property
-    def changes(self) -> int:
-        """How often one call is in another module than the call before; generated constructors are in no module."""
-        files = [each.file for each in self.calls if each.file != "<string>"]
-        return sum(before != after for before, after in pairwise(files))
-
-    def count(self, name: str) -> int:
-        """Return how many functions with this name are called."""
-        return sum(each.name.rpartition(".")[2] == name for each in self.calls)
+        return {each.file for each in self.calls if each.file.startswith(PACKAGE)}
 
     def _note(self, frame: FrameType, event: str, about: Any) -> None:
         code = frame.f_code
-        if not self._recording or code.co_filename in (HERE, contextlib.__file__):
+        if not self._recording or code.co_filename in (__file__, contextlib.__file__):
             return
         if event == "call":
             self.calls.append(Call(self._depth, code.co_filename, code.co_qualname))
@@ -84,30 +76,20 @@ class Walk:
             self._depth = max(0, self._depth - 1)
 
 
-def walked(action: Callable[[], object], warm: int = 20) -> Walk:
-    """Return the walk of the calling thread through *action*, which has been done before."""
-    for _ in range(warm):
-        action()
-    walk = Walk()
-    walk.install()
-    try:
-        with walk.recording():
-            action()
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # this is how Python documents it
-    return walk
-
-
 def free_lock() -> Walk:
-    """Take and leave a free lock."""
+    """Take and leave a free lock, which has been done before."""
     from django_redlock import lock
 
     def block() -> None:
         with lock("a", wait=0):
             pass
 
-    return walked(block)
+    for _ in range(20):
+        block()
+    walk = Walk()
+    with walk.watching(), walk.recording():
+        block()
+    return walk
 
 
 def singleton() -> Walk:
@@ -125,17 +107,10 @@ def singleton() -> Walk:
         return shop_id
 
     walk = Walk()
-    threading.setprofile(walk._note)  # before the worker's thread starts
-    try:
-        with start_worker(app, pool="solo", perform_ping_check=False, loglevel="ERROR"):
-            sync.delay(1).get(timeout=30)
-            sys.setprofile(walk._note)
-            with walk.recording():
-                sync.delay(2).get(timeout=30)
-            sys.setprofile(None)
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+    with walk.watching(), start_worker(app, pool="solo", perform_ping_check=False, loglevel="ERROR"):
+        sync.delay(1).get(timeout=30)
+        with walk.recording():
+            sync.delay(2).get(timeout=30)
     return walk
 
 
@@ -150,8 +125,13 @@ def admin_list() -> Walk:
     call_command("migrate", verbosity=0)
     client = Client()
     client.force_login(User.objects.create_superuser("walks"))
+    walk = Walk()
     with lock("a", wait=0):
-        return walked(lambda: client.get("/admin/redlock/heldlock/"), warm=2)
+        for _ in range(2):
+            client.get("/admin/redlock/heldlock/")
+        with walk.watching(), walk.recording():
+            client.get("/admin/redlock/heldlock/")
+    return walk
 
 
 def main() -> None:
@@ -171,12 +151,15 @@ def main() -> None:
         locks.reset()
         free, task, page = free_lock(), singleton(), admin_list()
         locks.reset()
-    files = len({each.file for each in free.calls})
-    print(f"free lock, one Redis, warm: {len(free.calls)} calls, {files} modules, {free.changes} changes of module")
+    files = {call.file for call in free.calls}
+    steps = [call.file for call in free.calls if call.file != "<string>"]  # generated constructors are in no module
+    changes = sum(before != after for before, after in pairwise(steps))
+    surveys = sum(call.name.rpartition(".")[2] == "survey" for call in page.calls)
+    print(f"free lock, one Redis, warm: {len(free.calls)} calls, {len(files)} modules, {changes} changes of module")
     print(f"singleton, published and run: {len(task.modules)} modules of the package")
-    print(f"admin list, one lock: {len(page.modules)} modules of the package, {page.count('survey')} surveys")
+    print(f"admin list, one lock: {len(page.modules)} modules of the package, {surveys} surveys")
     for call in free.calls if options.calls else ():
-        print(call)
+        print(f"{'  ' * call.depth}{call.name} · {call.file.removeprefix(PACKAGE)}")
 
 
 if __name__ == "__main__":

@@ -8,24 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import needs
+from tests.deployment import CHECKOUT
 from tests.etcd import Member
 from tests.zookeeper import Zoo
 
 pytestmark = pytest.mark.xdist_group("etcd")
-MANAGE = Path(__file__).parents[2] / "example_project" / "manage.py"
 
 
 def demo(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run the demo to its end."""
-    command = [sys.executable, str(MANAGE), "demo", *arguments]
-    return subprocess.run(
-        command,
-        env=os.environ | {"DJANGO_SETTINGS_MODULE": "shop_site.settings"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, str(CHECKOUT / "example_project" / "manage.py"), "demo", *arguments]
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop_site.settings", **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.endurance  # the demo keeps a processor busy for as long as it runs

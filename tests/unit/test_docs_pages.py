@@ -1,5 +1,6 @@
 """What the pages say is so: names, settings, figures and pictures."""
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,7 +12,6 @@ import django_redlock
 from django_redlock import locks
 from django_redlock.conf import read_alias
 from tests.deployment import CHECKOUT
-from tests.lab.pictures import gallery
 from tests.simulation import mutants as lock_mutants
 from tests.simulation.scenarios import SCENARIOS
 from tests.slots import mutants as slot_mutants
@@ -22,7 +22,6 @@ PAGES = sorted((DOCS / "operate").glob("*.md"))
 SHOWING = [page for page in PAGES if "REDLOCK = " in page.read_text()]
 TRUST = "".join((DOCS / "trust" / f"{name}.md").read_text() for name in ("guarantees", "criticism", "testing"))
 TABLES = (CHECKOUT / "tests" / "lab" / "benchmarks" / "tables.md").read_text()
-DRAWN = gallery.files()
 
 
 # Pages for operators
@@ -143,8 +142,20 @@ def measured(section: str, row: str) -> float:
 # Drawn pictures
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_stored_picture_is_the_drawn_one(name):
-    """``python -m tests.lab.pictures`` writes them; a picture says what it shows, also to screen readers."""
-    assert (gallery.IMAGES / name).read_text() == DRAWN[name]
-    assert ElementTree.fromstring(DRAWN[name])[0].text
+@pytest.mark.parametrize("name", ["dashboard", "fence", "lock-over-five-nodes", "singleton-call", "topologies"])
+def test_both_themes_show_the_same(name):
+    """The light picture and the dark one differ in their colours alone, have a title, and are on a page."""
+    light, dark = ((DOCS / "images" / f"{name}-{theme}.svg").read_text() for theme in ("light", "dark"))
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+
+    assert re.sub("#[0-9a-f]{6}", "", light) == re.sub("#[0-9a-f]{6}", "", dark)
+    assert ElementTree.fromstring(light)[0].text
+    assert [theme for theme in ("light", "dark") if f"images/{name}-{theme}.svg" not in pages] == []
+
+
+def test_picture_of_the_dashboard_has_its_panels():
+    """Each panel of the file for Grafana is in the picture, with its title."""
+    panels = json.loads((DOCS / "monitoring" / "grafana.json").read_text())["panels"]
+    texts = {each.text for each in ElementTree.parse(DOCS / "images" / "dashboard-light.svg").iter()}
+
+    assert {panel["title"] for panel in panels if panel["type"] != "row"} <= texts

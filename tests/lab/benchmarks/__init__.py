@@ -1,6 +1,5 @@
 """
-Benchmarks: one interleaved run measures every row of the tables beside comparable libraries.
+Benchmarks: one run measures the rows of ``tables.md``, beside comparable libraries and raw sockets.
 
-``tox run -e bench`` runs all of it, ``tox run -e bench -- --quick`` a part of it in less than five minutes. Nothing
-here is a test: times depend on the machine, and only ratios within one run are meaningful.
+Nothing here is a test: times depend on the machine, and only ratios within one run are meaningful.
 """

@@ -54,7 +54,7 @@ def run(bench: Bench, wheel: Path, cases: str = "") -> Iterator[Section]:
             continue
         section = Section(f"against-{case}", "processor time per lock or call, another version and this one")
         found: dict[str, list[tuple[float, float]]] = {"other": [], "this": []}
-        for _ in range(bench.rounds(TURNS, 3)):
+        for _ in range(bench.rounds(TURNS)):
             for name, root in (("other", wheel), ("this", ROOT)):
                 found[name].append(measure(case, root, bench.urls(5)))
         for name, results in found.items():

@@ -1,16 +1,17 @@
-"""Give every group of rows its servers, the locks over them, and the measuring time."""
+"""The servers and the locks of every group of rows, and the taking of times."""
 
 import asyncio
-import logging
+import gc
 import multiprocessing
 import selectors
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import django
 from django.conf import settings
@@ -19,13 +20,7 @@ if TYPE_CHECKING:  # another version of the package may be under test
     from django_redlock import LockManager
     from django_redlock.testing import Servers
 
-Result = TypeVar("Result")
-
 TTL = 30.0  # seconds, for every contender
-APPS = ("admin", "auth", "contenttypes", "messages", "sessions", "staticfiles")
-ENGINE = "django.template.backends.django.DjangoTemplates"
-PROCESSORS = ("template.context_processors.request", "contrib.auth.context_processors.auth")
-MIDDLEWARE = ("sessions.middleware.Session", "auth.middleware.Authentication", "messages.middleware.Message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +30,24 @@ class Bench:
     servers: "Servers"
     quick: bool
 
-    def rounds(self, full: int, quick: int | None = None) -> int:
-        """Return how often to repeat a measurement: *full* times, in a quick run a tenth of that, or *quick* times."""
-        if not self.quick:
-            return full
-        return max(3, full // 10) if quick is None else quick
+    def rounds(self, full: int) -> int:
+        """Return how often to repeat a measurement: in a quick run a tenth as often."""
+        return max(3, full // 10) if self.quick else full
 
     def urls(self, nodes: int) -> list[str]:
-        """Return the addresses of the first servers, as many as there are *nodes*."""
         return list(self.servers.urls)[:nodes]
+
+
+def set_up() -> None:
+    """Make this process a Django project."""
+    settings.configure(
+        SECRET_KEY="for benchmarks only",
+        USE_TZ=True,
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_redlock"],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        REDLOCK={},
+    )
+    django.setup()
 
 
 def ours(alias: str, urls: list[str], *, prefix: str = "", **options: Any) -> "LockManager":
@@ -55,11 +59,8 @@ def ours(alias: str, urls: list[str], *, prefix: str = "", **options: Any) -> "L
     from django_redlock import locks
 
     if alias not in settings.REDLOCK:
-        settings.REDLOCK[alias] = {
-            "NODES": urls,
-            "KEY_PREFIX": prefix or alias,
-            "OPTIONS": {"ttl": TTL, "restart_guard": False, **options},
-        }
+        options = {"ttl": TTL, "restart_guard": False, **options}
+        settings.REDLOCK[alias] = {"NODES": urls, "KEY_PREFIX": prefix or alias, "OPTIONS": options}
     return locks[alias]
 
 
@@ -68,96 +69,82 @@ def manager_of(urls: list[str]) -> "LockManager":
     return ours(f"on-{len(urls)}-{urls[0].rpartition(':')[2]}", urls)
 
 
-def set_up() -> None:
-    """Make this process a Django project."""
-    if not settings.configured:
-        settings.configure(
-            SECRET_KEY="for benchmarks only",
-            USE_TZ=True,
-            ALLOWED_HOSTS=["testserver"],
-            ROOT_URLCONF="tests.urls",
-            INSTALLED_APPS=[*(f"django.contrib.{name}" for name in APPS), "django_redlock"],
-            MIDDLEWARE=[f"django.contrib.{name}Middleware" for name in MIDDLEWARE],
-            TEMPLATES=[
-                {
-                    "BACKEND": ENGINE,
-                    "APP_DIRS": True,
-                    "OPTIONS": {
-                        "context_processors": [
-                            *(f"django.{name}" for name in PROCESSORS),
-                            "django.contrib.messages.context_processors.messages",
-                        ]
-                    },
-                }
-            ],
-            STATIC_URL="static/",
-            DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-            REDLOCK={},
-        )
-    django.setup()
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something to be timed."""
+
+    name: str
+    once: Callable[[], object]
 
 
-def children() -> BaseContext:
-    """
-    Return a context that starts processes that share nothing with this one.
+@dataclass(slots=True)
+class Times:
+    """The times of one contender in seconds: wall time of each call, CPU time of this process per call of a batch."""
 
-    They are forked from a process that has imported everything and opened nothing, so fifty of them start quickly.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.lab.benchmarks.preload"])
-    return context
+    walls: list[float] = field(default_factory=list)
+    cpus: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.walls)
+
+    @property
+    def p95(self) -> float:
+        """The wall time that 95 of 100 calls did not exceed."""
+        return sorted(self.walls)[len(self.walls) * 95 // 100]
+
+    @property
+    def cpu(self) -> float:
+        """The median of the CPU time of a call; it includes the threads that a contender uses."""
+        return statistics.median(self.cpus)
 
 
-def in_child(function: Callable[..., Result], *args: Any) -> Result:
-    """Run *function* in a process of its own and return its result; the function must be importable by name."""
-    with children().Pool(1) as pool:
-        return pool.apply(function, args)
+def interleave(contenders: Sequence[Contender], rounds: int, batch: int = 10) -> dict[str, Times]:
+    """Time the contenders A B C A B C and so on, so that other load on the machine affects all of them alike."""
+    times = {contender.name: Times() for contender in contenders}
+    for contender in contenders:
+        take_turn(contender, Times(), batch)
+    for _ in range(rounds):
+        for contender in contenders:
+            take_turn(contender, times[contender.name], batch)
+    return times
 
 
-class Proxies:
-    """A proxy in front of each of some servers; a fault hits all of them."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self.urls: list[str] = pipe.recv()
-
-    def tell(self, method: str, *args: object) -> None:
-        """Call a method of every :class:`~django_redlock.testing.FaultProxy`, and wait until it returns."""
-        self._pipe.send((method, args))
-        self._pipe.recv()
+def take_turn(contender: Contender, times: Times, batch: int) -> None:
+    """Time a contender so many times."""
+    once, walls, clock = contender.once, times.walls, time.perf_counter
+    gc.collect(0)
+    cpu = time.process_time()
+    for _ in range(batch):
+        start = clock()
+        once()
+        walls.append(clock() - start)
+    times.cpus.append((time.process_time() - cpu) / batch)
 
 
 @contextmanager
-def proxies(urls: list[str], round_trip: float = 0.0) -> Iterator[Proxies]:
-    """Start proxies in one child process, so that forwarding bytes takes no time from the measurement."""
-    context = children()
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, urls), daemon=True)
+def at_a_distance(urls: list[str], round_trip: float) -> Iterator[list[str]]:
+    """Put a proxy before each server, all of them in a child, so that they take no time from the measurement."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, urls, round_trip), daemon=True)
     process.start()
     try:
-        network = Proxies(here)
-        network.tell("delay", round_trip / 2)
-        yield network
+        yield here.recv()
     finally:
-        here.send(None)
+        here.send("end")
         process.join(10)
 
 
-def _exact() -> asyncio.AbstractEventLoop:
-    """Return an event loop that waits with ``select``, whose timeout is in microseconds and not in milliseconds."""
-    return asyncio.SelectorEventLoop(selectors.SelectSelector())
-
-
-def _serve(pipe: Connection, urls: list[str]) -> None:
+def serve(pipe: Connection, urls: list[str], round_trip: float) -> None:
+    """Hold every byte back, in both directions."""
     from django_redlock.testing import FaultProxy
 
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # before 3.12 it reports every connection that was reset
     sys.setswitchinterval(0.001)  # two threads of this process take turns for every byte
-    asyncio.new_event_loop = _exact  # in this process only
+    # An event loop that waits with ``select`` has a timeout in microseconds, and not in milliseconds.
+    asyncio.new_event_loop = lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
     with ExitStack() as stack:
-        running = [stack.enter_context(FaultProxy(url)) for url in urls]
-        pipe.send([proxy.url for proxy in running])
-        while told := pipe.recv():
-            for proxy in running:
-                getattr(proxy, told[0])(*told[1])
-            pipe.send("done")
+        proxies = [stack.enter_context(FaultProxy(url)) for url in urls]
+        for proxy in proxies:
+            proxy.delay(round_trip / 2)
+        pipe.send([proxy.url for proxy in proxies])
+        pipe.recv()

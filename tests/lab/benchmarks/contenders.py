@@ -2,45 +2,42 @@
 Comparable libraries, each used as its own documentation says, ours in the same shape, and raw sockets.
 
 A *taker* waits for a lock and returns a function that releases it. Clients and their connections are made once; lock
-objects are made for each use, as in a request or a task. A library that is not installed, or does not work with this
-Python or redis-py, is left out by name.
+objects are made for each use, as in a request or a task.
 """
 
+import asyncio
 import re
 import socket
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
 import redis
-from django.conf import settings
 
 from django_redlock import lock
+from django_redlock.testing import FaultProxy
 
-from .bench import TTL, manager_of, ours
-from .measure import Contender
+from .bench import TTL, Contender, manager_of, ours
 from .report import Section
 
 Taker = Callable[[str], Callable[[], object]]
-AsyncTaker = Callable[[str], Awaitable[Callable[[], Awaitable[object]]]]
 
 MANAGER = "django_redlock, acquire() and release()"
 SENDS = "django_redlock, release sent"
+REDIS_PY = "redis-py Lock"
 LONG = 600.0  # seconds: the longest wait of a waiter
 
 
 def with_lock(urls: list[str]) -> Callable[[str], None]:
-    """Return what README shows, over these servers, which are the nodes of the default alias from now on."""
-    ours("default", urls)
-    assert settings.REDLOCK["default"]["NODES"] == urls, "a process has one default"
+    """Return what README shows."""
+    alias = manager_of(urls).alias
 
     def once(name: str) -> None:
-        with lock(name):
+        with lock(name, using=alias):
             pass
 
     return once
@@ -68,24 +65,19 @@ def django_redlock_sends(urls: list[str]) -> Taker:
     return lambda name: partial(manager.lock(name, wait=LONG).acquire().release, wait=False)
 
 
-def _acquired(lock: Any) -> Callable[[], object]:
+def acquired(lock: Any) -> Callable[[], object]:
     lock.acquire()
     return lock.release  # type: ignore[no-any-return]
 
 
 def redis_py(urls: list[str]) -> Taker:
     client = redis.Redis.from_url(urls[0])
-    return lambda name: _acquired(client.lock(name, timeout=TTL))
-
-
-def django_redis(urls: list[str]) -> Taker:
-    cache = import_module("django_redis.cache").RedisCache(urls[0], {})
-    return lambda name: _acquired(cache.lock(name, timeout=TTL))
+    return lambda name: acquired(client.lock(name, timeout=TTL))
 
 
 def python_redis_lock(urls: list[str]) -> Taker:
     library, client = import_module("redis_lock"), redis.StrictRedis.from_url(urls[0])
-    return lambda name: _acquired(library.Lock(client, name, expire=round(TTL)))
+    return lambda name: acquired(library.Lock(client, name, expire=round(TTL)))
 
 
 def redlock_py(urls: list[str]) -> Taker:
@@ -101,73 +93,29 @@ def redlock_py(urls: list[str]) -> Taker:
 
 def pottery(urls: list[str]) -> Taker:
     library, masters = import_module("pottery").Redlock, {redis.Redis.from_url(url) for url in urls}
-    return lambda name: _acquired(library(key=name, masters=masters, auto_release_time=TTL))
+    return lambda name: acquired(library(key=name, masters=masters, auto_release_time=TTL))
 
 
 TAKERS: dict[str, Callable[[list[str]], Taker]] = {
     MANAGER: django_redlock,
     SENDS: django_redlock_sends,
-    "redis-py Lock": redis_py,
-    "django-redis cache.lock": django_redis,
+    REDIS_PY: redis_py,
     "python-redis-lock": python_redis_lock,
     "redlock-py": redlock_py,
     "pottery Redlock": pottery,
 }
-ON_ONE_NODE = {"redis-py Lock", "django-redis cache.lock", "python-redis-lock"}
+ON_ONE_NODE = {REDIS_PY, "python-redis-lock"}
 """Those that use one server only, whatever they are given."""
-SLOW = {"pottery Redlock": 0.2, "pottery AIORedlock": 0.2}  # the share of the rounds: it takes milliseconds
 
 
-def adjango_redlock(urls: list[str]) -> AsyncTaker:
-    manager = manager_of(urls)
-
-    async def take(name: str) -> Callable[[], Awaitable[object]]:
-        return (await manager.lock(name, wait=LONG).aacquire()).arelease
-
-    return take
-
-
-async def _aacquired(lock: Any) -> Callable[[], Awaitable[object]]:
-    await lock.acquire()
-    return lock.release  # type: ignore[no-any-return]
-
-
-def redis_asyncio(urls: list[str]) -> AsyncTaker:
-    client = import_module("redis.asyncio").Redis.from_url(urls[0])
-    return lambda name: _aacquired(client.lock(name, timeout=TTL))
-
-
-def aioredlock(urls: list[str]) -> AsyncTaker:
-    library = import_module("aioredlock").Aioredlock(urls)
-
-    async def take(name: str) -> Callable[[], Awaitable[object]]:
-        return partial(library.unlock, await library.lock(name, lock_timeout=TTL))
-
-    return take
-
-
-def pottery_asyncio(urls: list[str]) -> AsyncTaker:
-    library, clients = import_module("pottery").AIORedlock, import_module("redis.asyncio")
-    masters = {clients.Redis.from_url(url) for url in urls}
-    return lambda name: _aacquired(library(key=name, masters=masters, auto_release_time=TTL))
-
-
-ASYNC_TAKERS: dict[str, Callable[[list[str]], AsyncTaker]] = {
-    MANAGER: adjango_redlock,
-    "redis.asyncio Lock": redis_asyncio,
-    "aioredlock": aioredlock,
-    "pottery AIORedlock": pottery_asyncio,
-}
-
-
-def takers(section: Section, urls: list[str], *names: str) -> dict[str, Taker]:
-    """Return those of these contenders, or of all, that work here; the section says why the others are left out."""
+def takers(section: Section, urls: list[str]) -> dict[str, Taker]:
+    """Return the contenders that work here; the section says why the others are left out."""
     found: dict[str, Taker] = {}
-    for name in names or TAKERS:
+    for name, make in TAKERS.items():
         if len(urls) > 1 and name in ON_ONE_NODE:
             continue
         try:
-            take = TAKERS[name](urls)
+            take = make(urls)
             take(f"first:{name}")()
             found[name] = take
         except Exception as error:  # whatever a library does on this Python, the others are measured
@@ -175,37 +123,20 @@ def takers(section: Section, urls: list[str], *names: str) -> dict[str, Taker]:
     return found
 
 
-async def async_takers(section: Section, urls: list[str]) -> dict[str, AsyncTaker]:
-    """Do the same in the running event loop."""
-    found: dict[str, AsyncTaker] = {}
-    for name, make in ASYNC_TAKERS.items():
-        try:
-            take = make(urls)
-            await (await take(f"first:{name}"))()
-            found[name] = take
-        except Exception as error:
-            section.left_out.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
-    return found
-
-
 # Raw sockets
 
-PLAIN, FLOOR = "raw sockets, SET NX PX and DEL", "raw sockets, the same scripts"
-PLAIN_PAIR = (lambda: b"SET floor token NX PX 30000\r\n", b"DEL floor\r\n")
+FLOOR = "raw sockets, the same scripts"
 COMMANDS = re.compile(rb"(?=\*\d+\r\n\$)")  # each begins with the number of its words
-Pair = tuple[Callable[[], bytes], bytes]
-"""The request that acquires, made anew each time because it has a rising number, and the one that releases."""
 
 
 def connect(url: str) -> socket.socket:
-    """Return a plain connection."""
     sock = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
-def recorded_pair(urls: list[str]) -> Pair:
-    """Return the requests that this package sends, recorded from it, with a fencing token of its own each time."""
+def recorded(urls: list[str]) -> tuple[Callable[[], bytes], bytes]:
+    """Return the requests of this package, recorded from it: the first with a higher fencing token each time."""
     for url in urls:
         manager_of([url]).lock("floor", wait=0).acquire().release()  # now this server knows the scripts
     with Tap(urls[0]) as tap:
@@ -222,51 +153,32 @@ def recorded_pair(urls: list[str]) -> Pair:
     return lambda: b"%b%d%b" % (head, time.time_ns() // 1000, tail), release
 
 
-class Tap:
-    """A relay in front of a server that keeps the scripts its clients call."""
+class Tap(FaultProxy):
+    """A proxy that keeps the scripts that its clients call."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets = [self._listener]
-        self._said = bytearray()
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-
-    def __enter__(self) -> "Tap":
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for each in self._sockets:
-            with suppress(OSError):  # a connection that its other end closed
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+    said = b""
 
     def taken(self) -> bytes:
         """Return the scripts called since the last call of this method, as they were sent."""
-        said, self._said = bytes(self._said), bytearray()
+        said, self.said = self.said, b""
         return b"".join(command for command in COMMANDS.split(said) if b"EVAL" in command[:20])
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed at the end
-            while True:
-                client, node = self._listener.accept()[0], connect(self._target)
-                self._sockets += [client, node]
-                threading.Thread(target=self._carry, args=(client, node, True), daemon=True).start()
-                threading.Thread(target=self._carry, args=(node, client, False), daemon=True).start()
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        read = reader.read
 
-    def _carry(self, source: socket.socket, target: socket.socket, keep: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if keep:
-                    self._said += data
-                target.sendall(data)
+        async def kept(size: int) -> bytes:
+            data = await read(size)
+            self.said += data
+            return data
+
+        reader.read = kept
+        await super()._relay(reader, writer)
 
 
 @contextmanager
-def raw_sockets(name: str, urls: list[str], pair: Pair) -> Iterator[Contender]:
+def raw_sockets(urls: list[str]) -> Iterator[Contender]:
     """Give the floor: write to all nodes, read from all, and decide nothing."""
-    acquire, release = pair
+    acquire, release = recorded(urls)
     with ExitStack() as stack:
         sockets = [stack.enter_context(connect(url)) for url in urls]
 
@@ -282,4 +194,4 @@ def raw_sockets(name: str, urls: list[str], pair: Pair) -> Iterator[Contender]:
             exchange(acquire())
             exchange(release)
 
-        yield Contender(name, once)
+        yield Contender(FLOOR, once)

@@ -20,72 +20,63 @@ from secrets import randbelow
 
 import django
 
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+django.setup()
+
+from tests.etcd import Member  # noqa: E402
+from tests.services import Database, SQLite, django_database  # noqa: E402
+from tests.zookeeper import Zoo  # noqa: E402
+
+from .arena import HEADS, Arena, Result  # noqa: E402
+from .counter import ALIAS, create  # noqa: E402
+from .nemesis import PROFILES, Profile  # noqa: E402
+
+MISSING = {"etcd": Member.missing, "zookeeper": Zoo.missing}
+"""What says, for a kind of cluster, why it cannot run, and what to install; nothing if it can."""
+
 
 def main() -> int:
     """Return 1 if something was lost that must not be lost, else 0."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    django.setup()
-    from tests.services import SQLite
-
-    from .arena import HEADS
-    from .nemesis import PROFILES
-
-    options = parse(list(PROFILES))
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile runs")
+    parser.add_argument(
+        "--profile", default="all", choices=["all", "today", *PROFILES], help="'today' runs one per day, in turn"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=randbelow(10**9), help="repeats the choice of faults, though not their timing"
+    )
+    options = parser.parse_args()
+    profiles = list(PROFILES.values())
+    if options.profile == "today":
+        profiles = [profiles[date.today().toordinal() % len(profiles)]]
+    elif options.profile != "all":
+        profiles = [PROFILES[options.profile]]
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and log it
-    failed, freed = [], []
+    failed = []
     print(f"seed {options.seed}\n\n{HEADS}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name in PROFILES if options.profile == "all" else [options.profile]:
-            if missing := missing_for(PROFILES[name].store):
-                freed.append(f"{name} was left out: {missing}")
+        for profile in profiles:
+            if missing := MISSING.get(profile.store, str)():
+                print(f"{profile.name} was left out: {missing}")
                 continue
             random.seed(options.seed)  # so that one profile can be repeated without those before it
-            result = one(SQLite(Path(folder)), PROFILES[name], options.minutes * 60)
+            result = one(SQLite(Path(folder)), profile, options.minutes * 60)
             print(result.line(), flush=True)
-            freed.append(f"{name}: {result.freed()}")
             failed += result.failures
-    print("", *freed, *failed[:10], sep="\n")
+    print("", *failed[:10], sep="\n")
     return int(bool(failed))
 
 
-def missing_for(store: str) -> str:
-    """Return why a kind of cluster cannot run, and what to install; nothing if it can."""
-    from tests.etcd import Member
-    from tests.zookeeper import Zoo
-
-    return {"etcd": Member.missing, "zookeeper": Zoo.missing}.get(store, str)()
-
-
-def one(engine, profile, seconds: float, nodes: int = 3):  # type: ignore[no-untyped-def]
-    """Run one profile in a database of its own; returns the result."""
-    from tests.services import django_database
-
-    from .arena import Arena
-    from .counter import ALIAS, create
-
-    with engine.database() as name, django_database(ALIAS, engine.settings(name)):
+def one(engine: Database | SQLite, profile: Profile, seconds: float, nodes: int = 3) -> Result:
+    """Run one profile in a database of its own."""
+    with (
+        engine.database() as name,
+        django_database(ALIAS, engine.settings(name)),
+        tempfile.TemporaryDirectory() as folder,
+        Arena(Path(folder), profile, engine.settings(name), nodes) as arena,
+    ):
         create()
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Arena(Path(folder), profile, engine.settings(name), nodes) as arena,
-        ):
-            return arena.run(seconds)
-
-
-def parse(profiles: list[str]) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.chaos", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile runs")
-    parser.add_argument(
-        "--profile", default="all", choices=["all", "today", *profiles], help="'today' runs one per day, in turn"
-    )
-    parser.add_argument("--seed", type=int, help="repeats the choice of faults, though not their timing")
-    options = parser.parse_args()
-    if options.seed is None:
-        options.seed = randbelow(10**9)
-    if options.profile == "today":
-        options.profile = profiles[date.today().toordinal() % len(profiles)]
-    return options
+        return arena.run(seconds)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from tests.lab.tables import heads, row
 from tests.zookeeper import Ensemble, Zoo, ensemble
 
 from .clock import Clock, build
+from .counter import KINDS, counted
 from .history import History
-from .nemesis import SERVED, Nemesis, Profile
+from .nemesis import SERVED, Profile, rage
 
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
 WORKERS = 4
@@ -86,13 +87,6 @@ class Result:
             found += [f"the lock of a dead holder was free only {after:.1f} s after its deadline" for after in late]
         return found
 
-    def freed(self) -> str:
-        """Return how long after their deadlines the locks of workers that were killed were free."""
-        late = self.history.freed()
-        if not late:
-            return "no worker was killed while it held the lock"
-        return f"{len(late)} holders were killed; from deadline to next holder it took {max(late):.1f} s at most"
-
     def line(self) -> str:
         """Return the run's line of the table."""
         lost = [f"{self.lost[kind]:,} of {self.counted[kind][1]:,}" for kind in ("plain", "fenced")]
@@ -119,9 +113,7 @@ class Arena:
         environments = [clock.environment for clock in self.clocks] or [{}] * nodes
         # Nodes that keep their data are called durable: every write is on disk before the reply.
         args = KEEPING if profile.durable else ()
-        self.servers = (
-            [] if profile.store else [Server(args=args, environment=environment) for environment in environments]
-        )
+        self.servers = [] if profile.store else [Server(args=args, environment=each) for each in environments]
         self.cluster: Cluster | Ensemble | clusters.Cluster | None = None
         self.proxies: list[FaultProxy] = []
         self.workers: list[WorkerProcess] = []
@@ -155,23 +147,20 @@ class Arena:
 
     def run(self, seconds: float) -> Result:
         """Let the workers work and the nemesis inject faults for the given time, and judge the result."""
-        from .counter import KINDS, counted
-
         time.sleep(self.profile.ttl + WARM_UP)
         self._ends = time.monotonic() + seconds
         for _ in range(WORKERS):
             self.start_worker()
-        nemesis = Nemesis(self, self.profile)
-        nemesis.rage(seconds)
+        faults = rage(self, self.profile, seconds)
         for worker in self.workers:
             worker.process.wait(GRACE)
         history = History()
         for worker in [*self.gone, *self.workers]:
             if worker.killed == float("inf") and worker.process.returncode:
                 raise RuntimeError(f"Worker {worker.number} failed; see its error above.")
-            history.read(worker.number, worker.diary, worker.killed)
+            history.read(worker.diary, worker.killed)
         found = {kind: counted(kind) for kind in KINDS}
-        return Result(self.profile, len(self.urls), seconds, history, nemesis.faults, found)
+        return Result(self.profile, len(self.urls), seconds, history, faults, found)
 
     @property
     def urls(self) -> list[str]:

@@ -15,26 +15,14 @@ from pathlib import Path
 
 @dataclass
 class Hold:
-    """
-    One acquisition; times in seconds on the machine's steady clock.
+    """One acquisition; times in seconds on the machine's steady clock."""
 
-    Args:
-        worker: The worker that made it.
-        token: Its fencing token.
-        began: When the worker requested the lock.
-        since: From when on the worker considered the lock its own.
-        deadline: When that ended at the latest, by the worker's own clock.
-        until: When it ended, if earlier: by a release, or with the process.
-        killed: When the worker was killed with the lock in its hands.
-    """
-
-    worker: int
     token: int
-    began: float
-    since: float
-    deadline: float
-    until: float = float("inf")
-    killed: float = float("inf")
+    began: float  # when the worker requested the lock
+    since: float  # from when on it considered the lock its own
+    deadline: float  # when that ended at the latest, by its own clock
+    until: float = float("inf")  # when it ended, if earlier: by a release, or with the process
+    killed: float = float("inf")  # when it was killed with the lock in its hands
 
     @property
     def end(self) -> float:
@@ -51,14 +39,14 @@ class History:
     lost: int = 0
     done: Counter[str] = field(default_factory=Counter)
 
-    def read(self, worker: int, path: Path, killed: float) -> None:
+    def read(self, path: Path, killed: float) -> None:
         """Add the records of one worker; *killed* is when it was killed, infinity if it was not."""
         hold: Hold | None = None
         for line in path.read_text().splitlines():
             event, *values = json.loads(line)
             match event:
                 case "held":
-                    hold = Hold(worker, *values, until=killed, killed=killed)
+                    hold = Hold(*values, until=killed, killed=killed)
                     self.holds.append(hold)
                 case "longer" if hold:
                     hold.deadline = max(hold.deadline, *values)
@@ -87,9 +75,7 @@ class History:
         return [after.since - hold.deadline for hold, after in pairwise(given) if hold.killed < hold.deadline]
 
     def wrong_tokens(self) -> list[int]:
-        """
-        Return the tokens that are not unique, or not above all tokens that had been granted before their requests.
-        """
+        """Return the tokens that are not unique, or not above all that had been granted before their requests."""
         found = [token for token, times in Counter(hold.token for hold in self.holds).items() if times > 1]
         given = sorted(self.holds, key=lambda hold: hold.since)
         times, highest = [hold.since for hold in given], list(accumulate((hold.token for hold in given), max))

@@ -130,30 +130,27 @@ def any_member(arena: "Arena") -> "Member | Zoo":
 
 def killed_master(arena: "Arena") -> Iterator[None]:
     """The master that has the locks is killed (SIGKILL). Its replica takes its place, unless it is back before that."""
-    cluster = redis_cluster(arena)
-    cluster.servers[cluster.owner(SERVED)].kill()
+    master(arena).kill()
     yield
-    cluster.repair()
+    redis_cluster(arena).repair()
 
 
 def emptied_master(arena: "Arena") -> Iterator[None]:
     """The master that has the locks is killed, and is back without data before its replica takes its place."""
-    cluster = redis_cluster(arena)
-    master = cluster.servers[cluster.owner(SERVED)]
-    master.kill()
-    master.start()
+    emptied = master(arena)
+    emptied.kill()
+    emptied.start()
     yield
-    cluster.repair()
+    redis_cluster(arena).repair()
 
 
 def frozen_master(arena: "Arena") -> Iterator[None]:
     """The master that has the locks is stopped (SIGSTOP) and continues, after a while as a replica."""
-    cluster = redis_cluster(arena)
-    master = cluster.servers[cluster.owner(SERVED)]
-    master.freeze()
+    stopped = master(arena)
+    stopped.freeze()
     yield
-    master.thaw()
-    cluster.repair()
+    stopped.thaw()
+    redis_cluster(arena).repair()
 
 
 def stale_replica(arena: "Arena") -> Iterator[None]:
@@ -181,6 +178,11 @@ def redis_cluster(arena: "Arena") -> RedisCluster:
     return arena.cluster
 
 
+def master(arena: "Arena") -> "Server":
+    cluster = redis_cluster(arena)
+    return cluster.servers[cluster.owner(SERVED)]
+
+
 # Clients
 
 
@@ -204,43 +206,28 @@ def stepped_clock(arena: "Arena") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Profile:
-    """
-    The faults that may occur in a run.
-
-    Args:
-        name: Its name.
-        faults: The faults to draw from.
-        lasting: Minimum and maximum seconds that a fault lasts.
-        pause: Maximum seconds between two faults.
-        durable: Whether nodes keep what they acknowledged, and are declared durable.
-        slow: Chance that a worker pauses for up to two leases between reading and writing.
-        clocks: Whether the nodes' clocks can be set; needs a C compiler.
-        tolerated: Whether overlaps are only counted, because an assumption does not hold.
-        store: The kind of cluster, if there is one node with several members, and not one node for each server.
-        ttl: Seconds of a lease.
-        node_timeout: Seconds to wait for a node.
-        restart_guard: Whether nodes that may have forgotten locks give no vote; by default, with three nodes or more.
-    """
+    """The faults that may occur in a run."""
 
     name: str
     faults: tuple[Fault, ...] = ()
-    lasting: tuple[float, float] = (0.05, 1.5 * TTL)
-    pause: float = 0.5
-    durable: bool = False
-    slow: float = 0.0
-    clocks: bool = False
-    tolerated: bool = False
-    store: Literal["", "cluster", "etcd", "zookeeper"] = ""
+    lasting: tuple[float, float] = (0.05, 1.5 * TTL)  # seconds
+    pause: float = 0.5  # seconds between two faults at most
+    durable: bool = False  # nodes keep what they acknowledged, and are declared durable
+    slow: float = 0.0  # the chance that a worker pauses for up to two leases between reading and writing
+    clocks: bool = False  # the nodes' clocks can be set
+    tolerated: bool = False  # overlaps are only counted, because an assumption does not hold
+    store: Literal["", "cluster", "etcd", "zookeeper"] = ""  # if one node has several members
     ttl: float = TTL
     node_timeout: float = 0.2
-    restart_guard: bool | None = None
+    restart_guard: bool | None = None  # by default, with three nodes or more
 
 
 NETWORK = (delay, black_hole, reset, lost_reply, frozen(any_server))
 CLIENTS = (frozen(any_worker), killed_worker)
 MASTERS = (killed_master, emptied_master, frozen_master, stale_replica, moved_slot)
 MEMBERS = (frozen(any_member), killed(any_member), wiped_member, partitioned_member)
-STORES: tuple[Literal["etcd", "zookeeper"], ...] = ("etcd", "zookeeper")
+REPLICATED = (delay, black_hole, reset, lost_reply, *CLIENTS, killed_worker)
+LONG: dict[str, Any] = {"lasting": (0.05, 8.0), "pause": 3.0, "slow": 0.01}
 
 PROFILES = {
     profile.name: profile
@@ -252,29 +239,16 @@ PROFILES = {
         Profile("crash with data", (killed(any_server),), durable=True, pause=2.0),
         Profile("crash without data", (killed(any_server, "restart"),), pause=6 * TTL),
         Profile("clock jump", (stepped_clock,), clocks=True),
-        *(
-            Profile(
-                store,
-                (*MEMBERS, *MEMBERS, delay, black_hole, reset, lost_reply, *CLIENTS, killed_worker),
-                lasting=(0.05, 8.0),
-                pause=3.0,
-                slow=0.01,
-                store=store,
-                ttl=5.0,
-                node_timeout=1.0,
-            )
-            for store in STORES
-        ),
+        Profile("etcd", (*MEMBERS, *MEMBERS, *REPLICATED), store="etcd", ttl=5.0, node_timeout=1.0, **LONG),
+        Profile("zookeeper", (*MEMBERS, *MEMBERS, *REPLICATED), store="zookeeper", ttl=5.0, node_timeout=1.0, **LONG),
         Profile(
             "cluster",
-            (*MASTERS, *MASTERS, delay, black_hole, reset, lost_reply, *CLIENTS, killed_worker),
-            lasting=(0.05, 8.0),
-            pause=3.0,
-            slow=0.01,
+            (*MASTERS, *MASTERS, *REPLICATED),
             store="cluster",
             ttl=4.0,
             node_timeout=0.5,
             restart_guard=True,
+            **LONG,
         ),
         Profile(
             "everything",
@@ -287,30 +261,13 @@ PROFILES = {
 }
 
 
-@dataclass
-class Nemesis:
-    """
-    Begins and ends faults until its time has run out.
-
-    Args:
-        arena: The arena in which it acts.
-        profile: The faults that it may begin.
-    """
-
-    arena: "Arena"
-    profile: Profile
-    faults: int = 0
-
-    def rage(self, seconds: float) -> None:
-        """Inject faults for the given time; at the end everything works again."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, random.uniform(0, self.profile.pause)))
-            if self.profile.faults:
-                self.harm(until)
-
-    def harm(self, until: float) -> None:
-        fault = random.choice(self.profile.faults)
-        self.faults += 1
-        with contextmanager(fault)(self.arena), suppress(ValueError):
-            time.sleep(min(random.uniform(*self.profile.lasting), until - time.monotonic()))
+def rage(arena: "Arena", profile: Profile, seconds: float) -> int:
+    """Inject faults for the given time; at the end everything works again. Return how many there were."""
+    count, until = 0, time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, random.uniform(0, profile.pause)))
+        if profile.faults:
+            count += 1
+            with contextmanager(random.choice(profile.faults))(arena), suppress(ValueError):
+                time.sleep(min(random.uniform(*profile.lasting), until - time.monotonic()))
+    return count

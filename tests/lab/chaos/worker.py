@@ -16,6 +16,12 @@ from django.db import DatabaseError
 
 from django_redlock import Lease, LockLostError, RedlockError, StaleTokenError, locks, signals
 
+django.setup()
+
+from tests.services import django_database  # noqa: E402
+
+from .counter import ALIAS, KINDS, increment  # noqa: E402
+
 NAME = "counter"
 THINK = 0.05  # seconds between reading and writing, at most
 
@@ -56,8 +62,6 @@ class Worker:
             lease.release(wait=random.random() < 0.5)
 
     def section(self, lease: Lease) -> None:
-        from .counter import KINDS, increment
-
         for _ in range(random.randrange(1, 4)):
             for kind in KINDS:
                 pause = 2 * self.ttl if random.random() < self.slow else THINK
@@ -76,25 +80,17 @@ class Worker:
                 return
 
 
-def tell_of_surprises_only() -> None:
-    """Do not print losses of locks and nodes, which are expected here; an unexpected error ends the worker."""
-
-    def surprised(caught: threading.ExceptHookArgs) -> None:
-        sys.excepthook(caught.exc_type, caught.exc_value or caught.exc_type(), caught.exc_traceback)
-        os._exit(1)
-
-    threading.excepthook = surprised
-    logging.getLogger("django_redlock").addFilter(lambda record: bool(record.exc_info))
+def surprised(caught: threading.ExceptHookArgs) -> None:
+    """End the worker, because of an error that nobody expects."""
+    sys.excepthook(caught.exc_type, caught.exc_value or caught.exc_type(), caught.exc_traceback)
+    os._exit(1)
 
 
 def main() -> None:
     """Work as the argument says."""
-    django.setup()
-    tell_of_surprises_only()
-    from tests.services import django_database
-
-    from .counter import ALIAS
-
+    threading.excepthook = surprised
+    # Losses of locks and nodes are expected here.
+    logging.getLogger("django_redlock").addFilter(lambda record: bool(record.exc_info))
     order = json.loads(sys.argv[1])
     random.seed(order["seed"])
     worker = Worker(order)

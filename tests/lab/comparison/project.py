@@ -27,11 +27,6 @@ app.conf.update(
 )
 
 
-def plain(**options: Any) -> Callable[..., Any]:
-    """Celery itself."""
-    return app.task(**options)
-
-
 def django_redlock(**options: Any) -> Callable[..., Any]:
     """This package, with its default options."""
     import django
@@ -67,7 +62,7 @@ def celery_once_task(**options: Any) -> Callable[..., Any]:
     return app.task(base=OnceTask, **options)
 
 
-CONTENDERS: dict[str, Callable[..., Any]] = {
+CONTENDERS = {
     "django-redlock": django_redlock,
     "celery-once": celery_once,
     "celery-singleton": celery_singleton,
@@ -75,7 +70,7 @@ CONTENDERS: dict[str, Callable[..., Any]] = {
     "celery-once-task": celery_once_task,
 }
 
-single = CONTENDERS.get(os.environ.get("COMPARE", ""), plain)
+single = CONTENDERS.get(os.environ.get("COMPARE", ""), app.task)
 told = redis.Redis.from_url(URL, decode_responses=True, socket_timeout=60)
 
 

@@ -87,7 +87,6 @@ class Nemesis:
         self._backend = backend
         self._backend_until = 0.0  # until when the backend is away
         self._next_backend = time.monotonic() + 25
-        self._random = random.Random()
         self._next = time.monotonic() + 15
         self._next_node = time.monotonic() + 20
         self._away: tuple[int, float] | None = None
@@ -98,34 +97,34 @@ class Nemesis:
         now = time.monotonic()
         if self._backend_until and now > self._backend_until:
             self._backend.start()
-            self._backend_until, self._next_backend = 0.0, now + self._random.uniform(15, 60)
+            self._backend_until, self._next_backend = 0.0, now + random.uniform(15, 60)
         if now > self._next_backend and not self._backend_until:
             self._backend.stop()
-            self._backend_until = now + self._random.uniform(*BACKEND_AWAY)
+            self._backend_until = now + random.uniform(*BACKEND_AWAY)
             self.killed["result backends for a while"] += 1
         if self._away and now > self._away[1]:
             self.bring_back()
         if self._away or now < self._next:
             return
-        self._next = now + self._random.uniform(3, 10)
-        if now > self._next_node and self._random.random() < 0.5:
+        self._next = now + random.uniform(3, 10)
+        if now > self._next_node and random.random() < 0.5:
             self._strike_node(now)
-        elif self._random.random() < 0.3:
+        elif random.random() < 0.3:
             self._fleet.kill_worker()
             self.killed["workers"] += 1
         else:
             self.killed["children"] += self._fleet.kill_child()
 
     def _strike_node(self, now: float) -> None:
-        node = self._random.randrange(len(self._nodes))
-        if self._random.random() < 0.5:
+        node = random.randrange(len(self._nodes))
+        if random.random() < 0.5:
             self._nodes[node].kill()
             self.killed["nodes"] += 1
             self._away, self._next_node = (node, now + DOWN), now + NODE_REST
         else:
             self._nodes[node].freeze()
             self.killed["nodes for a while"] += 1
-            until = now + self._random.uniform(*FROZEN)
+            until = now + random.uniform(*FROZEN)
             self._away, self._next = (node, until), until + PEACE
 
     def bring_back(self) -> None:

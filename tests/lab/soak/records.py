@@ -3,7 +3,6 @@
 import os
 import sqlite3
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 TABLES = """
@@ -129,27 +128,8 @@ class Records:
         found = self._database.execute("SELECT pid FROM run WHERE task = ? ORDER BY began DESC", (task,)).fetchone()
         return found and int(found[0])
 
-    def figures(self) -> "Figures":
-        """Return the totals."""
-
-        def count(what: str) -> int:
-            return int(self._database.execute(f"SELECT COUNT(*) FROM {what}").fetchone()[0])
-
-        return Figures(
-            count("call"),
-            count("call WHERE accepted"),
-            count("run"),
-            count("run WHERE ended"),
-            count("(SELECT DISTINCT key FROM run)"),
-        )
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The totals: calls, accepted calls, bodies begun and finished, distinct keys that ran."""
-
-    calls: int
-    accepted: int
-    begun: int
-    finished: int
-    keys: int
+    def figures(self) -> str:
+        """Return the totals in words."""
+        calls, accepted = self._database.execute("SELECT COUNT(*), SUM(accepted) FROM call").fetchone()
+        begun, finished = self._database.execute("SELECT COUNT(*), SUM(ended) FROM run").fetchone()
+        return f"{calls} calls, {accepted} accepted; {begun} bodies begun, {finished} finished"
