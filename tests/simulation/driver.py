@@ -65,7 +65,7 @@ class Lease:
     """A held lock as its holder sees it."""
 
     process: "Process"
-    hold: holds.Hold
+    hold: holds.HoldState
     slugs: tuple[str, ...]
     limit: int = 1
     shared: bool = False
@@ -212,7 +212,7 @@ class Process(Computer):
         if isinstance(outcome, GaveUp):
             self.world.log(self.name, "gives up", *wanted.names)
             return outcome
-        hold = holds.Hold(wanted, outcome, self.rules, self.highest)
+        hold = holds.HoldState(wanted, outcome, self.rules, self.highest)
         lease = Lease(self, hold, outcome.slugs, wanted.limit, wanted.shared)
         self.world.log(self.name, "GRANTED", *outcome.slugs, outcome.secret[:4], f"#{outcome.fencing_token % 10**9}")
         self._oracles.granted(lease, outcome, began)

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.attempt import GRANTS, Attempt, Verdict
-from django_redlock.core.hold import Hold
+from django_redlock.core.hold import HoldState
 from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.records import Records
@@ -285,13 +285,13 @@ MUTANTS = (
     Mutant(
         "an extension counts from its last reply",
         ("pause", "net"),
-        (Hold, "extended"),
+        (HoldState, "extended"),
         lambda right: lambda self, round, number, start, now: right(self, round, number, now, now),
     ),
     Mutant(
         "an extension that completes after the deadline counts",
         ("pause", "net"),
-        (Hold, "check"),
+        (HoldState, "check"),
         always(lambda self, now: not self.ended),
     ),
     # Admission
