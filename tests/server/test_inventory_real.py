@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_redlock import Lease, LockManager, QuorumUnavailableError, lock, locks
+from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
@@ -233,12 +233,14 @@ def test_values_of_another_program_are_compared_whole(five):
     first, second = ("locked by the nightly export on host " + host for host in ("web-1", "web-10"))
     on_each(five, "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
     seen = found().fingerprint
+    with pytest.raises(LockTakenError) as refused:
+        lock("orders:7", wait=0).acquire()
     on_each(five, "SET", "redlock:{orders:7}:h", second, "PX", 60_000)
     changed = force_release("orders:7", seen)
     on_each(five[:2], "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
     views = found().views
 
-    assert changed == "changed"
+    assert (changed, refused.value.holder) == ("changed", {})
     assert len({view.fingerprint for view in views}) == 2
     assert force_release("orders:7", views[4].fingerprint) == "released"
     assert found().state is State.PARTIAL
