@@ -1,7 +1,10 @@
 """The bad network: every fault does what it promises, and no more."""
 
+import gc
 import socket
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -137,3 +140,29 @@ def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, client):
 
     wait_until(lambda: len(proxy._connections) <= 1)
     assert client.ping()
+
+
+def test_connections_accepted_just_before_the_end_are_closed(proxy):
+    """A proxy that stops during a burst of new connections leaves none open."""
+    over = threading.Event()
+
+    def connect() -> None:
+        while not over.wait(0.001):
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", proxy.port), 1).close()
+
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always", ResourceWarning)
+        storm = [threading.Thread(target=connect) for _ in range(4)]
+        for thread in storm:
+            thread.start()
+        for _ in range(20):
+            proxy.stop()
+            proxy.start()
+        over.set()
+        for thread in storm:
+            thread.join()
+        proxy.stop()
+        gc.collect()
+
+    assert [str(each.message) for each in left_open if "unclosed" in str(each.message)] == []

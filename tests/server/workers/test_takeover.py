@@ -49,6 +49,20 @@ def test_node_that_is_there_again(worker, node, stages, what):
     wait_until(lambda: not on_node(node, "hold", calls["hold"]))
 
 
+def test_node_is_there_again_after_a_message_was_dropped(worker, node, what):
+    """A node that misses the release of a revoked call's slot, by the worker's main process, gets it later."""
+    result = task("hold").apply_async((what,), queue="dropped")
+    wait_until(lambda: on_node(node, "hold", what))
+    node.freeze()
+    result.revoke()  # every worker hears of it before it hears of the queue
+    consume("dropped")
+    wait_until(lambda: result.state == "REVOKED")
+
+    node.thaw()
+
+    wait_until(lambda: not on_node(node, "hold", what))
+
+
 def test_nodes_that_die_and_come_back_empty(worker, servers, stage, what):
     """While a majority knows the run, nodes that die and come back empty let nobody else in."""
     wait_until(lambda: all(reply.time for reply in locks["default"].survey(count=1).values()))
