@@ -49,7 +49,6 @@ def _body(number: int) -> None:
 
 
 def answer(order: dict[str, Any], barrier: Any, answers: Any) -> None:
-    """Do what one caller does."""
     import django
     from django.conf import settings
 
@@ -64,7 +63,6 @@ def answer(order: dict[str, Any], barrier: Any, answers: Any) -> None:
 
 
 def main() -> None:
-    """Run the callers and print what they were answered."""
     order = json.loads(sys.argv[1])
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(order["callers"]), context.SimpleQueue()

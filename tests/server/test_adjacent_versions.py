@@ -54,16 +54,13 @@ def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, counter: Path, rounds: int, nodes: Servers) -> subprocess.Popen[str]:
-    """Start a process that imports the package in this folder."""
     command = [sys.executable, "-P", "-c", CONTENDER, str(folder), str(counter), str(rounds), *nodes.urls[:3]]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(folder)}, text=True, **pipes)
 
 
 def test_two_versions_exclude_each_other(last_release: Path, nodes: Servers, tmp_path: Path):
-    """
-    Two processes of each version count in one file, and no count is lost; all of them wait in one queue.
-    """
+    """Two processes of each version count in one file, and no count is lost; all of them wait in one queue."""
     counter = tmp_path / "counter"
     counter.write_text("0")
     contenders = [start(folder, counter, ROUNDS, nodes) for folder in (last_release, PACKAGE.parent) * 2]
@@ -73,9 +70,7 @@ def test_two_versions_exclude_each_other(last_release: Path, nodes: Servers, tmp
 
 
 def test_holder_of_the_last_release_is_known_by_name(last_release: Path, nodes: Servers, tmp_path: Path):
-    """
-    This version reads who holds a lock, and gets the lock as soon as that holder releases it.
-    """
+    """This version reads who holds a lock, and gets the lock as soon as that holder releases it."""
     manager = real_manager(nodes.urls[:3], prefix="t:")
     with start(last_release, tmp_path, 0, nodes) as holder:
         assert holder.stdout

@@ -13,10 +13,7 @@ from tests.deployment import environments, lock_commands, lock_users
 
 @pytest.mark.parametrize("file", ["compose", "kubernetes"])
 def test_lock_server_serves_the_locks_of_the_shop_and_nothing_else(file: str, tmp_path: Path, settings: Any):
-    """
-    With the command and the users of the files, the shop takes its locks, the health check gets a PONG, and no
-    other user, key or command is allowed.
-    """
+    """The shop takes its locks, the health check gets a PONG, and no other user, key or command is allowed."""
     users, command, password = tmp_path / "users.acl", lock_commands()[file][1:], environments()[file]["LOCKS_PASSWORD"]
     users.write_text(lock_users()[file])
     command[command.index("--aclfile") + 1] = str(users)

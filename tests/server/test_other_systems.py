@@ -27,14 +27,11 @@ CHOSEN = [
     "tests/unit/locking/test_release_send.py",
     "tests/server/locking/test_links.py",
     "tests/server/locking/test_mending.py",
-    "tests/server/test_proxy.py",
 ]
 
 
 def test_locks_work_without_poll_fork_and_unix_sockets():
-    """
-    Rounds, connections, notifications and mended connections, blocking and asyncio, do not need them.
-    """
+    """Rounds, connections, notifications and mended connections, blocking and asyncio, do not need them."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.elsewhere", "-p", "no:cacheprovider"]
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
 
@@ -51,9 +48,7 @@ def test_locks_work_without_poll_fork_and_unix_sockets():
 
 
 def test_what_stands_for_poll_finds_what_can_be_read(monkeypatch: pytest.MonkeyPatch):
-    """
-    It waits for no longer than it is told, also with nothing to wait for, and reports a socket that was closed.
-    """
+    """It waits no longer than it is told, also for nothing, and reports a socket that was closed."""
     monkeypatch.delattr(select, "poll")
     monkeypatch.setattr(selectors, "DefaultSelector", selectors.SelectSelector)
     near, far = socket.socketpair()
@@ -75,9 +70,7 @@ def test_what_stands_for_poll_finds_what_can_be_read(monkeypatch: pytest.MonkeyP
 
 
 def test_what_cannot_work_says_so(monkeypatch: pytest.MonkeyPatch):
-    """
-    A Unix socket, a program under a lock, and a server for tests.
-    """
+    """A Unix socket, a program under a lock, and a server for tests."""
     monkeypatch.delattr(socket, "AF_UNIX")
     with pytest.raises(ValueError, match="this system has no Unix sockets: write a redis:// URL"):
         open_node(NodeSpec("unix:///run/valkey.sock"), "t:")

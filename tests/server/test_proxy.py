@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -58,73 +58,44 @@ def direct(server: Server) -> Iterator[redis.Redis]:
         yield connected
 
 
-def best_of_many(work: Callable[[], object], least: float, most: float) -> bool:
-    """
-    Repeat *work* until it takes no longer than it should, because a busy machine may delay it; it must never take less.
-    """
+@pytest.mark.parametrize(("direction", "expected"), [("requests", 0.05), ("both", 0.1)])
+def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
+    """A round trip takes the delays of its directions longer, never less, and hardly more if the machine is idle."""
+    proxy.delay(0.05, direction)
     for _ in range(200):
         began = time.monotonic()
-        work()
+        client.ping()
         took = time.monotonic() - began
-        assert took >= least
-        if took < most:
-            return True
-    return False
+        assert took >= expected
+        if took < 2 * expected:
+            return
+    pytest.fail("no round trip was as fast as it should be")
 
 
-@pytest.mark.parametrize(("direction", "expected"), [("requests", 0.05), ("replies", 0.05), ("both", 0.1)])
-def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
-    """A round trip takes the delays of its two directions longer."""
-    proxy.delay(0.05, direction)
+def test_black_hole(proxy, hasty, direct):
+    """A black hole for requests holds them back, late or for ever; one for replies lets requests through."""
 
-    assert best_of_many(client.ping, expected, 2 * expected)
+    def write_in_vain(key: str, direction: str) -> None:
+        wait_until(lambda: answers(hasty))  # connected before the fault, so that the request itself meets it
+        proxy.black_hole(direction)
+        with pytest.raises(redis.TimeoutError):
+            hasty.set(key, "1")
+        hasty.close()
 
-
-def test_black_hole_holds_requests_back(proxy, hasty, direct):
-    """A request into a black hole reaches the node late, after its client has gone."""
-    proxy.black_hole("requests")
-    with pytest.raises(redis.TimeoutError):
-        hasty.set("a", "1")
-    hasty.close()
-    assert direct.get("a") is None
-
+    write_in_vain("through", "replies")
+    assert direct.get("through") == "1"
     proxy.heal()
 
-    wait_until(lambda: direct.get("a") == "1")
+    write_in_vain("late", "requests")
+    assert direct.get("late") is None
+    proxy.heal()
+    wait_until(lambda: direct.get("late") == "1")
 
-
-def test_black_hole_for_replies_lets_requests_through(proxy, hasty, direct):
-    """The node executes a request, and the client does not know."""
-    proxy.black_hole("replies")
-
-    with pytest.raises(redis.TimeoutError):
-        hasty.set("a", "1")
-
-    assert direct.get("a") == "1"
-
-
-def test_black_hole_accepts_connections(proxy):
-    """A new client connects to a black hole, and waits for a reply in vain."""
-    proxy.black_hole()
-
-    with (
-        redis.Redis.from_url(proxy.url, socket_timeout=TIMEOUT) as client,
-        pytest.raises(redis.TimeoutError),
-    ):
-        client.ping()
-
-
-def test_reset_breaks_connections_and_loses_what_was_underway(proxy, hasty, direct):
-    """After a reset the client gets an error at once, and a request that was held back never arrives."""
-    proxy.black_hole("requests")
-    with pytest.raises(redis.TimeoutError):
-        hasty.set("a", "1")
-
+    write_in_vain("never", "requests")
     proxy.reset()
     proxy.heal()
-
     wait_until(lambda: answers(hasty))
-    assert direct.get("a") is None
+    assert direct.get("never") is None
 
 
 @pytest.mark.parametrize(("reset", "error"), [(False, redis.TimeoutError), (True, redis.ConnectionError)])
@@ -140,8 +111,8 @@ def test_dropped_reply_belongs_to_a_request_carried_out(proxy, client, hasty, di
     assert client.get("a") == "1"
 
 
-def test_stopped_proxy_refuses_until_it_is_started(proxy, client):
-    """A proxy that is stopped looks like a node that is down; its address stays."""
+def test_proxy_that_is_stopped_looks_like_a_node_that_is_down(proxy, client, server):
+    """A stopped proxy refuses until it is started, at the same address; a node that is down is down behind it."""
     url = proxy.url
     proxy.stop()
     proxy.stop()
@@ -152,29 +123,23 @@ def test_stopped_proxy_refuses_until_it_is_started(proxy, client):
 
     assert proxy.url == url
     assert client.ping()
-
-
-def test_node_that_is_down_is_down_behind_the_proxy(proxy, server):
-    """When the node refuses, the client's connection is broken at once."""
     server.kill()
-
-    with redis.Redis.from_url(proxy.url) as client, pytest.raises(redis.ConnectionError):
+    with pytest.raises(redis.ConnectionError):
         client.ping()
 
 
-def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server):
+def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, client):
     """Connections of clients that gave up are kept while the fault lasts, and no longer."""
     proxy.black_hole()
     for _ in range(150):  # more than may wait to be accepted
         with socket.create_connection(("127.0.0.1", proxy.port)) as abandoned:
             abandoned.sendall(b"PING\r\n")
-    wait_until(lambda: len(proxy._connections) == 150)
+    wait_until(lambda: len(proxy._connections) >= 150)
 
     proxy.heal()
 
-    wait_until(lambda: not proxy._connections)
-    with redis.Redis.from_url(proxy.url) as client:
-        assert client.ping()
+    wait_until(lambda: len(proxy._connections) <= 1)
+    assert client.ping()
 
 
 def test_connections_accepted_just_before_the_end_are_closed(proxy):

@@ -13,11 +13,7 @@ INSTALLATION = ["python3 -m venv .venv", ".venv/bin/pip install django-redlock"]
 
 
 def test_quickstart_without_redis_works_from_an_empty_folder(tmp_path: Path):
-    """
-    The lines of the page, typed one after the other, take a lock, list it, and report who holds it.
-
-    The first commands create an environment; the environment of the tests takes its place.
-    """
+    """The lines of the page, typed one after the other, take a lock, list it, and report who holds it."""
     typed, outputs = [], []
 
     with Reader(tmp_path) as reader:

@@ -1,18 +1,15 @@
 """The launcher of real servers: they start fast, fail on command, and never stay behind."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import redis
 
 from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server
-from tests.conftest import needs
 from tests.services import ended
 from tests.waiting import wait_until
 
@@ -33,39 +30,24 @@ def server(nodes: Servers) -> Server:
     return nodes[0]
 
 
-def ping(server: Server) -> bool:
+def test_server_comes_back_with_or_without_its_data(server):
+    """A crashed node refuses connections, and comes back on its port without data; a restart keeps them if asked."""
+    port, pids = server.port, {server.pid}
     with server.client() as client:
-        return bool(client.ping())
-
-
-def test_killed_server_refuses_until_it_is_started(server):
-    """A crashed node refuses connections, and comes back on its port without data."""
-    port = server.port
-    with server.client() as client:
+        for keep_data, found in ((True, "1"), (False, None)):
+            client.set("a", "1")
+            server.restart(keep_data=keep_data)
+            assert client.get("a") == found
+            pids.add(server.pid)
         client.set("a", "1")
-
-    server.kill()
-
-    assert not server.running
-    with pytest.raises(redis.ConnectionError):
-        ping(server)
-    server.start()
-    assert server.port == port
-    with server.client() as client:
+        server.kill()
+        assert not server.running
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        server.start()
         assert client.get("a") is None
 
-
-def test_frozen_server_answers_once_thawed(server):
-    """A frozen node accepts requests and answers none; after it thaws, it executes them."""
-    with server.client(socket_timeout=0.1) as client, server.client() as reader:
-        client.ping()
-        server.freeze()
-        with pytest.raises(redis.TimeoutError):
-            client.set("a", "1")
-
-        server.thaw()
-
-        assert reader.get("a") == "1"
+    assert (server.port, len(pids)) == (port, 3)
 
 
 def test_port_of_a_dead_server_is_given_to_nobody(server):
@@ -103,78 +85,35 @@ def test_server_ends_in_every_state(end):
             _ = server.pid
 
 
-@pytest.mark.parametrize(("keep_data", "found"), [(True, "1"), (False, None)])
-def test_restart_keeps_data_only_when_asked(server, keep_data, found):
-    """A node comes back with its memory, or without, on the same port."""
-    with server.client() as client:
-        client.set("a", "1")
-    before = server.pid, server.port
-
-    server.restart(keep_data=keep_data)
-
-    assert server.pid != before[0]
-    assert server.port == before[1]
-    with server.client() as client:
-        assert client.get("a") == found
-
-
-def test_durable_server_remembers_through_a_crash():
-    """Arguments for the server override the launcher's own: this one writes everything to disk."""
-    with Server(args=("--appendonly", "yes", "--appendfsync", "always")) as server:
+def test_arguments_of_a_server(tmp_path, monkeypatch):
+    """Arguments override the launcher's own; the folder is private, and the password only in the URL."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Server(password="p@ss/wörd", args=("--appendonly", "yes", "--appendfsync", "always")) as server:
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o077 == 0
+        assert "p@ss" not in repr(server)
+        assert str(server.port) in repr(server)
+        stranger = redis.Redis.from_url(f"redis://127.0.0.1:{server.port}")
+        with stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
         with server.client() as client:
             client.set("a", "1")
         server.kill()
-        server.start()
+        thread = threading.Thread(target=server.start)  # to which Linux ties a process; the server outlives it
+        thread.start()
+        thread.join()
         with server.client() as client:
             assert client.get("a") == "1"
-        server.restart(keep_data=False)
-        with server.client() as client:
-            assert client.get("a") is None
 
-
-def test_password_is_needed_and_not_shown():
-    """The URL carries the password, quoted; repr() does not."""
-    with Server(password="p@ss/wörd") as server:
-        assert ping(server)
-        with (
-            redis.Redis.from_url(f"redis://127.0.0.1:{server.port}") as stranger,
-            pytest.raises(redis.AuthenticationError),
-        ):
-            stranger.ping()
-        assert "p@ss" not in repr(server)
-        assert str(server.port) in repr(server)
-
-
-def test_reset_brings_back_what_a_test_broke(nodes):
-    """After reset() all servers run, answer and are empty."""
-    for server, harm in zip(nodes, ("freeze", "kill", "stop"), strict=False):
-        with server.client() as client:
-            client.set("a", "1")
-        getattr(server, harm)()
-
-    nodes.reset()
-
-    for server in nodes:
-        with server.client() as client:
-            assert client.dbsize() == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_start_shows_the_servers_output():
-    """A server that does not start leaves its own words in the error, and no process."""
-    server = Server(args=("--no-such-option", "1"))
-
-    with pytest.raises(ServerStartError, match=r"(?s)did not start.*no-such-option"):
-        server.start()
-
-    assert not server.running
-
-
-def test_servers_start_all_or_none():
-    """When one server does not start, those that did are stopped."""
+    """When one of several servers does not start, the error has its own words, and the others are stopped."""
     servers = Servers(3)
     servers[1].args = ("--no-such-option", "1")
 
-    with pytest.raises(ServerStartError):
+    with pytest.raises(ServerStartError, match=r"(?s)did not start.*no-such-option"):
         servers.start()
 
     assert not any(server.running for server in servers)
@@ -190,42 +129,6 @@ def test_missing_server_says_what_to_type(monkeypatch):
     monkeypatch.setenv("REDLOCK_SERVER", "/no/such/redis-server")
     with pytest.raises(ServerNotFoundError, match="REDLOCK_SERVER=/no/such/redis-server is not a program"):
         find_server()
-
-
-def test_redis_server_of_the_system_can_be_used(monkeypatch):
-    """REDLOCK_SERVER replaces the embedded Valkey with a Redis server."""
-    found = shutil.which("redis-server")
-    needs("redis-server", found, "apt-get install redis-server")
-    monkeypatch.setenv("REDLOCK_SERVER", "redis-server")
-
-    with Server() as server, server.client() as client:
-        info = client.info("server")
-
-    assert Path(str(found)) == find_server()
-    assert "valkey_version" not in info
-
-
-def test_files_go_with_the_server(tmp_path, monkeypatch):
-    """A server works in a private folder, which is removed at the end."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Server() as server:
-        server.restart(keep_data=True)
-        (folder,) = tmp_path.iterdir()
-        assert folder.stat().st_mode & 0o077 == 0
-        assert (folder / "dump.rdb").exists()
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_server_outlives_the_thread_that_started_it():
-    """Linux ties a process to a thread; a server started in a short-lived thread stays."""
-    with Server() as server:
-        server.stop()
-        thread = threading.Thread(target=server.start)
-        thread.start()
-        thread.join()
-
-        assert ping(server)
 
 
 @linux_only

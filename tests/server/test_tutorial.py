@@ -62,7 +62,6 @@ class Student(Reader):
         return output
 
     def rows(self, task: str = "%") -> int:
-        """Return how many deliveries the runs have booked, or one of them."""
         return int(self.query("SELECT count(*) FROM shop_delivery WHERE task LIKE ?", task)[0][0])
 
     def query(self, statement: str, *values: str) -> list[tuple[Any, ...]]:
@@ -70,7 +69,6 @@ class Student(Reader):
             return database.execute(statement, values).fetchall()
 
     def tasks(self) -> set[str]:
-        """Return the ids of the runs that have booked something."""
         return {task for (task,) in self.query("SELECT DISTINCT task FROM shop_delivery")}
 
     def slot_is_free(self) -> bool:
@@ -98,10 +96,7 @@ def student(tmp_path: Path) -> Iterator[Student]:
 
 
 def test_every_step_of_the_tutorial_ends_as_the_page_says(student: Student):
-    """
-    The import runs twice; then once; its slot outlives its killed worker by one lease; a run that stood still books
-    nothing more; the admin shows the slot; the tests of the page pass.
-    """
+    """The import runs twice, once, is killed, is overtaken and is seen in the admin; the page's tests pass."""
     typed = list(student.follow("Prepare a project"))
     assert [command for command, _ in typed[:3]] == INSTALLATION
 
@@ -113,7 +108,6 @@ def test_every_step_of_the_tutorial_ends_as_the_page_says(student: Student):
 
 
 def twice(student: Student) -> None:
-    """Two calls of a plain task are two runs."""
     for command, output in student.follow("1. The import runs twice"):
         if "task.delay()" in command:
             wait_until(lambda: student.rows() == 40)

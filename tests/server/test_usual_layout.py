@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import django_redlock
 
 CELERY = """
@@ -69,29 +71,21 @@ urlpatterns = [path("order/<int:pk>/", views.order), path("page/<int:pk>/", view
 """
 
 
-class Project:
-    """A project ``mysite`` with an app ``shop``, as the commands of Django and the guide of Celery create it."""
+@pytest.fixture
+def environment() -> dict[str, str]:
+    own = ("DJANGO_SETTINGS_MODULE", "PYTHONSAFEPATH", "DJANGO_ALLOW_ASYNC_UNSAFE")
+    path = str(Path(django_redlock.__file__).parent.parent)
+    return {name: value for name, value in os.environ.items() if name not in own} | {"PYTHONPATH": path}
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._environment = os.environ | {"PYTHONPATH": str(Path(django_redlock.__file__).parent.parent)}
-        for name in ("DJANGO_SETTINGS_MODULE", "PYTHONSAFEPATH", "DJANGO_ALLOW_ASYNC_UNSAFE"):
-            self._environment.pop(name, None)
-        self.run("-m", "django", "startproject", "mysite", ".")
-        self.run("manage.py", "startapp", "shop")
-        self.write("mysite/celery.py", CELERY)
-        self.write("mysite/__init__.py", "from .celery import app\n")
-        self.write("mysite/settings.py", (folder / "mysite/settings.py").read_text() + SETTINGS)
 
-    def write(self, path: str, text: str) -> None:
-        (self._folder / path).write_text(text)
+def test_checks_import_what_nothing_has_imported(tmp_path: Path, environment: dict[str, str]):
+    """The checks import tasks and URLs themselves, and a worker with a task that cannot work does not start."""
 
-    def run(self, *command: str, fails: bool = False) -> str:
-        """Run Python with these arguments; return its output, and check whether it fails."""
+    def run(*command: str, fails: bool = False) -> str:
         done = subprocess.run(
             [sys.executable, *command],
-            cwd=self._folder,
-            env=self._environment,
+            cwd=tmp_path,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -101,21 +95,18 @@ class Project:
         assert (done.returncode != 0) is fails, f"{command} ended with {done.returncode}\n{done.stdout}"
         return done.stdout
 
-
-def test_checks_import_what_nothing_has_imported(tmp_path: Path):
-    """
-    The order of Django's checks is not defined, so they import the tasks and the URLs themselves. A worker with a task
-    that cannot work does not start.
-    """
-    project = Project(tmp_path)
-    project.write("shop/tasks.py", TASKS)
-    project.write("shop/views.py", VIEWS)
-    project.write("mysite/urls.py", URLS)
+    run("-m", "django", "startproject", "mysite", ".")
+    run("manage.py", "startapp", "shop")
+    with (tmp_path / "mysite/settings.py").open("a") as settings:
+        settings.write(SETTINGS)
+    files = {"mysite/celery.py": CELERY, "mysite/__init__.py": "from .celery import app\n", "mysite/urls.py": URLS}
+    for name, text in {**files, "shop/tasks.py": TASKS, "shop/views.py": VIEWS}.items():
+        (tmp_path / name).write_text(text)
     codes = ["redlock.E020", "redlock.E021", "redlock.W021", "redlock.W022"]
     locks = ["in a task", "in a module of views", "view:order:{pk}", "view:page:{pk}"]
 
-    checked = project.run("manage.py", "check", fails=True)
-    started = project.run("-m", "celery", "-A", "mysite", "worker", "--pool", "solo", fails=True)
+    checked = run("manage.py", "check", fails=True)
+    started = run("-m", "celery", "-A", "mysite", "worker", "--pool", "solo", fails=True)
 
     for said in (checked, started):
         assert {code: said.count(f"({code})") for code in codes} == dict.fromkeys(codes, 1), said

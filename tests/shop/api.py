@@ -4,7 +4,6 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import connections, transaction
-from django.http import StreamingHttpResponse
 from django.urls import include, path
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes
@@ -17,7 +16,7 @@ from rest_framework.viewsets import ViewSet
 
 from django_redlock import lock, locked_view
 
-from .views import During, save_as_paid
+from .views import save_as_paid
 
 
 class ByToken(BaseAuthentication):
@@ -35,7 +34,6 @@ class ByToken(BaseAuthentication):
 @locked_view("order:{pk}")
 class Pay(APIView):
     def get(self, request: Any, pk: int) -> Response:
-        During.action()
         return Response({"form": True})
 
     def post(self, request: Any, pk: int) -> Response:
@@ -46,9 +44,6 @@ class Pay(APIView):
         save_as_paid(pk)
         raise ValidationError("no")
 
-    def patch(self, request: Any, pk: int) -> StreamingHttpResponse:
-        return StreamingHttpResponse(iter([b"one", b"two"]))
-
 
 @locked_view("user")
 class Mine(APIView):
@@ -56,14 +51,12 @@ class Mine(APIView):
     permission_classes = (IsAuthenticated,)
 
     def post(self, request: Any) -> Response:
-        During.action()
         return Response({"user": request.user.pk})
 
 
 @locked_view(["order", "post:order"])
 class Posted(APIView):
     def post(self, request: Any) -> Response:
-        During.action()
         return Response()
 
 
@@ -76,7 +69,6 @@ class Called(APIView):
 @locked_view("order:{pk}", on_busy=423)
 class Orders(ViewSet):
     def update(self, request: Any, pk: str) -> Response:
-        During.action()
         return Response({"updated": pk})
 
     @action(detail=True, methods=["post"])
@@ -94,7 +86,6 @@ class Baskets(ViewSet):
         return Response({"inside": connections["warehouse"].in_atomic_block})
 
     def create(self, request: Any) -> Response:
-        During.action()
         return Response({"inside": connections["warehouse"].in_atomic_block})
 
     @action(detail=True, methods=["post"])
@@ -114,7 +105,6 @@ class Baskets(ViewSet):
 
 class PayByMethod(APIView):
     def delete(self, request: Any, pk: int) -> Response:
-        During.action()
         return Response()
 
     @locked_view("order:{pk}")

@@ -12,7 +12,6 @@ from django_redlock.signals import lock_acquired, lock_released
 
 @pytest.fixture
 def shop(settings: Any) -> Iterator[None]:
-    """The shop's views."""
     from tests.shop.helpers import during
 
     settings.ROOT_URLCONF = "tests.shop.urls"
@@ -22,7 +21,6 @@ def shop(settings: Any) -> Iterator[None]:
 
 @pytest.fixture
 def leases() -> Iterator[list[Any]]:
-    """The leases that were acquired, in order."""
     acquired: list[Any] = []
 
     def remember(lease: Any, **about: Any) -> None:

@@ -92,8 +92,6 @@ class Bytes(models.BinaryField):
 
 
 class Digest(models.Model):
-    """A digest; its key is bytes."""
-
     sum = Bytes(primary_key=True, max_length=20)
 
 

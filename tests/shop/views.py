@@ -14,18 +14,13 @@ from django_redlock import lock, locked_view
 from .models import Order
 
 
-def nothing() -> Any:
-    return None
-
-
 class During:
     """The hook that runs inside the views."""
 
-    action: Callable[[], Any] = staticmethod(nothing)
+    action: Callable[[], Any] = staticmethod(lambda: None)
 
 
 def save_as_paid(pk: int) -> HttpResponse:
-    """Save an order as paid, in the database with a file."""
     Order.objects.using("warehouse").filter(pk=pk).update(paid=True)
     During.action()
     return HttpResponse("paid")
@@ -39,7 +34,6 @@ def pay(request: HttpRequest, pk: int) -> HttpResponse:
 
 @locked_view("order:{pk}")
 def touch(request: HttpRequest, pk: int) -> HttpResponse:
-    """Needs no database."""
     During.action()
     return HttpResponse("touched")
 
@@ -62,22 +56,17 @@ def pay_under_two_locks(request: HttpRequest, pk: int) -> HttpResponse:
     return save_as_paid(pk)
 
 
-@method_decorator(locked_view("order:{pk}"), name="dispatch")
-class Pay(View):
-    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return HttpResponse("form")
-
+class Payment(View):
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
         return save_as_paid(pk)
+
+
+@method_decorator(locked_view("order:{pk}"), name="dispatch")
+class Pay(Payment): ...
 
 
 @locked_view("order:{pk}")
-class PayWholeClass(View):
-    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return HttpResponse("form")
-
-    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return save_as_paid(pk)
+class PayWholeClass(Payment): ...
 
 
 class PayByMethod(View):
@@ -89,9 +78,6 @@ class PayByMethod(View):
 
 
 class PayByItsMethod(View):
-    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return HttpResponse("form")
-
     @locked_view("order:{pk}")
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
         return save_as_paid(pk)
@@ -103,18 +89,18 @@ async def apay(request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponse("paid")
 
 
-@method_decorator(locked_view("order:{pk}"), name="dispatch")
-class APay(View):
+class APayment(View):
     async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
         During.action()
         return HttpResponse("paid")
+
+
+@method_decorator(locked_view("order:{pk}"), name="dispatch")
+class APay(APayment): ...
 
 
 @locked_view("order:{pk}")
-class APayWholeClass(View):
-    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        During.action()
-        return HttpResponse("paid")
+class APayWholeClass(APayment): ...
 
 
 class APayByItsMethod(View):

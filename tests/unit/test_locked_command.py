@@ -1,6 +1,4 @@
-"""
-``locked_command``: one run at a time of a management command. With real processes: ``tests/server/live/test_run.py``.
-"""
+"""``locked_command``: one run at a time of a command. With real processes: ``tests/server/live/test_run.py``."""
 
 import re
 from io import StringIO
@@ -28,7 +26,6 @@ class Import(BaseCommand):
 
 
 def command(decorate, action=lambda command: None):
-    """Return a decorated command."""
     return decorate(type("Command", (Import,), {"handle": Import.handle, "action": staticmethod(action)}))()
 
 
@@ -48,10 +45,10 @@ class WholeClass(Import):
 @pytest.mark.parametrize("base", [Decorated, WholeClass])
 def test_subclass_that_overrides_handle_is_locked(base):
     """Its lock is that of its base, once for both methods, and free afterwards."""
-    holders = []
+    leases = []
 
     class Command(base):
-        action = staticmethod(lambda self: holders.append((holder_of("command:base"), self.lease)))
+        action = staticmethod(lambda self: leases.append(None if is_free("command:base") else self.lease))
 
         def handle(self, **options):
             self.action(self)
@@ -59,8 +56,8 @@ def test_subclass_that_overrides_handle_is_locked(base):
 
     call_command(Command())
 
-    assert len(holders) == 2
-    assert holders[0][1] is holders[1][1]
+    assert leases[0]
+    assert leases == [leases[0]] * 2
     assert is_free("command:base")
     with lock("command:base"), pytest.raises(CommandError, match="Skipped"):
         call_command(Command())
@@ -111,12 +108,11 @@ def test_command_is_locked_while_it_runs(decorate, name):
     assert is_free(name)
 
 
-@pytest.mark.parametrize("decorate", [locked_command, locked_command("test_locked_command")])
-def test_handle_alone_may_be_decorated(decorate):
-    """With or without parentheses, above ``handle()``; its return value is kept."""
+def test_handle_alone_may_be_decorated():
+    """Without parentheses as well; its return value is kept."""
 
     class Command(Import):
-        @decorate
+        @locked_command
         def handle(self, **options):
             return holder_of("command:test_locked_command")["label"]
 
@@ -125,10 +121,7 @@ def test_handle_alone_may_be_decorated(decorate):
 
 
 def test_run_that_gets_no_lock_has_an_exit_code():
-    """
-    Taken: 75 and who has the lock, or the decorator's own code, of which 0 is silent. Too few nodes to tell: 69. The
-    command does not run.
-    """
+    """A run without the lock does not begin; its exit code says whether the lock is taken or nobody can tell."""
 
     def ended(message, **options):
         with pytest.raises(CommandError, match=message) as error:
@@ -146,50 +139,38 @@ def test_run_that_gets_no_lock_has_an_exit_code():
 
 
 def test_lost_lock_is_reported_at_the_end():
-    """A run that lost its lock without noticing exits with 76; one that checks gets LockLostError."""
-    with pytest.raises(
-        CommandError, match=r"Done, but the lock 'command:nightly' was lost.*tried to take it since"
-    ) as error:
-        call_command(command(locked_command("nightly"), lambda self: lose(self.lease)))
-    with pytest.raises(LockLostError):
-        call_command(command(locked_command("nightly"), lambda self: lose(self.lease) or self.lease.ensure()))
+    """A run that lost its lock unnoticed, also to an operator, exits with 76; one that checks gets LockLostError."""
 
-    assert error.value.returncode == 76
+    def ended(work):
+        with pytest.raises(CommandError, match=r"Done, but the lock 'command:nightly' was lost") as error:
+            call_command(command(locked_command("nightly"), work))
+        return error.value.returncode, str(error.value)
 
-
-@pytest.mark.parametrize("end", [force_release, ask_to_stop])
-def test_a_run_that_an_operator_ended(end):
-    """A run whose lock an operator takes away, or asks to stop, reports it, and exits with 76."""
-
-    def work(self):
+    def operate(self, end):
         held = find_lock("command:nightly")
         end(held, held.fingerprint)
         assert not self.lease.extend()
 
-    with pytest.raises(CommandError, match=r"was lost: an operator took it away, or asked its holder to stop") as error:
-        call_command(command(locked_command("nightly"), work))
-
-    assert error.value.returncode == 76
+    code, said = ended(lambda self: lose(self.lease))
+    assert (code, "tried to take it since" in said) == (76, True)
+    for end in (force_release, ask_to_stop):
+        code, said = ended(lambda self, end=end: operate(self, end))
+        assert (code, "an operator took it away, or asked its holder to stop" in said) == (76, True)
+    with pytest.raises(LockLostError):
+        call_command(command(locked_command("nightly"), lambda self: lose(self.lease) or self.lease.ensure()))
 
 
 def test_exception_of_the_command_releases():
     """A command that fails frees the lock, and its own error is raised, even if it is about another lock."""
 
     def work(self):
+        assert self.lease.hold._max_hold == 7200
         lock("other", wait=0).acquire()
 
     with lock("other"), pytest.raises(LockTakenError, match="other"):
-        call_command(command(locked_command("nightly"), work))
+        call_command(command(locked_command("nightly", max_hold=7200), work))
 
     assert is_free("command:nightly")
-
-
-def test_max_hold_is_that_of_the_command():
-    ends = []
-
-    call_command(command(locked_command("nightly", max_hold=7200), lambda self: ends.append(self.lease.hold)))
-
-    assert ends[0]._max_hold == 7200
 
 
 @pytest.mark.parametrize(

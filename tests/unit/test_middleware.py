@@ -1,7 +1,4 @@
-"""
-``locked_paths``: one request at a time on some paths; ``LockErrorMiddleware``: responses for errors that views did not
-catch.
-"""
+"""``locked_paths``: one request at a time on some paths; ``LockErrorMiddleware``: responses for uncaught errors."""
 
 import re
 
@@ -59,6 +56,9 @@ def page(request, **arguments):
 INNER = [path("touch/", page), path("pay/<int:pk>/", page), re_path(r"^astream/(?P<pk>\d+)/$", page)]
 
 
+in_each_language = locked_paths([re.compile(r"^/([a-z-]+/)?touch/")])
+
+
 @pytest.mark.parametrize(
     ("patterns", "translated"),
     [
@@ -71,7 +71,7 @@ INNER = [path("touch/", page), path("pay/<int:pk>/", page), re_path(r"^astream/(
     ],
 )
 def test_path_that_is_served_for_each_language_is_a_warning(settings, patterns, translated):
-    """``/de/touch/`` would not be locked, although ``/touch/`` is listed; a pattern that covers both is none."""
+    """``/de/touch/`` would not be locked, although ``/touch/`` is listed; a pattern that covers both is no warning."""
     settings.ROOT_URLCONF, settings.LANGUAGES = tuple(patterns), [("en-us", "English"), ("de", "Deutsch")]
     settings.LANGUAGE_CODE = "en-us"
 
@@ -81,33 +81,30 @@ def test_path_that_is_served_for_each_language_is_a_warning(settings, patterns, 
     said = f"tests.shop.middleware.one_per_user locks '{translated}', but not '/{language}{translated}'"
     assert [said in each.msg for each in found] == ([True] if translated else [])
     assert all("re.compile(r'^/([a-z-]+/)?" in each.hint for each in found)
-
-
-in_each_language = locked_paths([re.compile(r"^/([a-z-]+/)?touch/")])
-
-
-def test_pattern_for_all_languages_is_no_warning(settings):
-    """What the hint says to write locks the path in each language."""
-    settings.ROOT_URLCONF, settings.LANGUAGES = tuple(i18n_patterns(path("touch/", page))), [("de", "Deutsch")]
+    # What the hint says to write locks the path in each language.
+    settings.ROOT_URLCONF = tuple(i18n_patterns(path("touch/", page)))
     settings.MIDDLEWARE = [f"{__name__}.in_each_language", "no.such.middleware"]
-
     assert [each for each in run_checks(tags=["urls"]) if each.id == "redlock.W013"] == []
 
 
-@pytest.mark.django_db
-def test_user_is_locked_wherever_they_are(client, leases):
-    """By default the lock is that of the logged-in user."""
-    user = User.objects.create(pk=42)
-    client.force_login(user)
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release, leases):
+    """The lock, by default that of the user, goes around the transaction of the request, and never inside one."""
+    client.force_login(User.objects.create(pk=42))
 
-    assert client.post("/touch/7/").status_code == 200
+    assert client.post("/pay/7/").status_code == 200
 
     assert [lease.name for lease in leases] == ["request:user:42", "view:order:7"]
-    assert is_free("request:user:42")
+    assert seen_at_release == [True, True]
+    with pytest.raises(RuntimeError, match="locked_paths is inside a transaction"), transaction.atomic("warehouse"):
+        locked_paths(["/"])(page)(RequestFactory().post("/"))
 
 
 def test_key_methods_and_answer_are_chosen(client):
-    """The arguments are those of ``locked_view``."""
+    """The arguments are those of ``locked_view``; a request without a value for the key raises, and locks nothing."""
+    without_value = RequestFactory().post("/touch/7/", REMOTE_ADDR="")
+    with pytest.raises(ImproperlyConfigured, match="the server passes no REMOTE_ADDR"):
+        locked_paths([re.compile("touch")])(lambda request: pytest.fail("ran"))(without_value)
     with lock("request:7"):
         assert client.get("/touch/7/").status_code == 429
         assert client.get("/touch/8/").status_code == 200
@@ -127,33 +124,17 @@ async def test_asynchronous_requests_are_locked(async_client, path):
         assert (await async_client.post(path)).status_code == 409
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release):
-    """Under ATOMIC_REQUESTS the lock goes around the transaction, as that of the view does inside it."""
-    assert client.post("/pay/7/").status_code == 200
-
-    assert seen_at_release == [True, True]
-
-
 def test_lost_lock_is_logged(client, leases, caplog):
-    """When the response comes back, everything has been committed: it is sent, and the log reports the loss."""
+    """When the response comes back, all is committed: it is sent, and the log reports the loss."""
     during(lambda: lose(leases[0]))
 
     assert client.post("/touch/7/").status_code == 200
 
     assert "the lock of view locked_paths ended before the view did" in caplog.text
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_transaction_around_the_middleware_is_refused():
-    """A transaction that was opened further out would commit after the release."""
-    middleware = locked_paths(["/"])(lambda request: HttpResponse())
-
-    with (
-        pytest.raises(RuntimeError, match="locked_paths is inside a transaction"),
-        transaction.atomic(using="warehouse"),
-    ):
-        middleware(RequestFactory().post("/"))
+    during(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        client.post("/touch/7/")
+    assert is_free(NAME)
 
 
 @pytest.mark.parametrize(
@@ -174,16 +155,6 @@ def test_arguments_that_cannot_work_are_refused_at_once(paths, options, error, m
         locked_paths(paths, **options)
 
 
-def test_missing_value_is_an_error_and_never_a_shared_lock(client, leases):
-    """A request without a value for the key raises, and locks nothing."""
-    request = RequestFactory().post("/touch/7/", REMOTE_ADDR="")
-    middleware = locked_paths([re.compile("touch")])(lambda request: pytest.fail("ran"))
-
-    with pytest.raises(ImproperlyConfigured, match="the server passes no REMOTE_ADDR"):
-        middleware(request)
-    assert leases == []
-
-
 # Errors of the view
 
 
@@ -200,11 +171,3 @@ async def test_error_of_a_lock_inside_is_answered(client, async_client):
     assert (page.status_code, problem.status_code, unknown.status_code) == (409, 409, 503)
     assert b"<h1>Already in progress</h1>" in page.content
     assert problem["Content-Type"] == "application/problem+json"
-
-
-def test_other_errors_stay_errors(client):
-    during(lambda: 1 / 0)
-
-    with pytest.raises(ZeroDivisionError):
-        client.post("/touch/7/")
-    assert is_free(NAME)

@@ -17,7 +17,7 @@ from django.test import TestCase
 from django_redlock import LockLostError, LockTakenError, StaleTokenError, lock, locks
 from django_redlock.models import Fence
 from django_redlock.querysets import RowLock, lock_for_update
-from django_redlock.signals import lock_acquired, lock_released
+from django_redlock.signals import lock_acquired
 from tests.shop.helpers import in_thread, is_free, lose
 from tests.shop.models import (
     Customer,
@@ -63,7 +63,6 @@ def total_seen_by_others(order):
 
 
 def change(order, *, total, then):
-    """Save another total, and do something."""
     order.total = total
     order.save()
     then()
@@ -95,25 +94,22 @@ def test_instance_is_refreshed_under_its_lock(when_locked):
 
 
 @pytest.mark.django_db
-def test_rows_that_no_longer_match_are_left_out(when_locked):
-    """Rows that were deleted or changed while the caller waited are not in the list, as with select_for_update()."""
+def test_rows_that_no_longer_match_are_left_out(when_locked, leases):
+    """Rows that changed while the caller waited are not in the list, and none moves up into a slice."""
     orders = [Order.objects.create(number=str(number)) for number in range(4)]
     when_locked(lambda: (Order.objects.filter(number="1").delete(), Order.objects.filter(number="2").update(paid=True)))
 
     with lock_for_update(Order.objects.filter(paid=False).order_by("-number")) as locked:
         assert locked == [orders[3], orders[0]]
-
-
-@pytest.mark.django_db
-def test_slice_is_locked_as_it_was_evaluated(when_locked, leases):
-    """A slice locks its own rows; a row that would move up into it later is neither locked nor read."""
-    orders = [Order.objects.create(number=str(number)) for number in range(3)]
     when_locked(lambda: Order.objects.filter(number="0").update(paid=True))
+    with lock_for_update(Order.objects.filter(paid=False).order_by("number")[:1]) as locked:
+        assert locked == []
+    assert leases[1].names == (order_name(orders[0]),)
 
-    with lock_for_update(Order.objects.filter(paid=False).order_by("number")[:2]) as locked:
-        assert locked == [orders[1]]
-
-    assert leases[0].names == (order_name(orders[0]), order_name(orders[1]))
+    for nothing in (Order.objects.none(), []):  # no lock, but a transaction
+        with lock_for_update(nothing) as locked:
+            assert (locked, connection.in_atomic_block) == ([], True)
+    assert len(leases) == 2
 
 
 @pytest.mark.django_db
@@ -127,17 +123,6 @@ def test_vanished_instance_raises_when_it_was_deleted_meanwhile(when_locked, cou
         pytest.fail("entered")
 
     assert all(map(is_free, map(order_name, orders)))
-
-
-@pytest.mark.django_db
-def test_nothing_is_locked_when_nothing_matches(leases):
-    """An empty queryset or list gives an empty list in a transaction, without a lock."""
-    for nothing in (Order.objects.none(), []):
-        with lock_for_update(nothing) as locked:
-            assert locked == []
-            assert connection.in_atomic_block
-
-    assert leases == []
 
 
 @pytest.mark.django_db
@@ -155,19 +140,6 @@ def test_queryset_method_takes_the_same_options(leases):
         pytest.fail("entered")
 
     assert [lease.names for lease in leases] == [(order_name(order),)] * 2
-
-
-@pytest.mark.django_db(transaction=True)
-def test_queryset_may_lock_in_the_database_too(monkeypatch):
-    """A queryset with select_for_update() is first evaluated without it, because no transaction is open yet."""
-    Order.objects.create()
-    monkeypatch.setattr(connection.features, "has_select_for_update", True)  # else SQLite ignores it
-    monkeypatch.setattr(connection.ops, "for_update_sql", lambda **options: "")
-    with pytest.raises(transaction.TransactionManagementError):
-        list(Order.objects.select_for_update())
-
-    with lock_for_update(Order.objects.select_for_update()) as locked:
-        assert len(locked) == 1
 
 
 # Several instances
@@ -223,28 +195,6 @@ def new_customer():
     return Customer.objects.create(region=Region.objects.create())
 
 
-@pytest.mark.django_db
-def test_locked_instances_are_skipped_when_asked():
-    """``skip_locked`` leaves out the instances that others have locked, and their rows are not refreshed."""
-    orders = [Order.objects.create() for _ in range(3)]
-    Order.objects.update(total=2)
-
-    with lock(order_name(orders[1])), lock_for_update(orders, skip_locked=True) as locked:
-        assert locked == [orders[0], orders[2]]
-    assert [order.total for order in orders] == [2, 0, 2]
-    with lock(order_name(orders[1])), lock_for_update(orders[1:2], skip_locked=True) as locked:
-        assert locked == []
-
-
-@pytest.mark.django_db(databases=["default", "warehouse"])
-def test_instances_of_several_databases_are_refused():
-    """Each database has a transaction of its own, so one block cannot have rows of two."""
-    orders = [Order.objects.create(), Order.objects.using("warehouse").create()]
-
-    with pytest.raises(ValueError, match=r"in several databases \(default, warehouse\)"):
-        lock_for_update(orders)
-
-
 # Related rows
 
 
@@ -280,9 +230,7 @@ def test_related_rows_are_locked_with_a_row(leases):
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", ["instance", "list", "queryset"])
 def test_related_row_that_changed_meanwhile_is_locked_instead(when_locked, leases, kind):
-    """
-    A row that points to another related row since the caller began to wait is locked anew, together with the right one.
-    """
+    """A row that points to another related row by now is locked anew, together with the right one."""
     purchase, other = Purchase.objects.create(customer=new_customer()), new_customer()
     target = {"instance": purchase, "list": [purchase], "queryset": Purchase.objects.all()}[kind]
     when_locked(lambda: Purchase.objects.update(customer=other))
@@ -374,7 +322,7 @@ def requests(monkeypatch):
 
 @pytest.mark.django_db
 def test_two_hundred_rows_are_locked_in_one_round_and_more_are_refused(leases, requests):
-    """Each node gets one request for all rows and one for their release; too many rows are an error before that."""
+    """However many rows there are, a node gets few requests; too many rows are an error before that."""
     Order.objects.bulk_create(Order() for _ in range(201))
 
     with pytest.raises(ValueError, match="more than 200 rows"), lock_for_update(Order.objects.all()):
@@ -383,21 +331,10 @@ def test_two_hundred_rows_are_locked_in_one_round_and_more_are_refused(leases, r
         assert (len(locked), len(requests)) == (200, 1)
 
     assert (len(leases), len(requests)) == (1, 2)
-
-
-@pytest.mark.django_db
-def test_locked_rows_are_skipped_in_few_rounds(requests):
-    """Rows of others cost a survey of all of them and a second attempt, not a request per row."""
-    orders = Order.objects.bulk_create(Order() for _ in range(100))
-    taken = [lock(order_name(order)).acquire() for order in orders[::10]]
-    requests.clear()
-
-    with lock_for_update(Order.objects.all(), skip_locked=True) as locked:
+    orders = Order.objects.order_by("pk")[:100]
+    with lock([order_name(order) for order in orders[::10]]), lock_for_update(orders, skip_locked=True) as locked:
         assert len(locked) == 90
-
-    for lease in taken:
-        lease.release()
-    assert len(requests) - len(taken) <= 6
+    assert len(requests) <= 2 + 2 + 6
 
 
 @pytest.mark.django_db
@@ -438,11 +375,12 @@ class Color(StrEnum):
         (lambda: Weight.objects.create(kilograms=Decimal("1.50")), "model:shop.weight:1.5"),
         (lambda: Digest.objects.create(sum=b"\x00k"), "model:shop.digest:006b"),
         (lambda: Stock.objects.create(place=Place.HERE, article="a,b%"), "model:shop.stock:here,a%2Cb%25"),
+        (lambda: ParcelLetter.objects.create(code="x", stamp=3), ("model:shop.letter:3", "model:shop.parcel:x")),
     ],
-    ids=["proxy", "grandchild", "one-to-one", "text", "enum", "uuid", "decimal", "bytes", "composite"],
+    ids=["proxy", "grandchild", "one-to-one", "text", "enum", "uuid", "decimal", "bytes", "composite", "two tables"],
 )
 def test_name_is_the_same_however_the_row_is_reached(leases, make, name):
-    """A new instance, a queryset and an instance with its key as text give the same name."""
+    """A new instance, a queryset and an instance with its key as text give the same name, or both of two tables."""
     made = make()
 
     for target in (made, type(made).objects.all()):
@@ -455,25 +393,13 @@ def test_name_is_the_same_however_the_row_is_reached(leases, make, name):
     with lock_for_update(made):
         pass
 
-    assert {lease.names for lease in leases} == {(name,)}
-
-
-@pytest.mark.django_db
-def test_row_of_two_tables_has_two_names(leases):
-    """A child of two parents excludes the holders of either of its rows."""
-    letter = ParcelLetter.objects.create(code="x", stamp=3)
-
-    for target in (letter, ParcelLetter.objects.all()):
-        with lock_for_update(target):
-            pass
-
-    assert {lease.names for lease in leases} == {("model:shop.letter:3", "model:shop.parcel:x")}
+    assert {lease.names for lease in leases} == {name if isinstance(name, tuple) else (name,)}
 
 
 @pytest.mark.django_db(databases=["default", "warehouse"])
 def test_name_does_not_depend_on_the_database(leases):
-    """Two aliases may be one database, so a row has the same name in both; each is read from its own."""
-    Order.objects.create(pk=7, number="shop")
+    """A row has the same name in two databases, which may be one, but no block has rows of both."""
+    local = Order.objects.create(pk=7, number="shop")
     stored = Order.objects.using("warehouse").create(pk=7, number="warehouse")
 
     with lock_for_update(Order.objects.using("warehouse")) as locked:
@@ -483,33 +409,36 @@ def test_name_does_not_depend_on_the_database(leases):
         assert order.number == "warehouse"
 
     assert {lease.names for lease in leases} == {("model:shop.order:7",)}
+    with pytest.raises(ValueError, match=r"in several databases \(default, warehouse\)"):
+        lock_for_update([local, stored])
 
 
 # Taken
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("options", [{"nowait": True}, {"wait": 0.05}])
-def test_taken_row_raises_when_the_caller_does_not_wait_for_it(options):
-    """One taken row fails the whole set, and none of the others stays locked."""
-    first, second = Order.objects.create(), Order.objects.create()
-
-    with lock(order_name(second)).acquire():
-        with pytest.raises(LockTakenError), lock_for_update(Order.objects.all(), **options):
-            pytest.fail("entered")
-
-        assert is_free(order_name(first))
-
-
-@pytest.mark.django_db
 def test_locked_rows_are_skipped_when_asked():
+    """
+    Rows that others have locked are left out with ``skip_locked``, and not refreshed; without it, a caller who does not
+    wait for one locks none of them.
+    """
     orders = [Order.objects.create() for _ in range(3)]
+    Order.objects.update(total=2)
 
-    with lock(order_name(orders[1])), lock_for_update(Order.objects.order_by("pk"), skip_locked=True) as locked:
-        assert locked == [orders[0], orders[2]]
-        assert not is_free(order_name(orders[2]))
-    with lock(map(order_name, orders)), lock_for_update(Order.objects, skip_locked=True) as locked:
-        assert locked == []
+    with lock(order_name(orders[1])).acquire():
+        for target in (Order.objects.order_by("pk"), orders):
+            with lock_for_update(target, skip_locked=True) as locked:
+                assert locked == [orders[0], orders[2]]
+                assert not is_free(order_name(orders[2]))
+        for options in ({"nowait": True}, {"wait": 0.05}):
+            with pytest.raises(LockTakenError):
+                lock_for_update(Order.objects.all(), **options).__enter__()
+            assert is_free(order_name(orders[0]))
+    assert [order.total for order in orders] == [2, 0, 2]
+    with lock(map(order_name, orders)):
+        for target in (Order.objects, orders):
+            with lock_for_update(target, skip_locked=True) as locked:
+                assert locked == []
 
     assert all(map(is_free, map(order_name, orders)))
 
@@ -519,35 +448,22 @@ def test_locked_rows_are_skipped_when_asked():
 
 @pytest.mark.django_db(transaction=True)
 def test_open_transaction_is_refused_before_the_lock_is_taken(leases):
-    """
-    Inside another transaction the lock would end before the commit: the error names both ways out, also for a
-    migration.
-    """
+    """Inside another transaction the lock would end before the commit: the error names the ways out."""
     order = Order.objects.create()
 
-    with (
-        transaction.atomic(),
-        pytest.raises(RuntimeError, match=r"Either move it out of atomic\(\).*Or .*select_for_update") as caught,
-        lock_for_update(order),
-    ):
-        pytest.fail("entered")
-
-    assert "ATOMIC_REQUESTS, use @locked_view instead, or @transaction.non_atomic_requests" in str(caught.value)
-    assert "in a migration, set atomic = False" in str(caught.value)
-    assert leases == []
-
-
-@pytest.mark.django_db(transaction=True)
-def test_autocommit_that_is_off_is_refused_before_the_lock_is_taken(leases):
-    order = Order.objects.create()
+    match = r"Either move it out of atomic\(\).*Or .*select_for_update"
+    with transaction.atomic(), pytest.raises(RuntimeError, match=match) as caught:
+        lock_for_update(order).__enter__()
     transaction.set_autocommit(False)
     try:
-        with pytest.raises(RuntimeError, match="autocommit is off"), lock_for_update(order):
-            pytest.fail("entered")
+        with pytest.raises(RuntimeError, match="autocommit is off"):
+            lock_for_update(order).__enter__()
     finally:
         transaction.rollback()
         transaction.set_autocommit(True)
 
+    assert "ATOMIC_REQUESTS, use @locked_view instead, or @transaction.non_atomic_requests" in str(caught.value)
+    assert "in a migration, set atomic = False" in str(caught.value)
     assert leases == []
 
 
@@ -605,34 +521,9 @@ def order(transactional_db):
     return Order.objects.using("warehouse").create(total=1)
 
 
-@pytest.fixture
-def seen_at_release(order):
-    """Return what another connection reads at the moment when the lock is free."""
-    seen = []
-
-    def look(**about):
-        seen.append(total_seen_by_others(order))
-
-    lock_released.connect(look)
-    yield seen
-    lock_released.disconnect(look)
-
-
-@TWO_DATABASES
-def test_lock_is_released_after_the_commit_or_the_rollback(order, seen_at_release):
-    """When the lock is free, another connection sees what the block has done, or that an exception has undone it."""
-    with pytest.raises(ZeroDivisionError), lock_for_update(order):
-        change(order, total=2, then=fail)
-    with lock_for_update(order):
-        change(order, total=2, then=lambda: None)
-        assert total_seen_by_others(order) == 1
-
-    assert seen_at_release == [1, 2]
-
-
 @TWO_DATABASES
 def test_lost_lock_rolls_back(order, leases):
-    """A lease that ended before the commit rolls the changes back; a block that fails raises its own exception."""
+    """A lease that ended before the commit rolls the changes back; later, the error says that they are kept."""
     with pytest.raises(LockLostError) as lost, lock_for_update(order):
         change(order, total=2, then=lambda: lose(leases[0]))
     with pytest.raises(ZeroDivisionError), lock_for_update(order):
@@ -642,12 +533,8 @@ def test_lost_lock_rolls_back(order, leases):
     assert not hasattr(lost.value, "__notes__")
     assert total_seen_by_others(order) == 1
 
-
-@TWO_DATABASES
-def test_lock_lost_during_the_commit_is_reported(order, leases):
-    """When the lease ends between its last check and the release, the error says that the changes are kept."""
     with pytest.raises(LockLostError) as lost, lock_for_update(order):
-        change(order, total=2, then=lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
+        change(order, total=2, then=lambda: transaction.on_commit(lambda: lose(leases[-1]), using="warehouse"))
 
     assert "already been committed" in lost.value.__notes__[0]
     assert total_seen_by_others(order) == 2
@@ -685,10 +572,14 @@ async def test_async_block_locks_and_refreshes(async_connections, leases):
         await order.asave()
         assert await sync_to_async(total_seen_by_others)(order) == 2
     assert await sync_to_async(total_seen_by_others)(order) == 3
-    async with lock_for_update(Order.objects.using("warehouse").all(), nowait=True) as orders:
+    everything = Order.objects.using("warehouse").all()
+    async with lock_for_update(everything, nowait=True) as orders:
         assert [each.total for each in orders] == [3]
+    for target in (everything.none(), everything):
+        async with lock(order_name(order)), lock_for_update(target, skip_locked=True) as orders:
+            assert orders == []
 
-    assert [lease.names for lease in leases] == [(order_name(order),)] * 2
+    assert {lease.names for lease in leases} == {(order_name(order),)}
 
 
 @TWO_DATABASES
@@ -708,18 +599,6 @@ async def test_async_block_rolls_back_when_its_lock_was_lost(async_connections, 
     await order.arefresh_from_db()
     assert order.total == 1
     assert await sync_to_async(is_free)(order_name(order))
-
-
-@TWO_DATABASES
-async def test_async_block_skips_locked_rows(async_connections):
-    """``skip_locked`` and an empty queryset work as in blocking code."""
-    orders = [await Order.objects.using("warehouse").acreate() for _ in range(2)]
-    everything = Order.objects.using("warehouse").order_by("pk")
-
-    async with lock(order_name(orders[0])), lock_for_update(everything, skip_locked=True) as locked:
-        assert locked == [orders[1]]
-    async with lock_for_update(everything.none()) as locked:
-        assert locked == []
 
 
 @TWO_DATABASES

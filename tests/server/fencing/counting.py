@@ -5,7 +5,6 @@ from django.db import connections
 
 
 def prepare(alias: str) -> None:
-    """Create the table of fences, and the counter."""
     call_command("migrate", "redlock", database=alias, verbosity=0)
     CounterTable(alias).create()
 
@@ -17,22 +16,18 @@ class CounterTable:
         self.alias = alias
 
     def create(self) -> None:
-        """Create the tables."""
         self._execute("CREATE TABLE counter (value BIGINT NOT NULL)")
         self._execute("CREATE TABLE history (value BIGINT NOT NULL, token BIGINT NOT NULL, owner VARCHAR(32) NOT NULL)")
         self.clear()
 
     def clear(self) -> None:
-        """Set the counter to 0, without history."""
         for statement in ("DELETE FROM counter", "DELETE FROM history", "INSERT INTO counter VALUES (0)"):
             self._execute(statement)
 
     def read(self) -> int:
-        """Return the counter."""
         return self._execute("SELECT value FROM counter")[0][0]
 
     def write(self, value: int, token: int = 0, owner: str = "") -> None:
-        """Set the counter, and record the owner."""
         self._execute("UPDATE counter SET value = %s", [value])
         self._execute("INSERT INTO history VALUES (%s, %s, %s)", [value, token, owner])
 

@@ -30,7 +30,6 @@ def claim(lease: Lease, alias: str) -> None:
 
 
 def forget() -> None:
-    """Close the connections of all managers made so far."""
     while _aliases:
         locks[_aliases[-1]].close()
         settings.REDLOCK.pop(_aliases.pop(), None)

@@ -7,19 +7,19 @@ two a query reaches. That is decided before any database is asked, so files of S
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections, router, transaction
 from django.db.models import Min
 from django.http import HttpResponse
-from django.test import AsyncRequestFactory, RequestFactory
+from django.test import RequestFactory
 from django.utils.module_loading import import_string
 
-from django_redlock import fenced, lock_for_update, locked_view
+from django_redlock import StaleTokenError, fenced, lock_for_update, locked_view
 from django_redlock.checks import check_routers
 from tests.services import SQLite, django_database
 from tests.shop.helpers import in_thread
@@ -111,27 +111,23 @@ def source() -> str:
 # Refused
 
 
-def test_block_that_would_read_from_a_replica_is_refused(primary):
-    """No update is lost to an old value: the block does not begin, and the error says what to type."""
-    with pytest.raises(ImproperlyConfigured, match=rf"'replica'.*'{PIN}' first.*fenced\(\.\.\., route_reads=True\)"):
-        with fenced(lease_of("order:7"), using=primary):
-            increment()
-
-    assert total() == 100
-
-
-def test_rows_are_not_locked_for_a_block_that_would_read_elsewhere(primary, leases):
-    """lock_for_update() refuses before it takes a lock, in every form."""
-    order = Order.objects.using(primary).get()
+def test_blocks_that_would_read_from_a_replica_are_refused(primary, leases):
+    """No update is lost to an old value: no such block begins or takes a lock, and the error says what to type."""
+    order, how = Order.objects.using(primary).get(), r"\(\.\.\., route_reads=True\)"
 
     for target in (order, [order], Order.objects.filter(pk=7), Order.objects):
-        with pytest.raises(ImproperlyConfigured, match=r"Or write lock_for_update\(\.\.\., route_reads=True\)"):
-            with lock_for_update(target):
-                increment()
-    with pytest.raises(ImproperlyConfigured), Order.objects.all().redlock_for_update():
-        increment()
-
-    assert (total(), leases) == (100, [])
+        with pytest.raises(ImproperlyConfigured, match=f"Or write lock_for_update{how}"):
+            lock_for_update(target).__enter__()
+    with pytest.raises(ImproperlyConfigured):
+        Order.objects.all().redlock_for_update().__enter__()
+    assert leases == []
+    with pytest.raises(ImproperlyConfigured, match=rf"'replica'.*'{PIN}' first.*fenced{how}"):
+        fenced(lease_of("order:7"), using=primary).__enter__()
+    for wrong in ("primary", None):
+        with pytest.raises(TypeError, match="route_reads must be True or False"):
+            fenced(lease_of("a"), route_reads=wrong)
+        with pytest.raises(TypeError, match="route_reads must be True or False"):
+            lock_for_update(Order.objects.all(), route_reads=wrong)
 
 
 async def test_asynchronous_blocks_are_refused_as_well(primary):
@@ -139,40 +135,35 @@ async def test_asynchronous_blocks_are_refused_as_well(primary):
     lease = await sync_to_async(lease_of)("order:7")
 
     with pytest.raises(ImproperlyConfigured):
-        async with fenced(lease, using=primary):
-            pytest.fail("the body ran")
+        await fenced(lease, using=primary).__aenter__()
     with pytest.raises(ImproperlyConfigured):
         await fenced(lease, using=primary).arun(increment)
     with pytest.raises(ImproperlyConfigured):
-        async with lock_for_update(Order.objects.all()):
-            pytest.fail("the body ran")
+        await lock_for_update(Order.objects.all()).__aenter__()
 
 
-def test_pin_behind_a_router_that_answers_first_is_none(primary, settings):
-    """
-    The first router that chooses wins, so the pin must come before it; a router that chooses nothing may come first.
-    """
-    settings.DATABASE_ROUTERS = [Replicated(), PIN]
-    with pytest.raises(ImproperlyConfigured), fenced(lease_of("order:7"), using=primary):
-        increment()
-
-    settings.DATABASE_ROUTERS = [object(), PIN, Replicated()]
-    with fenced(lease_of("order:7"), using=primary):
-        increment()
-
-    assert total() == 101
-
-
-@pytest.mark.parametrize("routers", [[], [Archived()], [object()]])
-def test_routers_that_read_where_they_write_need_no_pin(primary, settings, routers):
-    """A project that only distributes its models over databases is not refused."""
+@pytest.mark.parametrize(
+    ("routers", "safe"),
+    [
+        ([], True),
+        ([Archived()], True),  # which only distributes the models over databases
+        ([Replicated()], False),
+        ([PIN, Replicated()], True),
+        ([HERE, PIN], False),  # the first that chooses wins
+        ([object(), import_string(PIN)(), HERE], True),
+    ],
+)
+def test_block_begins_where_it_reads_what_it_writes(primary, settings, routers, safe):
+    """A block is refused, and redlock.W032 says what to type, unless the pin comes before a router that splits."""
     settings.DATABASE_ROUTERS = routers
 
-    with fenced(lease_of("order:7"), using=primary):
+    with nullcontext() if safe else pytest.raises(ImproperlyConfigured), fenced(lease_of("order:7"), using=primary):
         Order.objects.using(primary).update(total=1)
 
-    assert total() == 1
-    assert check_routers() == []
+    found = check_routers()
+    assert (total(), [each.id for each in found]) == ((1, []) if safe else (100, ["redlock.W032"]))
+    assert all("to 'primary', but reads to 'replica'" in each.msg for each in found)
+    assert all(f"Put '{PIN}' first in DATABASE_ROUTERS" in each.hint for each in found)
 
 
 def test_router_that_does_not_answer_for_a_model_is_no_obstacle(primary, settings):
@@ -212,15 +203,24 @@ def test_refusal_can_be_switched_off(primary, settings):
 
 
 def test_fenced_block_reads_where_it_claims(pinned):
-    """The example of the documentation counts from 100, although a replica has 7, and only inside the block."""
+    """A fenced block and the callbacks of its commit read from the primary, and nothing else is pinned."""
+    found, lease, later = [], lease_of("order:7", fencing_token=33), lease_of("order:7", fencing_token=34)
     assert source() == "replica"
 
-    with fenced(lease_of("order:7"), using=pinned):
+    with fenced(lease, using=pinned):
         increment()
-    fenced(lease_of("order:7"), using=pinned).run(increment)
-
+        found += [in_thread(source), source()]
+        transaction.on_commit(lambda: found.append(source()), using=pinned)
+    assert (found, source()) == (["replica", "primary", "primary"], "replica")
+    fenced(lease, using=pinned).run(increment)
+    with pytest.raises(ZeroDivisionError):
+        fenced(later, using=pinned).run(lambda: 1 / 0)
     assert source() == "replica"
-    assert total() == 102
+    claim(later, pinned)
+    with pytest.raises(StaleTokenError):
+        fenced(lease, using=pinned).run(pytest.fail, "the body ran")
+
+    assert (source(), total()) == ("replica", 102)
 
 
 def test_every_read_of_a_block_is_pinned(pinned):
@@ -245,7 +245,6 @@ def test_every_read_of_a_block_is_pinned(pinned):
 
     assert found == {100}
     assert regions == {"primary"}
-    assert source() == "replica"
 
 
 def test_queries_of_an_asynchronous_block_are_pinned(pinned):
@@ -279,49 +278,8 @@ def test_queries_of_an_asynchronous_block_are_pinned(pinned):
     assert total() == 103
 
 
-def test_other_threads_are_not_pinned(pinned):
-    """A thread that works beside the block keeps reading from the replica."""
-    with fenced(lease_of("order:7"), using=pinned):
-        found = [in_thread(source), source()]
-
-    assert found == ["replica", "primary"]
-
-
-def test_route_reads_is_a_switch(primary):
-    """Another value is an error, in the words of both functions."""
-    with pytest.raises(TypeError, match="route_reads must be True or False"):
-        fenced(lease_of("a"), route_reads="primary")
-    with pytest.raises(TypeError, match="route_reads must be True or False"):
-        lock_for_update(Order.objects.all(), route_reads=None)
-
-
-def test_block_that_fails_leaves_no_pin(pinned):
-    """Neither an error in the body nor a refused claim leaves anything pinned."""
-    lease, later = lease_of("order:7", fencing_token=33), lease_of("order:7", fencing_token=34)
-    with pytest.raises(ZeroDivisionError), fenced(later, using=pinned):
-        raise ZeroDivisionError
-    assert source() == "replica"
-
-    claim(later, pinned)
-    with pytest.raises(Exception, match="overtaken"), fenced(lease, using=pinned):
-        pytest.fail("the body ran")
-    assert source() == "replica"
-
-
-def test_callbacks_of_the_commit_are_pinned(pinned):
-    """A callback reads what has just been committed, which a replica may not have yet."""
-    found = []
-
-    with fenced(lease_of("order:7"), using=pinned):
-        transaction.on_commit(lambda: found.append(source()), using=pinned)
-
-    assert found == ["primary"]
-
-
 def test_blocks_of_two_databases_pin_both(tmp_path, pinned, settings):
-    """
-    Each model is read where it is written, in nested blocks and in one block over both; a third database is not pinned.
-    """
+    """Each model is read where it is written, in nested blocks and in one block over both databases."""
 
     class Split(Replicated):
         def db_for_write(self, model, **hints):
@@ -362,42 +320,23 @@ def test_locked_view_reads_where_it_writes(pinned, monkeypatch, atomic):
     def view(request, pk):
         return HttpResponse(source())
 
-    assert view(RequestFactory().post("/"), pk=7).content == b"primary"
-    assert view(RequestFactory().get("/"), pk=7).content == b"replica"
-    assert source() == "replica"
-
-
-async def test_asynchronous_locked_view_reads_where_it_writes(pinned):
-    """The same in a coroutine function."""
-
     @locked_view("order:{pk}")
-    async def view(request, pk):
+    async def later(request, pk):
         return HttpResponse((await Region.objects.aget()).name)
 
-    assert (await view(AsyncRequestFactory().post("/"), pk=7)).content == b"primary"
-    assert (await view(AsyncRequestFactory().get("/"), pk=7)).content == b"replica"
+    requests = RequestFactory()
+    assert [view(ask("/"), pk=7).content for ask in (requests.post, requests.get)] == [b"primary", b"replica"]
+    if not atomic:  # which Django does not have for these
+        answers = [async_to_sync(later)(ask("/"), pk=7) for ask in (requests.post, requests.get)]
+        assert [answer.content for answer in answers] == [b"primary", b"replica"]
+    assert source() == "replica"
 
 
 # The check
 
 
-def test_routers_without_the_pin_are_reported(primary, settings):
-    """redlock.W032: the warning names a model, both databases and what to type."""
-    (found,) = check_routers()
-
-    assert found.id == "redlock.W032"
-    assert "to 'primary', but reads to 'replica'" in found.msg
-    assert f"Put '{PIN}' first in DATABASE_ROUTERS" in found.hint
-    settings.DATABASE_ROUTERS = [PIN, Replicated()]
-    assert check_routers() == []
-    settings.DATABASE_ROUTERS = [import_string(PIN)(), HERE]
-    assert check_routers() == []
-    settings.DATABASE_ROUTERS = [HERE, PIN]
-    assert [each.id for each in check_routers()] == ["redlock.W032"]
-
-
 def test_router_that_chooses_now_and_then_is_reported(primary, settings):
-    """redlock.W032: one question is not enough for a router that spreads reads over the primary and its replicas."""
+    """One question is not enough for a router that spreads reads over the primary and its replicas."""
 
     class Spread(Replicated):
         turn = 0

@@ -1,132 +1,100 @@
 """
 Holders in processes of their own that are stopped (SIGSTOP), outside their transactions and inside.
 
-The first is Martin Kleppmann's figure of the client that is paused past its lease ("How to do distributed locking",
-2016).
+The first is the client of Martin Kleppmann's figure that is paused past its lease ("How to do distributed locking",
+2016), here with a fence. test_fenced.py shows that each kind of database refuses; here, one or two stand for all.
 """
 
-from collections.abc import Iterator
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
+from django.test import override_settings
+
+from django_redlock import fenced, lock
+from django_redlock.testing.servers import spawn
+from tests.waiting import wait_until
 
 from .counting import CounterTable, prepare
-from .holder import FAILED, Process
+from .sources import claim
 
-TTL = 30.0  # seconds
-IMPATIENT = {
-    "sqlite": "PRAGMA busy_timeout = 1000",
-    "postgresql": "SET lock_timeout = 700",
-    "mysql": "SET innodb_lock_wait_timeout = 1",
-}
+CHECKOUT = Path(__file__).parents[3]
+IMPATIENT = {"sqlite": "PRAGMA busy_timeout = 1000", "postgresql": "SET lock_timeout = 700"}
 
-Pair = tuple[Process, Process]
+Stopped = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def pair(counting, engine, prepared, nodes) -> Iterator[Pair]:
-    """Two holders, with locks on three real nodes, and a database of each kind in turn."""
-    entry = engine.settings(prepared.database(engine, prepare))
-    with Process(entry, nodes.urls[:3]) as one, Process(entry, nodes.urls[:3]) as two:
-        yield one, two
+def stopped(counting, engine, prepared, nodes) -> Iterator[Stopped]:
+    """Start a holder over three real nodes, and return it once it has stopped; its successor is this process."""
+    redlock = {"default": {"NODES": nodes.urls[:3], "OPTIONS": {"node_timeout": 0.5, "restart_guard": False}}}
+    settings = {"database": engine.settings(prepared.database(engine, prepare)), "redlock": redlock}
+    environment = {**os.environ, "HOLDER": json.dumps(settings, default=str)}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*place: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.server.fencing.holder", *place]
+        started.append(spawn(command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE))
+        how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+        wait_until(lambda: os.waitid(os.P_PID, started[-1].pid, how))
+        return started[-1]
+
+    with override_settings(REDLOCK=redlock):
+        yield start
+    for each in started:
+        each.kill()
+        each.communicate()
 
 
-def each(*usual: str) -> pytest.MarkDecorator:
-    """Run a story on the *usual* kinds of database, and nightly on the others, whose differences other tests cover."""
-    kinds = ("sqlite", "postgresql", "mariadb")
-    chosen = [pytest.param(kind, marks=[] if kind in usual else pytest.mark.endurance) for kind in kinds]
-    return pytest.mark.parametrize("engine", chosen, indirect=True)
+def end(holder: subprocess.Popen[bytes]) -> list[str]:
+    """Let a stopped holder go on to its end; return its error, and why it lost its lease."""
+    holder.send_signal(signal.SIGCONT)
+    return holder.communicate(timeout=120)[0].decode().split()
 
 
-def stop_inside(one: Process, *statements: str) -> None:
-    """Stop a holder inside its transaction for longer than its lease."""
-    one.ask("acquire", "inside", TTL, 0)
-    one.ask("begin")
-    one.ask("write", 1)
-    one.ask("shorten")
-    for statement in statements:
-        one.ask("execute", statement)
-    one.stop()
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_paused_holder_is_refused_with_a_fence(stopped: Stopped, counting: str):
+    """A holder that is stopped between its look at the clock and its claim is refused when it wakes."""
+    earlier, counter = stopped("before"), CounterTable(counting)
+
+    with lock("story", wait=60) as later:
+        with fenced(later, using=counting):
+            counter.write(counter.read() + 1)
+        error, reason = end(earlier)
+
+    assert (error, counter.read()) == ("StaleTokenError", 1)
+    assert reason in ("fenced", "expired")  # its watchdog woke, too
 
 
-def refusal(one: Process) -> str:
-    """Let a stopped holder go on to its commit; return why it is refused."""
-    one.wake()
-    one.tell("commit")
-    return one.answer()
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)  # MariaDB gives up as PostgreSQL does
+def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stopped: Stopped, counting: str):
+    """A successor's claim times out, as the database is configured, until the holder has woken and may not commit."""
+    earlier, counter = stopped("inside"), CounterTable(counting)
 
-
-def succeed(two: Process) -> str:
-    """Read the counter in a transaction of the next holder."""
-    two.ask("begin")
-    seen = two.ask("read")
-    two.ask("commit")
-    two.ask("release")
-    return seen
-
-
-@each("sqlite")  # there is no fence
-def test_paused_holder_overwrites_without_a_fence(pair: Pair):
-    """A holder that is stopped past its lease overwrites what its successor wrote: two increments count one."""
-    one, two = pair
-    one.ask("acquire", "file", TTL, 0)
-    value = int(one.ask("read"))
-    one.ask("shorten")
-    one.stop()
-    two.ask("acquire", "file", TTL, 60)
-    two.ask("write", int(two.ask("read")) + 1)
-    one.wake()
-    one.ask("write", value + 1)
-
-    assert two.ask("read") == "1"
-
-
-@each("sqlite")  # test_fenced.py shows that each database refuses
-def test_paused_holder_is_refused_with_a_fence(pair: Pair):
-    """
-    A holder is stopped between its check of the clock and its claim for longer than its lease. When it wakes, the
-    database refuses it, and its lease is lost. Its successor's increment stays.
-    """
-    one, two = pair
-    one.ask("acquire", "story", TTL, 0)
-    one.ask("stop_before_claiming")
-    one.tell("begin")
-    one.await_stop()
-    two.ask("acquire", "story", TTL, 60)
-    two.ask("begin")
-    two.ask("write", int(two.ask("read")) + 1)
-    two.ask("commit")
-    one.wake()
-
-    assert one.answer().startswith(f"{FAILED}StaleTokenError: Lock 'story': fencing token")
-    assert one.ask("reason") in ("fenced", "expired")  # its watchdog woke, too
-    assert two.ask("read") == "1"
-
-
-@each("sqlite", "postgresql")  # MariaDB waits and gives up as PostgreSQL does
-def test_holder_stopped_inside_its_transaction_holds_up_its_successor(pair: Pair, counting: str):
-    """
-    A holder stopped inside its transaction keeps the fence. Its successor's claim times out as configured in the
-    database. When the holder wakes, it may not commit, because its lease has ended, and the successor continues.
-    """
-    one, two = pair
-    stop_inside(one)
-    two.ask("acquire", "inside", TTL, 60)
-    two.ask("execute", IMPATIENT[connections[counting].vendor])
-    two.tell("begin")
-
-    assert two.answer().startswith(f"{FAILED}OperationalError")
-    assert refusal(one).startswith(f"{FAILED}LockLostError")
-    assert succeed(two) == "0"
+    with lock("story", wait=60) as later:
+        with connections[counting].cursor() as cursor:
+            cursor.execute(IMPATIENT[connections[counting].vendor])
+        with pytest.raises(OperationalError):
+            claim(later, counting)
+        assert end(earlier)[0] == "LockLostError"
+        with fenced(later, using=counting):
+            assert counter.read() == 0
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-def test_database_ends_a_transaction_that_stands_still(pair: Pair, counting: str):
+def test_database_ends_a_transaction_that_stands_still(stopped: Stopped, counting: str):
     """With idle_in_transaction_session_timeout, PostgreSQL ends a stopped holder; its successor continues at once."""
-    one, two = pair
-    stop_inside(one, "SET idle_in_transaction_session_timeout = 500")
-    two.ask("acquire", "inside", TTL, 60)
+    earlier, counter = stopped("inside", "SET idle_in_transaction_session_timeout = 500"), CounterTable(counting)
 
-    assert succeed(two) == "0"
-    assert refusal(one).startswith(FAILED)
-    assert CounterTable(counting).read() == 0
+    with lock("story", wait=60) as later:
+        with fenced(later, using=counting):
+            counter.write(counter.read() + 1)
+        assert end(earlier)[0] != "committed"
+
+    assert counter.read() == 1

@@ -23,51 +23,38 @@ def increment(alias: str, by: int = 1) -> int:
     return counter.read()
 
 
-def test_function_runs_in_a_transaction(counting):
-    """run() passes arguments on and returns what the function returns."""
+def test_function_is_repeated_when_asked(counting):
+    """run() returns what the function returns; it repeats conflicts, as often as it may, while the lease is valid."""
+    calls = []
+
+    def fail_with(error: OperationalError) -> None:
+        calls.append(1)
+        raise error
+
+    def run(error: OperationalError, retries: int) -> int:
+        calls.clear()
+        with pytest.raises(OperationalError) as raised:
+            fenced(lease_of("counter"), using=counting, retries=retries).run(fail_with, error)
+        assert raised.value is error
+        return len(calls)
+
     assert fenced(lease_of("counter"), using=counting).run(increment, counting, by=3) == 3
+    assert run(deadlock(counting), retries=0) == 1
+    assert run(deadlock(counting), retries=2) == 3
+    assert run(OperationalError("the disk is full"), retries=2) == 1
 
-
-def test_function_is_not_repeated_unless_asked(counting):
-    """Without retries, the database's error about a conflict is raised unchanged."""
-    calls = []
-
-    def run_into_another() -> None:
-        calls.append(1)
-        raise deadlock(counting)
-
-    with pytest.raises(OperationalError):
-        fenced(lease_of("counter"), using=counting).run(run_into_another)
-    with pytest.raises(OperationalError):
-        fenced(lease_of("counter"), using=counting, retries=2).run(run_into_another)
-
-    assert len(calls) == 1 + 3
-
-
-def test_only_conflicts_are_repeated(counting):
-    """An error that would occur again is raised at once."""
-    calls = []
-
-    def fail() -> None:
-        calls.append(1)
-        raise OperationalError("the disk is full")
-
-    with pytest.raises(OperationalError, match="the disk is full"):
-        fenced(lease_of("counter"), using=counting, retries=2).run(fail)
-
-    assert len(calls) == 1
-
-
-def test_lease_that_ended_stops_the_retries(counting):
-    """A function is not run again without a valid lease."""
     lease = lease_of("counter")
 
-    def run_into_another() -> None:
+    def release_and_fail() -> None:
         lease.release()
         raise deadlock(counting)
 
     with pytest.raises(LockLostError):
-        fenced(lease, using=counting, retries=5).run(run_into_another)
+        fenced(lease, using=counting, retries=5).run(release_and_fail)
+    with pytest.raises(ValueError, match=r"fenced\(lease, retries=\.\.\.\)\.run\(function\)"):
+        fenced(lease_of("counter"), using=counting, retries=1).__enter__()
+    with pytest.raises(ValueError, match="only the outermost transaction"):
+        fenced(lease_of("counter"), using=counting, retries=1, nested=True)
 
 
 def deadlock(alias: str) -> OperationalError:
@@ -89,15 +76,6 @@ def deadlock(alias: str) -> OperationalError:
     return error
 
 
-def test_block_cannot_be_repeated(counting):
-    """A with block with retries raises an error that says how to retry; so does one inside another transaction."""
-    with pytest.raises(ValueError, match=r"fenced\(lease, retries=\.\.\.\)\.run\(function\)"):
-        with fenced(lease_of("counter"), using=counting, retries=1):
-            pytest.fail("the body ran")
-    with pytest.raises(ValueError, match="only the outermost transaction"):
-        fenced(lease_of("counter"), using=counting, retries=1, nested=True)
-
-
 def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
     """With nested=True, the claim and the writes of the block are part of the transaction around it."""
     counter, lease = CounterTable(counting), lease_of("counter", fencing_token=33)
@@ -113,12 +91,7 @@ def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
 
 @pytest.mark.parametrize(
     ("engine", "level"),
-    [
-        ("postgresql", "repeatable read"),
-        ("postgresql", "serializable"),
-        ("mariadb", "repeatable read"),
-        ("mariadb", "serializable"),
-    ],
+    [("postgresql", "repeatable read"), ("mariadb", "serializable")],
     indirect=["engine"],
 )
 def test_nested_transaction_needs_read_committed(engine, level, prepared, django_db_blocker):
@@ -132,40 +105,30 @@ def test_nested_transaction_needs_read_committed(engine, level, prepared, django
 
 
 async def test_block_of_a_coroutine_is_one_transaction(counting):
-    """``async with`` commits the writes of its body, or nothing if the body raises."""
-    lease = lease_of("counter")
+    """``async with`` commits the writes of its body or nothing, and has no other task in its transaction."""
+    lease, inside, done = lease_of("counter"), asyncio.Event(), asyncio.Event()
 
-    async with fenced(lease, using=counting):
-        await sync_to_async(increment)(counting)
+    async def other() -> int:
+        await inside.wait()
+        thread = await sync_to_async(threading.get_ident)()
+        done.set()
+        return thread
+
+    async def block() -> int:
+        async with fenced(lease, using=counting):
+            inside.set()
+            await done.wait()
+            await sync_to_async(increment)(counting)
+            assert await sync_to_async(lambda: connections[counting].in_atomic_block)()
+            return await sync_to_async(threading.get_ident)()
+
+    threads = await asyncio.gather(other(), block())
     with suppress(ZeroDivisionError):
         async with fenced(lease, using=counting):
             await sync_to_async(increment)(counting)
             raise ZeroDivisionError
 
     assert await sync_to_async(CounterTable(counting).read)() == 1
-    await sync_to_async(connections.close_all)()
-
-
-async def test_other_tasks_stay_out_of_the_transaction(counting):
-    """Writes of another task are not part of the block's transaction, and stay when it is rolled back."""
-    lease, inside, written = lease_of("counter"), asyncio.Event(), asyncio.Event()
-    threads = []
-
-    async def other() -> None:
-        await inside.wait()
-        threads.append(await sync_to_async(threading.get_ident)())
-        written.set()
-
-    async def block() -> None:
-        async with fenced(lease, using=counting):
-            inside.set()
-            await written.wait()
-            threads.append(await sync_to_async(threading.get_ident)())
-            in_atomic = await sync_to_async(lambda: connections[counting].in_atomic_block)()
-            assert in_atomic
-
-    await asyncio.gather(other(), block())
-
     assert len(set(threads)) == 2
     await sync_to_async(connections.close_all)()
 

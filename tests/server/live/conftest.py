@@ -35,27 +35,22 @@ class Live(list["Popen[bytes]"]):
         }
 
     def python(self, *args: str, **options: Any) -> "Popen[bytes]":
-        """Start Python with the project's settings."""
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, **options}
         self.append(spawn([sys.executable, *args], cwd=CHECKOUT, env=self.env, **pipes))
         return self[-1]
 
     def manage(self, *args: str, **options: Any) -> "Popen[bytes]":
-        """Start a management command."""
         return self.python("-m", "django", *args, **options)
 
     def run(self, name: str, code: str, *args: str, options: tuple[str, ...] = ()) -> "Popen[bytes]":
-        """Start Python code under a lock."""
         return self.manage("redlock_run", name, *options, "--", sys.executable, "-c", code, *args)
 
     def use(self, entry: dict[str, Any]) -> None:
-        """Make the processes use a database."""
         self.env["LIVE_DATABASE"] = json.dumps({key: value for key, value in entry.items() if value is not None})
 
 
 @pytest.fixture
 def live(nodes: Servers) -> Iterator[Live]:
-    """The processes of a test; they are ended with it."""
     started = Live(nodes)
     yield started
     for process in started:
@@ -85,12 +80,10 @@ def database(engine: Any, live: Live, prepared: Any, django_db_blocker: Any) -> 
 
 
 def said(process: "Popen[bytes]") -> str:
-    """Wait for the next line that a process writes."""
     assert process.stdout is not None
     return process.stdout.readline().decode().strip()
 
 
 def outcome(process: "Popen[bytes]", patience: float = PATIENCE) -> tuple[str, str, int]:
-    """Wait for the end of a process; return its output and its exit code."""
     out, err = process.communicate(timeout=patience)
     return out.decode().strip(), err.decode().strip(), process.returncode

@@ -6,7 +6,7 @@ import os
 from tests import drivers
 from tests.settings import *  # noqa: F403
 
-ROOT_URLCONF = "tests.server.live.urls"
+ROOT_URLCONF = "tests.server.live.views"
 ALLOWED_HOSTS = ["127.0.0.1"]
 INSTALLED_APPS = ["django_redlock", "tests.shop"]
 MIDDLEWARE: list[str] = []

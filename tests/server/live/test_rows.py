@@ -22,10 +22,7 @@ from .lockers import ROWS, SET
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.endurance)])
 def test_overlapping_sets_in_opposite_order_never_deadlock(live: Live, database: str, seconds: int):
-    """
-    Two processes that lock overlapping sets of rows, one forwards and one backwards, and wait for ever, continue until
-    their time has run out and lose no increment.
-    """
+    """Two processes that lock overlapping sets of rows, one of them backwards, go on and lose no increment."""
     Order.objects.using(database).bulk_create(Order(pk=pk) for pk in range(1, ROWS + 1))
     processes = [
         live.python("-m", "tests.server.live.lockers", str(seconds), order) for order in ("forwards", "backwards")
@@ -94,10 +91,7 @@ def test_lock_is_free_when_the_outcome_is_known(database: str, total_at_release:
 
 @pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
 def test_lost_connection_undoes_the_block_and_frees_the_lock(database: str, engine: Any, total_at_release: list[int]):
-    """
-    When the server ends the connection inside the block, the error is raised, nothing is committed, and the lock is
-    free.
-    """
+    """When the server ends the connection inside the block, nothing is committed, and the lock is free."""
     order = Order.objects.using(database).create(pk=7)
 
     def work() -> None:

@@ -5,10 +5,10 @@ import time
 
 from django.db import connection, transaction
 from django.http import HttpRequest, JsonResponse
+from django.urls import path
 from django.views import View
 
 from django_redlock import lock_for_update, locked_view
-from tests.server.locking.crowd import compute
 from tests.shop.models import Order
 
 PATIENCE = 60.0  # seconds
@@ -47,17 +47,8 @@ async def acount(request: HttpRequest, pk: int) -> JsonResponse:
         return JsonResponse({"seen": seen, "atomic": True})
 
 
-@transaction.non_atomic_requests
-@locked_view("busy:{pk}")
-def busy(request: HttpRequest, pk: int) -> JsonResponse:
-    """Compute for a while, under a lock that no other request wants."""
-    compute(THINKING)
-    return JsonResponse({})
-
-
-@transaction.non_atomic_requests
-@locked_view("busy:{pk}")
-async def abusy(request: HttpRequest, pk: int) -> JsonResponse:
-    """Do the same, so that no other task of the event loop has a turn meanwhile."""
-    compute(THINKING)
-    return JsonResponse({})
+urlpatterns = [
+    path("count/<int:pk>/", count),
+    path("count-class/<int:pk>/", Count.as_view()),
+    path("acount/<int:pk>/", acount),
+]

@@ -1,7 +1,5 @@
 """
 A process that gets too little processor time, or stands still, is late; its nodes are not to blame.
-
-See also :mod:`tests.server.live.test_crowd` for web servers.
 """
 
 import json

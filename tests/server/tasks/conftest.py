@@ -29,9 +29,13 @@ BEGIN = (
 
 @pytest.fixture(scope="module")
 def rq_server() -> Iterator[Server]:
-    """Where RQ keeps its jobs."""
     with Server() as server:
         yield server
+
+
+def printed(process: subprocess.Popen[bytes]) -> Any:
+    """Return what a process prints last, which is JSON."""
+    return json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
 
 
 class Shop:
@@ -57,11 +61,10 @@ class Shop:
 
     def run(self, code: str) -> Any:
         """Run code in a process with the project, and return what it prints last, which is JSON."""
-        done = self.start_code(code, stdout=subprocess.PIPE).communicate(timeout=120)[0]
-        return json.loads(done.splitlines()[-1])
+        return printed(self.call(code))
 
-    def start_code(self, code: str, **options: Any) -> subprocess.Popen[bytes]:
-        self._processes.append(spawn([sys.executable, "-c", BEGIN + code], env=self.env, **options))
+    def call(self, code: str) -> subprocess.Popen[bytes]:
+        self._processes.append(spawn([sys.executable, "-c", BEGIN + code], env=self.env, stdout=subprocess.PIPE))
         return self._processes[-1]
 
     def notes(self, what: str, word: str) -> list[list[str]]:
@@ -71,7 +74,6 @@ class Shop:
         return [line.split()[1:] for line in lines if line.startswith(word)]
 
     def go(self, what: str) -> None:
-        """Let the bodies of a subject end."""
         (self._notes / f"{what}.go").touch()
 
     def row(self, task_id: str) -> tuple[str, int]:
@@ -92,7 +94,6 @@ Make = Callable[[str], Shop]
 
 @pytest.fixture
 def make(tmp_path: Path, nodes: Servers, rq_server: Server) -> Iterator[Make]:
-    """Make a shop with a backend."""
     shops: list[Shop] = []
 
     def make(backend: str) -> Shop:
@@ -122,10 +123,8 @@ def shop(request: pytest.FixtureRequest, make: Make) -> Shop:
 
 @pytest.fixture
 def rows(make: Make) -> Shop:
-    """A shop whose rows are in the database."""
     return make("db")
 
 
 def begun(shop: Shop, what: str, count: int = 1) -> list[list[str]]:
-    """Wait for runs to begin; return what they noted."""
     return wait_until(lambda: len(found := shop.notes(what, "began")) >= count and found)

@@ -21,14 +21,12 @@ def note(what: str, text: str) -> None:
 
 @contextmanager
 def noted(what: str, task_id: str) -> Iterator[None]:
-    """Note the beginning and the end of a run."""
     note(what, f"began {task_id} {time.time()} {os.getpid()}")
     yield
     note(what, f"ended {task_id} {time.time()} {os.getpid()}")
 
 
 def until_told(what: str) -> None:
-    """Wait until the test has created the file that ends the body."""
     until = time.monotonic() + LONG
     while not is_told(what) and time.monotonic() < until:
         time.sleep(0.01)
@@ -77,15 +75,3 @@ async def watchful(context, what):
         while not is_told(what):
             _ = watchful.singleton.lost
             await asyncio.sleep(0)
-
-
-@singleton_task
-async def coroutine(what):
-    note(what, f"began {coroutine.singleton.remaining > 0}")
-    return what
-
-
-@singleton_task(key=("what",))
-def plain(what, more=()):
-    note(what, f"began {plain.singleton.lease.fencing_token > 0} {list(more)}")
-    return what

@@ -1,18 +1,12 @@
 """Singleton tasks of Django's with real workers: calls at the same moment, transactions, workers that are killed."""
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
-from typing import Any
-
-import pytest
 
 from tests.managers import real_manager, wait_until
 
-from .conftest import Shop, begun
+from .conftest import Shop, begun, printed
 from .project import LEASE
 
 
@@ -21,11 +15,6 @@ def runs_of(shop: Shop, what: str, count: int = 1) -> list[tuple[float, float, s
     ended = wait_until(lambda: len(found := shop.notes(what, "ended")) >= count and found)
     began = {(row, pid): float(at) for row, at, pid in shop.notes(what, "began")}
     return sorted((began[row, pid], float(at), row) for row, at, pid in ended)
-
-
-def printed(process: subprocess.Popen[bytes]) -> Any:
-    """Return what a process prints last, which is JSON."""
-    return json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
 
 
 def looks(seconds: float) -> str:
@@ -41,24 +30,13 @@ def looks(seconds: float) -> str:
     )
 
 
-def test_hundred_calls_of_four_processes_are_one_row(shop):
-    """Whatever process calls, all of them get the same id, and the body runs once."""
+def test_calls_of_several_processes(shop):
+    """All calls before a run get the id of its row; while runs follow each other, each call runs or names a row."""
     code = "print(json.dumps([str(once.enqueue('a').id) for _ in range(25)]))"
-    callers = [shop.start_code(code, stdout=subprocess.PIPE) for _ in range(4)]
-
-    ids = {each for caller in callers for each in printed(caller)}
-    shop.worker()
-
-    assert len(ids) == 1
-    assert [row for *_, row in runs_of(shop, "a")] == list(ids)
-    if "db" in shop.env["TEST_BACKEND"]:
-        count = "from django_tasks_db.models import DBTaskResult; print(DBTaskResult.objects.count())"
-        assert shop.run(count) == 1
-
-
-def test_each_accepted_row_runs_once_and_never_two_at_once(shop):
-    """While two workers run, callers go on calling: what was accepted runs once, and what was not names a row."""
+    ids = {each for caller in [shop.call(code) for _ in range(4)] for each in printed(caller)}
     workers = [shop.worker() for _ in range(2)]
+    assert [row for *_, row in runs_of(shop, "a")] == list(ids)
+
     code = (
         "import random; found = []\n"
         "for _ in range(40):\n"
@@ -66,10 +44,8 @@ def test_each_accepted_row_runs_once_and_never_two_at_once(shop):
         "    time.sleep(random.random() / 20)\n"
         "print(json.dumps(found))"
     )
-    callers = [shop.start_code(code, stdout=subprocess.PIPE) for _ in range(3)]
-    answers = [tuple(each) for caller in callers for each in printed(caller)]
-
-    accepted = [row for row, was in answers if was]
+    answers = [tuple(each) for caller in [shop.call(code) for _ in range(3)] for each in printed(caller)]
+    accepted = [*ids, *(row for row, was in answers if was)]
     runs = runs_of(shop, "a", len(accepted))
 
     assert {row for row, was in answers if not was} <= {*accepted}
@@ -119,41 +95,18 @@ def test_killed_worker(rows, nodes):
     assert len(rows.notes("a", "began")) == 2
 
 
-def test_reaper_that_finds_nothing_says_so(rows):
-    """Silence would look like a command that did nothing."""
-    code = (
-        "from io import StringIO; from django.core.management import call_command\n"
-        "call_command('redlock_reap_tasks', stdout=(out := StringIO())); print(json.dumps(out.getvalue()))"
-    )
-
-    assert rows.run(code) == "No row of a dead worker.\n"
-
-
-def test_row_without_a_slot_is_not_reaped_while_its_process_lives(rows):
-    """One that has waited for its slot for longer than a lease, and two that have lost it because of ``max_hold``."""
-    for _ in range(4):
+def test_row_is_not_reaped_while_its_process_lives(rows, nodes):
+    """A row without a slot that the reaper knows is left alone, also after an outage of the nodes."""
+    for _ in range(5):
         rows.worker()
     rows.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
-    rows.run("print(json.dumps([str(bounded.enqueue('b').id), str(watchful.enqueue('c').id)]))")
-    for what in "abc":
+    rows.run("[bounded.enqueue('b'), watchful.enqueue('c'), versioned.enqueue('d')]; print('0')")
+    for what in "abcd":
         begun(rows, what)
-    wait = "from django_tasks_db.models import DBTaskResult\nwhile DBTaskResult.objects.running().count() < 4: pass\n"
+    rows.env["TEST_VERSION"] = "2"
+    wait = "from django_tasks_db.models import DBTaskResult\nwhile DBTaskResult.objects.running().count() < 5: pass\n"
 
     assert rows.run(wait + looks(2 * LEASE)) == []
-    for what in "abc":
-        rows.go(what)
-    runs_of(rows, "a", 2)
-    runs_of(rows, "b")
-    runs_of(rows, "c")
-
-
-def test_row_is_not_reaped_after_an_outage_of_the_nodes(rows, nodes):
-    """It has lost its slot, or the lock with which it waits for one, and shows again that its process lives."""
-    for _ in range(2):
-        rows.worker()
-    rows.run("print(json.dumps([str(serial.enqueue('a', number).id) for number in range(2)]))")
-    begun(rows, "a")
-    wait_until(lambda: rows.run("print(json.dumps(find_lock(serial.singleton.key('a', 0)).waiting))"))
     for node in nodes:
         node.freeze()
     time.sleep(2 * LEASE)
@@ -161,8 +114,9 @@ def test_row_is_not_reaped_after_an_outage_of_the_nodes(rows, nodes):
         node.thaw()
 
     assert rows.run(looks(2 * LEASE)) == []
-    rows.go("a")
-    runs_of(rows, "a", 2)
+    for what, runs in {"a": 2, "b": 1, "c": 1, "d": 1}.items():
+        rows.go(what)
+        runs_of(rows, what, runs)
 
 
 def test_row_is_not_reaped_after_a_restart_of_the_nodes(rows, nodes):
@@ -187,7 +141,7 @@ def test_row_is_not_reaped_while_its_worker_writes_the_outcome(rows):
     begun(rows, "a")
     time.sleep(LEASE)
     code = "from django.db import transaction\nwith transaction.atomic(): print('[]', flush=True); until_told('b')"
-    locked = rows.start_code(code, stdout=subprocess.PIPE)
+    locked = rows.call(code)
     locked.stdout.readline()
     rows.go("a")
     runs_of(rows, "a")
@@ -197,39 +151,6 @@ def test_row_is_not_reaped_while_its_worker_writes_the_outcome(rows):
     locked.communicate(timeout=60)
     wait_until(lambda: rows.row(task_id) == ("SUCCESSFUL", 1))
     wait_until(lambda: rows.run(f"print(json.dumps(find_lock('alive:{task_id}') is None))"))
-
-
-def test_row_is_not_reaped_after_a_deploy_that_changed_its_key(rows):
-    """Its run still has the slot of the old name, while the reaper knows the new one."""
-    rows.worker()
-    rows.run("print(json.dumps(str(versioned.enqueue('a').id)))")
-    begun(rows, "a")
-    time.sleep(LEASE)
-    rows.env["TEST_VERSION"] = "2"
-
-    assert rows.run(looks(LEASE)) == []
-    rows.go("a")
-    runs_of(rows, "a")
-
-
-def test_row_whose_function_has_moved_hinders_no_call(rows):
-    """A row that no worker can run any more does not keep the slot, which a group keeps when its function moves."""
-    code = (
-        "from django_tasks_db.models import DBTaskResult\n"
-        "first = once.enqueue('a'); locks['default'].confirmations.send(float('inf'))\n"
-        "DBTaskResult.objects.update(task_path='tests.server.tasks.gone.once')\n"
-        "print(json.dumps(once.enqueue('a').accepted))"
-    )
-
-    assert rows.run(code) is True
-
-
-def test_reaper_refuses_another_backend(make):
-    """It says which backends it can look at, instead of finding nothing for ever."""
-    shop = make("rq")
-    reaper = shop.start("-m", "django", "redlock_reap_tasks")
-
-    assert reaper.wait(60) == 2
 
 
 def test_row_that_no_longer_fits_its_task_hinders_no_other(rows):
@@ -243,11 +164,14 @@ def test_row_that_no_longer_fits_its_task_hinders_no_other(rows):
         "DBTaskResult.objects.filter(id=ids[0]).update(args_kwargs={'args': [], 'kwargs': {'gone': 1}})\n"
         "found = reaper.Reaper('default'); seen = [*found.look()]\n"
         "time.sleep(reaper.APART); seen += found.look()\n"
-        "print(json.dumps([ids[1], [[each.task_id, each.outcome] for each in seen]]))"
+        "from io import StringIO; from django.core.management import call_command\n"
+        "call_command('redlock_reap_tasks', stdout=(out := StringIO()))\n"
+        "print(json.dumps([ids[1], [[each.task_id, each.outcome] for each in seen], out.getvalue()]))"
     )
-    other, seen = rows.run(code)
+    other, seen, said = rows.run(code)
 
     assert seen == [[other, "put back"]]
+    assert said == "No row of a dead worker.\n"
 
 
 def test_second_death_fails_the_row(rows):
@@ -270,37 +194,24 @@ def test_second_death_fails_the_row(rows):
 
 
 def test_rolled_back_call(rows):
-    """Nobody is told of a row that was rolled back. Another call has a row of its own, and no slot is left for long."""
+    """A transaction that is tried again takes over the slot of its rolled-back call, and all its calls are one row."""
     code = (
         "from django.db import transaction\n"
         "try:\n"
         "    with transaction.atomic(): lost = once.enqueue('a'); raise ZeroDivisionError\n"
         "except ZeroDivisionError: pass\n"
-        "left = once.singleton.holder('a').ttl; result = once.enqueue('a')\n"
-        "print(json.dumps([left, result.id == lost.id, result.duplicate, result.accepted, str(result.id)]))"
+        "left = once.singleton.holder('a').ttl\n"
+        "with transaction.atomic(): found = [once.enqueue('a') for _ in range(3)]\n"
+        "about = [[str(each.id), each.id == lost.id, each.accepted] for each in found]\n"
+        "print(json.dumps([left, about]))"
     )
-    left, same, *answer, task_id = rows.run(code)
+    left, answers = rows.run(code)
+    task_id = answers[0][0]
 
     assert left <= 10.0
-    assert (same, answer) == (False, [False, True])
+    assert answers == [[task_id, False, accepted] for accepted in (True, False, False)]
     rows.worker()
     assert [row for *_, row in runs_of(rows, "a")] == [task_id]
-
-
-def test_calls_of_a_transaction_that_is_tried_again(rows):
-    """The first takes over the slot of the call that was rolled back, so the others join it."""
-    code = (
-        "from django.db import transaction\n"
-        "try:\n"
-        "    with transaction.atomic(): once.enqueue('a'); raise ZeroDivisionError\n"
-        "except ZeroDivisionError: pass\n"
-        "with transaction.atomic(): found = [once.enqueue('a') for _ in range(3)]\n"
-        "print(json.dumps([[str(each.id) for each in found], [each.accepted for each in found]]))"
-    )
-    ids, accepted = rows.run(code)
-
-    assert len({*ids}) == 1
-    assert accepted == [True, False, False]
 
 
 def test_calls_in_a_transaction(rows):
@@ -343,20 +254,6 @@ def test_slot_of_a_row_that_is_gone(shop):
     assert [row for *_, row in runs_of(shop, "a")] == [task_id]
 
 
-def test_functions_of_all_kinds(shop):
-    """Plain functions and coroutine functions run under their slot, and can be enqueued by a coroutine."""
-    code = (
-        "import asyncio\n"
-        "async def call(): return [(await coroutine.aenqueue('a')).duplicate for _ in range(2)]\n"
-        "answers = asyncio.run(call()); plain.enqueue('b', more=(1, 2)); print(json.dumps(answers))"
-    )
-
-    assert shop.run(code) == [False, True]
-    shop.worker()
-    assert begun(shop, "a") == [["True"]]
-    assert begun(shop, "b") == [["True", "[1,", "2]"]]
-
-
 def test_module_that_is_imported_under_two_names(rows, tmp_path):
     """Each name is a task of its own. With ``group``, both share the slots."""
     source = (
@@ -380,12 +277,3 @@ def test_module_that_is_imported_under_two_names(rows, tmp_path):
     rows.worker()
     assert begun(rows, "a") == [["jobs"]]
     assert sorted(begun(rows, "b", 2)) == [["inner.jobs"], ["jobs"]]
-
-
-@pytest.mark.parametrize("module", ["tasks", "tasks.reaper"])
-def test_needs_no_celery(module):
-    """A project without Celery can use them."""
-    code = f"import sys; sys.modules['celery'] = sys.modules['kombu'] = None; import django_redlock.{module}"
-    code = f"from django.conf import settings; settings.configure(); {code}"
-
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -70,7 +70,6 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture(scope="package")
 def surroundings(broker: str, results: Server, servers: Servers) -> dict[str, str]:
-    """The environment of a process that imports the project of the tests."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "DJANGO_SETTINGS_MODULE": "tests.server.workers.worker_settings",
@@ -114,7 +113,6 @@ def what(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="package")
 def stages(results: Server, broker: str) -> Iterator[Callable[[str], project.Stage]]:
-    """Return the stage of whatever a call is about."""
     made: list[project.Stage] = []
 
     @cache

@@ -23,6 +23,7 @@ from django.dispatch import receiver
 from django_redlock.celery import singleton_overlap, singleton_task
 
 LEASE = 9.0  # seconds, of the tasks whose lease is to run out; renewed after a third
+LONG = 600.0  # seconds, which outlasts every test
 LIMIT = 4  # seconds, the hard time limit of the tasks that exceed it
 
 app = Celery("tests.server.workers.project", set_as_current=False)
@@ -73,12 +74,10 @@ class Stage:
                 return int(pid)
 
     def heard(self) -> list[str]:
-        """Return the events that nobody has waited for."""
         said: Any = self._client.lrange(self._events, 0, -1)
         return [json.loads(each)[0] for each in said]
 
     def allow(self) -> None:
-        """Let a task that waits go on."""
         self._client.rpush(self._word, "go")
 
     def wait(self) -> bool:
@@ -86,7 +85,6 @@ class Stage:
         return bool(self._client.blpop([self._word], timeout=600))
 
     def close(self) -> None:
-        """Hang up."""
         self._client.close()
 
 
@@ -107,57 +105,56 @@ if "TEST_BROKER" in os.environ:
 
 
 def perform(what: str) -> str:
-    """Tell that it started, wait, tell that it ended."""
     stage(what).say("started")
     stage(what).wait()
     stage(what).say("ended")
     return f"{what} done"
 
 
+class Slow(Task):
+    """Tells the test before a body begins, and waits for its word."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        stage(args[0]).say("before")
+        stage(args[0]).wait()
+
+
 # Of each pair, the short lease shows what happens when nobody frees a slot, the long one that somebody does.
+PERFORMING: dict[str, dict[str, Any]] = {
+    "hold": {"lease": LEASE},
+    "hold_long": {"lease": LONG},
+    "hold_late": {"lease": LEASE, "acks_late": True},
+    "hold_long_late": {"lease": LONG, "acks_late": True},
+    "hold_ignored": {"lease": LEASE, "ignore_result": True},
+    "hold_never": {"lease": LEASE, "acks_late": True, "redelivery": "drop"},
+    "hold_on": {"lease": LONG, "acks_late": True, "reject_on_worker_lost": True},
+    "resume": {"lease": LEASE, "acks_late": True, "on_overlap": "drop"},
+    "try_on": {"lease": LONG, "retry_on_worker_lost": True, "default_retry_delay": 1},
+    "endless_late": {"lease": LONG, "acks_late": True, "time_limit": LIMIT},
+    "slow_start": {"lease": LONG, "base": Slow},
+    "slow_receiver": {"lease": LONG},
+}
+for name, options in PERFORMING.items():
+    singleton_task(name=f"{__name__}.{name}", **options)(perform)
 
 
-@singleton_task(lease=LEASE)
-def hold(what: str) -> str:
-    return perform(what)
+@receiver(singleton_overlap)
+def tell_overlap(sender: Any, **about: Any) -> None:
+    """Tell the test, where it waits for it, that a message came while its duplicate ran."""
+    if sender.name.endswith(".resume"):
+        stage(sender.request.args[0]).say("overlapped")
 
 
-@singleton_task(lease=600.0)
-def hold_long(what: str) -> str:
-    return perform(what)
+@task_prerun.connect
+def wait_in_a_receiver(sender: Any, args: Any, **about: Any) -> None:
+    if sender.name.endswith(".slow_receiver"):
+        stage(args[0]).say("before")
+        stage(args[0]).wait()
 
 
-@singleton_task(lease=LEASE, acks_late=True)
-def hold_late(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(lease=LEASE, ignore_result=True)
-def hold_ignored(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(lease=LEASE, acks_late=True, redelivery="drop")
-def hold_never(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(lease=600.0, acks_late=True)
-def hold_long_late(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(lease=600.0, acks_late=True, reject_on_worker_lost=True)
-def hold_on(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(lease=600.0, retry_on_worker_lost=True, default_retry_delay=1)
-def try_on(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(lease=600.0)
+@singleton_task(lease=LONG)
 def stubborn(what: str) -> None:
     """Carry on when told to stop, as often as that may be."""
     event = "started"
@@ -169,29 +166,16 @@ def stubborn(what: str) -> None:
             event = "stopped"
 
 
-@singleton_task(lease=LEASE, time_limit=LIMIT)
+@singleton_task(lease=LONG, time_limit=LIMIT)
 def endless(what: str) -> None:
-    """Carry on for ever."""
+    """Carry on for ever, also when told to stop."""
     stage(what).say("started")
     while True:
         with suppress(SystemExit):
             stage(what).wait()
 
 
-@singleton_task(lease=600.0, time_limit=LIMIT)
-def endless_long(what: str) -> None:
-    """Carry on for ever, with a lease that outlasts every test."""
-    endless.run(what)
-
-
-@singleton_task(lease=600.0, time_limit=LIMIT, acks_late=True)
-def endless_late(what: str) -> None:
-    """Carry on until stopped, with late acknowledgement."""
-    stage(what).say("started")
-    stage(what).wait()
-
-
-@singleton_task(bind=True, lease=600.0)
+@singleton_task(bind=True, lease=LONG)
 def once_more(self: Any, what: str) -> str:
     if not self.request.retries:
         raise self.retry(countdown=0.5)
@@ -221,7 +205,6 @@ def stall(self: Any, what: str, seconds: int) -> list[Any]:
 
 @singleton_task(lease=LEASE, on_lost="raise")
 def spin(what: str) -> None:
-    """Loop until interrupted."""
     stage(what).say("started")
     while True:
         time.sleep(0.01)
@@ -237,26 +220,18 @@ def total(prices: list[int]) -> int:
     return sum(prices)
 
 
-@receiver(singleton_overlap)
-def tell_overlap(sender: Any, **about: Any) -> None:
-    """Tell the test, where it waits for it, that a message came while its duplicate ran."""
-    if sender.name == resume.name:
-        stage(sender.request.args[0]).say("overlapped")
-
-
-@singleton_task(lease=600.0, on_overlap="wait")
+@singleton_task(lease=LONG, on_overlap="wait")
 def leave(what: str, status: int) -> str:
     """End the process, by the way that Python programs end."""
     stage(what).say("left")
     sys.exit(status)
 
 
-@singleton_task(lease=600.0)
+@singleton_task(lease=LONG)
 def report(what: str) -> list[Any]:
-    """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
     until, names = time.monotonic() + 30, list[str]()
     while "django_redlock watchdog" not in names and time.monotonic() < until:  # another thread starts it
-        names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
+        names = [thread.name for thread in threading.enumerate()]
     return [os.getpid(), names]
 
 
@@ -268,18 +243,6 @@ def show_headers(self: Any, what: str) -> None:
         raise self.retry(countdown=0)
 
 
-@singleton_task(lease=LEASE, acks_late=True)
-def hold_watched(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(key=("what",), on_duplicate="rerun")
-def trailing(what: str, number: int) -> int:
-    stage(what).say(f"run {number}")
-    stage(what).wait()
-    return number
-
-
 @singleton_task
 def double(number: int) -> int:
     return number * 2
@@ -288,46 +251,3 @@ def double(number: int) -> int:
 @shared_task
 def add(*numbers: int) -> int:
     return sum(numbers)
-
-
-# What began and did not end
-
-
-@singleton_task(lease=LEASE, acks_late=True, on_overlap="drop")
-def resume(what: str) -> str:
-    return perform(what)
-
-
-# What ends before its body begins, and what ends between the slot and the body
-
-
-class Slow(Task):
-    """Tells the test before a body begins, and waits for its word."""
-
-    abstract = True
-
-    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        stage(args[0]).say("before")
-        stage(args[0]).wait()
-
-
-@singleton_task(base=Slow, lease=600.0)
-def slow_start(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(base=Slow, lease=600.0, acks_late=True)
-def slow_late(what: str) -> str:
-    return perform(what)
-
-
-@singleton_task(lease=600.0)
-def slow_receiver(what: str) -> str:
-    return perform(what)
-
-
-@task_prerun.connect
-def wait_in_a_receiver(sender: Any, args: Any, **about: Any) -> None:
-    if sender.name == slow_receiver.name:
-        stage(args[0]).say("before")
-        stage(args[0]).wait()

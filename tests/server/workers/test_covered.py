@@ -19,7 +19,6 @@ pytestmark = ON_REDIS
 
 @pytest.fixture
 def three() -> Iterator[Servers]:
-    """Lock nodes of this test alone."""
     with Servers(3) as three:
         yield three
 
@@ -41,16 +40,12 @@ def redlock(urls: list[str]) -> dict[str, object]:
 
 
 def entries(server: Server, what: str) -> list[str]:
-    """Return the locks of a call that a node has."""
     with server.client() as client:
         return [key for key in client.keys("*:h") if what in key]
 
 
 def test_entry_that_one_node_kept_joins_and_drops_nobody(three, start, stage, stages, what):
-    """
-    A node misses the end of a run, and nobody brings it the release, because the child was recycled. It is there again
-    when another node falls silent: its entry alone must not answer for the finished call.
-    """
+    """A node that missed the end of a run does not answer for it when another node falls silent."""
     with override_settings(REDLOCK=redlock(three.urls)):
         first = task("hold").apply_async((what,), queue=what)
         wait_until(lambda: entries(three[2], what))
@@ -73,10 +68,7 @@ def test_entry_that_one_node_kept_joins_and_drops_nobody(three, start, stage, st
 
 
 def test_claim_that_arrives_after_its_run_is_refused(three, start, what):
-    """
-    The caller's way to one node is slower than the worker's, so its claim arrives there when the run has ended. No
-    entry stays, and the next call is no duplicate.
-    """
+    """A claim that reaches a node after its run leaves no entry, and the next call is no duplicate."""
     start(what, pool="threads", TEST_NODES=",".join(three.urls))
     with FaultProxy(three.urls[2]) as distant:
         distant.delay(0.05, "requests")
@@ -111,14 +103,3 @@ def test_caller_that_dies_before_it_sends_keeps_nobody_from_sending(after_a_dead
     assert result.accepted
     assert answer(result) == f"{what} done"
     wait_until(free("hold", what))
-
-
-def test_confirmation_keeps_a_slot_for_longer_than_a_claim(broker, what):
-    """A claim lapses after ten seconds. The slot of a call that was sent lasts for ``queue_ttl``, an hour."""
-    result = task("hold").apply_async((what,), queue="nobody")
-
-    wait_until(lambda: task("hold").singleton.holder(what).state == "queued")
-
-    holder = task("hold").singleton.holder(what)
-    assert holder.id == result.id
-    assert 3000 < holder.ttl <= 3600

@@ -32,9 +32,9 @@ def killed(worker, start, stages, broker):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def long(worker, stages, broker):
+def endless(worker, stages, broker):
     """Calls that last until their time limit, with their children."""
-    calls = {name: f"{name} over {broker[:5]}" for name in ("endless", "endless_long", "endless_late")}
+    calls = {name: f"{name} over {broker[:5]}" for name in ("endless", "endless_late")}
     results = {name: task(name).delay(what) for name, what in calls.items()}
     return calls, results, {name: stages(what).hear("started") for name, what in calls.items()}
 
@@ -65,20 +65,6 @@ def test_terminated_body_that_carries_on(worker, stage, what):
     wait_until(free("stubborn", what))
     os.kill(child, signal.SIGKILL)  # Celery goes on to take this process for one that is being terminated
     wait_until(gone(child))
-
-
-def test_terminated_with_kill(worker, stage, what):
-    """
-    ``revoke(terminate=True, signal="KILL")`` frees the slot once the process is gone.
-    """
-    result = task("hold_long").delay(what)
-    stage.hear("started")
-
-    result.revoke(terminate=True, signal="SIGKILL")
-
-    wait_until(free("hold_long", what))
-    with pytest.raises(TaskRevokedError):
-        answer(result)
 
 
 if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there is nothing to leave out
@@ -113,10 +99,10 @@ def test_unknown_task(worker, what):
 
 
 def test_workflows_with_a_duplicate_end(worker, stage, what):
-    """A chain and a chord with a duplicate in them end with an error that says so, instead of never."""
+    """A chain and a chord with a duplicate end with an error; a chain of equal steps has no duplicate."""
     task("hold").delay(what)
     stage.hear("started")
-    hold, add = task("hold"), task("add")
+    hold, add, double = task("hold"), task("add"), task("double")
 
     in_chain = chain(add.si(1), hold.si(what), add.si(2)).delay()
     in_chord = chord([add.si(1), hold.si(what)], add.si(2)).delay()
@@ -125,21 +111,12 @@ def test_workflows_with_a_duplicate_end(worker, stage, what):
         with pytest.raises(Exception, match="Skipped"):
             answer(result)
     stage.allow()
-
-
-def test_chain_of_equals(worker):
-    """A chain whose next step has the same key is not a duplicate of itself."""
-    double = task("double")
-
     assert answer(chain(double.si(4), double.si(4)).delay()) == 8
 
 
 @pytest.mark.parametrize("option", ["--terminate-task", "--polite=1"])
 def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option):
-    """
-    An operator releases the slot of a running task and has the task revoked and ended in the same action; asked
-    politely, a body that does not look at its lease loses its slot all the same at the end of that time.
-    """
+    """An operator has a task ended together with its slot, or takes the slot of one that was asked in vain."""
     monkeypatch.setattr(_state._tls, "current_app", project.app)
     result = task("hold_long").delay(what)
     child = stage.hear("started")
@@ -163,10 +140,7 @@ def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option
 
 @ON_BOTH
 def test_dropped_after_a_killed_worker(killed, stages):
-    """
-    With ``redelivery="drop"`` the job of a killed worker comes back within its lease. It does not run again, and its
-    caller learns of that when the lease has ended.
-    """
+    """With ``redelivery="drop"`` the job of a killed worker does not run again, and its caller learns of that."""
     result, what = killed
 
     with pytest.raises(TaskRevokedError, match="second time"):
@@ -176,13 +150,10 @@ def test_dropped_after_a_killed_worker(killed, stages):
     wait_until(free("hold_never", what))
 
 
-@pytest.mark.parametrize("name", ["endless", "endless_long", "endless_late"])
-def test_hard_time_limit(long, name):
-    """
-    A body that a hard limit kills keeps its slot until it is dead. Then nobody waits for a long lease to end, though
-    the child can free nothing any more, nor does it give the slot to a message that never comes again.
-    """
-    calls, results, children = long
+@pytest.mark.parametrize("name", ["endless", "endless_late"])
+def test_hard_time_limit(endless, name):
+    """A body that a hard limit kills keeps its slot until it is dead, and no longer."""
+    calls, results, children = endless
 
     with pytest.raises(TimeLimitExceeded):
         answer(results[name])

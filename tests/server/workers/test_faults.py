@@ -39,7 +39,6 @@ def lonely(start, kept, results):
 
 
 def state(server, task_id):
-    """Return the state that is stored on a server."""
     with server.client() as client:
         stored = client.get(f"celery-task-meta-{task_id}")
     return stored and project.app.backend.decode_result(stored)["status"]
@@ -60,9 +59,7 @@ def tries(results, queue, task_id):
 @ON_REDIS
 @pytest.mark.parametrize("fault", ["away", "silent"])
 def test_backend_fails_while_messages_wait(start, lonely, kept, stages, what, fault):
-    """
-    Messages that have waited in a worker run while the result backend does not answer, acknowledged early or late.
-    """
+    """Messages that have waited in a worker run while the result backend does not answer."""
     names = ["hold", "hold_late", "hold_ignored", "hold"]
     calls = [f"{what} {number}" for number in range(len(names))]
     for name, call in zip(names, calls, strict=True):
@@ -89,9 +86,7 @@ def test_backend_fails_while_messages_wait(start, lonely, kept, stages, what, fa
 @ON_REDIS
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_backend_is_away_when_a_message_comes_again(start, lonely, kept, results, stage, what, pool):
-    """
-    Nobody can say whether a message that comes again is done: it is put back, and runs when the backend is there again.
-    """
+    """A message that may be done is put back, and runs when the backend is there again."""
     needs("gevent", pool == "prefork" or find_spec("gevent"), "pip install gevent")
     queue, options = f"again-{pool}", {"pool": pool, "concurrency": 1}
     worker = start(queue, **options, **lonely)
@@ -135,10 +130,7 @@ def stopped(worker, start, stages, broker):
 @ON_BOTH
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGQUIT"])
 def test_stopped_run_finds_its_slot_taken(stopped, stages, how):
-    """
-    A message whose worker was stopped finds another call in its slot, and waits for that one, though ``on_overlap`` is
-    "drop"; then it runs.
-    """
+    """A message whose worker was stopped waits for the call in its slot, in spite of "drop", and then runs."""
     calls, found = stopped
     call, first = calls[how], found[how]
     wait_until(free("resume", call))
@@ -161,8 +153,10 @@ def test_stopped_run_finds_its_slot_taken(stopped, stages, how):
 
 
 @ON_REDIS
-@pytest.mark.parametrize("name", ["slow_start", "slow_late", "slow_receiver"])
-@pytest.mark.parametrize("how", ["time limit", "terminate", "soft limit", "killed child"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*(("slow_start", how) for how in ("time limit", "terminate", "killed child")), ("slow_receiver", "soft limit")],
+)
 def test_ended_before_the_body_begins(worker, stage, what, name, how):
     """A task that ends before its body begins leaves no slot behind, and the next call is no duplicate."""
     limits = {"time limit": {"time_limit": 2}, "soft limit": {"soft_time_limit": 2, "time_limit": 4}}
@@ -173,7 +167,7 @@ def test_ended_before_the_body_begins(worker, stage, what, name, how):
     if how == "killed child":
         os.kill(child, signal.SIGKILL)
 
-    if how == "soft limit" and name == "slow_receiver":  # Celery logs what a receiver raises, and runs the task
+    if how == "soft limit":  # Celery logs what a receiver raises, and runs the task
         stage.hear("started")
         stage.allow()
     wait_until(result.ready)

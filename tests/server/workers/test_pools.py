@@ -1,6 +1,5 @@
 """What differs between the pools: child processes, threads, gevent and one process that does it all."""
 
-import os
 from contextlib import ExitStack
 from importlib.util import find_spec
 
@@ -22,7 +21,6 @@ POOLS = {"threads": 4, "gevent": 4, "solo": 1}  # with the number of bodies that
 
 @pytest.fixture(scope="module")
 def started(start):
-    """Workers of every pool, each with a queue of its name."""
     pools = {pool: number for pool, number in POOLS.items() if pool != "gevent" or GEVENT}
     return {pool: start(pool, pool=pool, concurrency=number) for pool, number in pools.items()}
 
@@ -46,7 +44,6 @@ def computed(started, stages):
 
 @pytest.fixture(scope="module")
 def prefork(start):
-    """A queue whose worker has child processes."""
     start("prefork")
     return "prefork"
 
@@ -68,9 +65,7 @@ def test_computing_body_is_renewed(pool, computed):
 
 
 def test_overlap(pool, stage, what):
-    """
-    In every pool a message that was sent by name is skipped while its duplicate runs; in solo it comes afterwards.
-    """
+    """A message that was sent by name is skipped while its duplicate runs; in solo it comes afterwards."""
     send("hold", pool, what)
     stage.hear("started")
 
@@ -103,9 +98,7 @@ def test_retry_and_copies(pool, what, stage):
 
 
 def test_interrupted_when_lost(started, prefork, stages, what):
-    """
-    With ``on_lost="raise"`` a looping body is interrupted when somebody else has the slot, in every pool.
-    """
+    """With ``on_lost="raise"`` a looping body is interrupted in every pool when somebody else has the slot."""
     queues = [prefork, *(pool for pool in started if pool != "solo")]  # solo does nothing else until its body ends
     calls = {queue: f"{what} {queue}" for queue in queues}
     results = {queue: send("spin", queue, call) for queue, call in calls.items()}
@@ -136,28 +129,18 @@ def test_body_that_exits(prefork, stage, what):
 
 
 @pytest.mark.parametrize("how", ["time limit", "terminate"])
-@pytest.mark.parametrize("name", ["slow_start", "slow_receiver"])
-def test_greenlet_ended_before_the_body_begins(started, stage, what, name, how):
+def test_greenlet_ended_before_the_body_begins(started, stage, what, how):
     """Under gevent, a limit or ``revoke(terminate=True)`` before the body begins frees the slot."""
     needs("gevent", "gevent" in started, "pip install gevent")
     limits = {"time_limit": 2} if how == "time limit" else {}
-    result = task(name).apply_async((what,), queue="gevent", **limits)
+    result = task("slow_start").apply_async((what,), queue="gevent", **limits)
     stage.hear("before")
     if how == "terminate":
         result.revoke(terminate=True)
 
     wait_until(result.ready)
-    wait_until(free(name, what))
+    wait_until(free("slow_start", what))
     assert not stage.heard()
-
-
-def test_threads_of_a_child(prefork, what):
-    """A child has a heartbeat thread of its own while it runs a task, and nothing of its parent's."""
-    pid, names = answer(send("report", prefork, what))
-
-    assert pid != os.getpid()
-    assert "django_redlock watchdog" in names
-    assert free("report", what)()
 
 
 def test_body_that_stops_the_interpreter(stalled):

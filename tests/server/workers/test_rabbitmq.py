@@ -43,7 +43,7 @@ def test_expired_in_the_broker(broker, what):
 def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, what):
     """When RabbitMQ crashes and comes back it delivers again what runs; the copy waits, and does not run."""
     start("crash")
-    result = task("hold_watched").apply_async((what,), queue="crash")
+    result = task("hold_late").apply_async((what,), queue="crash")
     stage.hear("started")
 
     rabbitmq_server.kill()
@@ -54,5 +54,5 @@ def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, wh
     assert stage.heard() == []
     stage.allow()
     assert answer(result) == f"{what} done"
-    wait_until(free("hold_watched", what))
+    wait_until(free("hold_late", what))
     assert stage.heard() == ["ended"]

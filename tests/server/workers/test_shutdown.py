@@ -33,10 +33,7 @@ def delayed(worker, broker):
 @ON_BOTH
 @pytest.mark.parametrize("how", ["cold", "soft"])
 def test_shutdown(leaving, worker, stages, what, how):
-    """
-    A cold or soft shutdown gives the slot back to its message, which nothing overtakes, and which then runs; it leaves
-    no slot of a task that was acknowledged early, and is gone.
-    """
+    """A shutdown gives a slot back to its message, which then runs, or frees that of an acknowledged task."""
     late, early = f"{what} late", f"{what} early"
     result = task("hold_on").apply_async((late,), queue=how)
     task("hold_long").apply_async((early,), queue=how)
@@ -61,12 +58,13 @@ def test_shutdown(leaving, worker, stages, what, how):
 
 
 def test_recycled_children_leave_no_slot(leaving, what):
-    """A worker that replaces its children after each task leaves no slot behind."""
+    """A worker that replaces its children after each task leaves no slot behind; each child renews by itself."""
     calls = [f"{what} {number}" for number in range(3)]
 
-    pids = {answer(task("report").apply_async((call,), queue="warm"))[0] for call in calls}
+    answers = [answer(task("report").apply_async((call,), queue="warm")) for call in calls]
 
-    assert len(pids) == 3
+    assert len({pid for pid, _ in answers}) == 3
+    assert all("django_redlock watchdog" in threads for _, threads in answers)
     assert all(free("report", call)() for call in calls)
 
 
@@ -84,20 +82,6 @@ def test_warm_shutdown(leaving, stage, what):
     leaving["warm"].wait(timeout=90)
     assert answer(result) == f"{what} done"
     assert free("hold", what)()
-
-
-def test_rerun_after_an_older_call_has_expired(worker, stage, what):
-    """One of the calls during a run has expired. The last one has the same id, and its arguments run."""
-    first = task("trailing").apply_async((what, 0))
-    stage.hear("run 0")
-
-    task("trailing").apply_async((what, 1), expires=-1)
-    newest = task("trailing").apply_async((what, 2))
-    stage.allow()
-    stage.hear("run 2")
-    stage.allow()
-
-    assert (answer(first), answer(newest)) == (0, 2)
 
 
 def test_events(worker, stage, what):
@@ -119,7 +103,6 @@ def test_events(worker, stage, what):
 
 
 def receive(connection, heard):
-    """Receive what there is; returns whether something was heard."""
     with suppress(TimeoutError):
         connection.drain_events(timeout=0.2)
     return heard

@@ -26,43 +26,31 @@ def on_node(node, name, *args):
         return (client.get(keys[0]) or "")[:32] if keys else ""
 
 
-def begin(stage, node, what, name, queue):
-    """Have a worker take a call's slot over while a node is frozen; returns the result, and the secret before."""
-    result = task(name).apply_async((what,), queue=queue)
-    wait_until(lambda: on_node(node, name, what))
-    before = on_node(node, name, what)
+def test_node_that_is_there_again(worker, node, stages, what):
+    """A node learns of a run with its next renewal, and of one that is over as soon as it can be reached."""
+    calls = {"hold": f"{what} during", "hold_long": f"{what} after"}
+    results = {name: task(name).apply_async((call,), queue="missed") for name, call in calls.items()}
+    wait_until(lambda: all(on_node(node, name, call) for name, call in calls.items()))
+    before = on_node(node, "hold", calls["hold"])
     node.freeze()
-    consume(queue)
-    stage.hear("started")
-    return result, before
-
-
-def test_node_is_there_again_during_the_run(worker, node, stage, what):
-    """The node learns of the run with its next renewal, and has nothing when it is over."""
-    result, before = begin(stage, node, what, "hold", "during")
-
-    node.thaw()
-    wait_until(lambda: on_node(node, "hold", what) not in ("", before))
-    stage.allow()
-
-    assert answer(result) == f"{what} done"
-    wait_until(lambda: not on_node(node, "hold", what))
-
-
-def test_node_is_there_again_after_the_run(worker, node, stage, what):
-    """The node gives the slot up, though it was to wait for an hour, as soon as it can be reached."""
-    result, _ = begin(stage, node, what, "hold_long", "after")
-    stage.allow()
-    assert answer(result) == f"{what} done"
-    assert free("hold_long", what)()
+    consume("missed")
+    for call in calls.values():
+        stages(call).hear("started")
+    stages(calls["hold_long"]).allow()
+    assert answer(results["hold_long"]) == f"{what} after done"
+    assert free("hold_long", calls["hold_long"])()
 
     node.thaw()
 
-    wait_until(lambda: not on_node(node, "hold_long", what))
+    wait_until(lambda: on_node(node, "hold", calls["hold"]) not in ("", before))
+    wait_until(lambda: not on_node(node, "hold_long", calls["hold_long"]))
+    stages(calls["hold"]).allow()
+    assert answer(results["hold"]) == f"{what} during done"
+    wait_until(lambda: not on_node(node, "hold", calls["hold"]))
 
 
-def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, what):
-    """A node that misses the release of a revoked call's slot gets the release later."""
+def test_node_is_there_again_after_a_message_was_dropped(worker, node, what):
+    """A node that misses the release of a revoked call's slot, by the worker's main process, gets it later."""
     result = task("hold").apply_async((what,), queue="dropped")
     wait_until(lambda: on_node(node, "hold", what))
     node.freeze()

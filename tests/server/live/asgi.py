@@ -1,3 +1,0 @@
-from django.core.asgi import get_asgi_application
-
-application = get_asgi_application()
