@@ -4,7 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from subprocess import DEVNULL
 from typing import Any
 from urllib.request import Request, urlopen
@@ -32,24 +32,31 @@ GUNICORN = [
 UVICORN = ["uvicorn", "--factory", "django.core.asgi:get_asgi_application", "--log-level=warning", "--lifespan=off"]
 
 
-@pytest.fixture
-def site(live: Live, database: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a running server of the kind that the test names."""
+@contextmanager
+def serving(live: Live, command: list[str], **options: Any) -> Iterator[int]:
+    """Run a web server of the project in this folder in a ``with`` block, which gets its port."""
     port = reserve_port(live)
-    where = [f"--bind=127.0.0.1:{port}"] if request.param is GUNICORN else [f"--port={port}"]
-    process = live.python("-m", *request.param, *where, stdin=DEVNULL, stdout=DEVNULL)
+    where = [f"--bind=127.0.0.1:{port}"] if command[0] == "gunicorn" else [f"--port={port}"]
+    process = live.python("-m", *command, *where, stdin=DEVNULL, stdout=DEVNULL, **options)
 
     def listens() -> bool:
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return True
-        assert process.poll() is None, process.communicate()[1].decode()
+        assert process.poll() is None, process.communicate()[1]
         return False
 
     wait_until(listens)
-    yield f"http://127.0.0.1:{port}"
+    yield port
     process.terminate()
     process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def site(live: Live, database: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a running server of the kind that the test names."""
+    with serving(live, request.param) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def post(url: str) -> dict[str, Any]:

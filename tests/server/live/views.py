@@ -47,8 +47,33 @@ async def acount(request: HttpRequest, pk: int) -> JsonResponse:
         return JsonResponse({"seen": seen, "atomic": True})
 
 
+def compute(seconds: float) -> None:
+    """Keep the processor busy; other threads take turns, but no other task does."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+@transaction.non_atomic_requests
+@locked_view("busy:{pk}")
+def busy(request: HttpRequest, pk: int) -> JsonResponse:
+    """Compute for a while, under a lock that no other request wants."""
+    compute(THINKING)
+    return JsonResponse({})
+
+
+@transaction.non_atomic_requests
+@locked_view("busy:{pk}")
+async def abusy(request: HttpRequest, pk: int) -> JsonResponse:
+    """Do the same, so that no other task of the event loop has a turn meanwhile."""
+    compute(THINKING)
+    return JsonResponse({})
+
+
 urlpatterns = [
     path("count/<int:pk>/", count),
     path("count-class/<int:pk>/", Count.as_view()),
     path("acount/<int:pk>/", acount),
+    path("busy/<int:pk>/", busy),
+    path("abusy/<int:pk>/", abusy),
 ]
