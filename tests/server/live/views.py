@@ -8,7 +8,6 @@ from django.http import HttpRequest, JsonResponse
 from django.views import View
 
 from django_redlock import lock_for_update, locked_view
-from tests.server.locking.crowd import compute
 from tests.shop.models import Order
 
 PATIENCE = 60.0  # seconds
@@ -45,6 +44,13 @@ async def acount(request: HttpRequest, pk: int) -> JsonResponse:
         order.total = seen + 1
         await order.asave()
         return JsonResponse({"seen": seen, "atomic": True})
+
+
+def compute(seconds: float) -> None:
+    """Keep the processor busy; other threads take turns, but no other task does."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
 
 
 @transaction.non_atomic_requests
