@@ -11,9 +11,11 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.core.protocol import HIGHEST, Failure
+from django_redlock.core.attempt import HighestToken
+from django_redlock.core.protocol import HIGHEST, Failure, Kind, Repair
 from django_redlock.inventory import Staleness, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
+from django_redlock.inventory.survey import tell_nodes
 from django_redlock.testing import Servers
 from tests.managers import Flavour, Tables, on_each, real_manager
 
@@ -112,7 +114,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
 
 
 def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
-    """A token in a row of a database is bounded like a token under a key."""
+    """A token in a row of a database is bounded, and repaired, like a token under a key."""
     sqlite_tables.empty()
     manager = real_manager(sqlite_tables.urls[:1])
     manager.lock(NAME, wait=30).acquire().release()
@@ -126,6 +128,19 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
             manager.lock(NAME, wait=0).acquire()
 
         assert caught.value.misconfigured, value
+        assert tell_nodes(manager, Repair(SLUG, 0, None)).replies[0].kind is Kind.RELEASED
+        assert manager.survey(slugs=(SLUG,))[0].rows[0].fence == 0
+
+
+def test_floor_does_not_rise_above_what_can_be_proposed():
+    """A token that no node could exceed is ignored, whether a database or a node reported it."""
+    highest = HighestToken()
+    highest.lift(["a"], 2**63 - 1)
+    highest.lift(["a"], HIGHEST)
+    assert highest.of(["a"]) == 0
+    highest.lift(["a"], HIGHEST - 1)
+
+    assert highest.of(["a"]) == HIGHEST - 1
 
 
 # Operators

@@ -234,6 +234,23 @@ def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
     assert [row.slug for row in listed.rows] == ["{x}"]
 
 
+@pytest.mark.parametrize("number", [0, BASE])
+@pytest.mark.parametrize("present", [None, 7, 2**63 - 1])
+def test_only_absurd_tokens_are_repaired(real_node: Any, present: int | None, number: int):
+    """The node in memory and the script agree on which tokens are absurd, and on the result."""
+    manager, server, prefix = real_node
+    store, request = NodeState(time.time), Repair("{x}", number, 600.0)
+    with server.client() as client:
+        if present is not None:
+            client.set(f"{prefix}{{x}}:f", present)
+            store.records.fences["{x}"] = (present, None)
+
+        assert run(manager, request).kind is store.execute(request).kind
+
+        assert int(client.get(f"{prefix}{{x}}:f") or 0) == store.records.fence("{x}", store.now())
+        assert (client.pttl(f"{prefix}{{x}}:f") > 0) is (store.records.fences.get("{x}", (0, None))[1] is not None)
+
+
 def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
     """A number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote."""
     manager, *_ = real_node

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockManager, LockTakenError
-from django_redlock.core.protocol import SHARED
+from django_redlock.core.protocol import SHARED, Kind, Release
+from django_redlock.core.round import cleanup
 from django_redlock.testing import Servers
 from tests.managers import (
     Asyncio,
@@ -121,6 +122,25 @@ async def test_writer_does_not_starve(make: Manager, flavour: Flavour):
 
     assert writers.served[0] == 0
     assert sorted(writers.served) == [0, 1, 2]
+
+
+async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
+    """A removed holder learns of it, and of the reason, at its next extension, even if nobody else has come."""
+    manager = make()
+    readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
+    early, late = (
+        cleanup(Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, fencing_token=token), range(5), (), 10.0, 0.2)
+        for token in (readers[0].fencing_token, readers[1].fencing_token)
+    )
+    manager.ask(early)
+    still = [await flavour.extend(lease) for lease in readers]
+    manager.ask(late)
+
+    assert {reply.kind for reply in early.replies.values()} == {Kind.BUSY}
+    assert still == [True, True]
+    assert {reply.kind for reply in late.replies.values()} == {Kind.RELEASED}
+    assert [await flavour.extend(lease) for lease in readers] == [False, False]
+    assert {lease.reason for lease in readers} == {"revoked"}
 
 
 # reentrant

@@ -235,3 +235,15 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
         if reply in WELL_FORMED:
             release = b"$2\r\nt:\r\n$5\r\n10000\r\n"  # with a tombstone for the whole ttl
             await eventually(lambda: release in server.heard)
+
+
+@pytest.mark.parametrize("greeting", [b"$3\r\nhey\r\n", b"HTTP/1.1 400 Bad Request\r\n"])
+async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: bytes):
+    """A server that does not introduce itself as a node gets no request."""
+    with babbler(greeting, b"+OK\r\n") as server:
+        manager = real_manager([server.url])
+
+        error = await refused(flavour, manager)
+
+        assert set(error.nodes.values()) == {"malformed reply"}
+        assert b"t:index" not in server.heard

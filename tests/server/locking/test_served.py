@@ -238,8 +238,12 @@ def test_age_is_bounded_where_it_is_read(said: bytes, age: float | None):
     assert link.greeting.age == age
 
 
-def test_script_that_another_server_carried_out_is_noticed():
-    """An endpoint that sends the commands of one connection to several servers is not a node."""
-    with babbler(bulk(INFO) + bulk(b"SERVED def 5000000"), b"") as server:
-        with pytest.raises(LinkError, match="answers as two servers"):
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(bulk(b"SERVED def 5000000"), "answers as two servers"), (b"-LOADING the dataset in memory\r\n", "LOADING")],
+)
+def test_server_that_does_not_serve_the_locks_itself_yet_is_no_node(said: bytes, why: str):
+    """An endpoint may send the commands of one connection to several servers, and a server may load its data."""
+    with babbler(bulk(INFO) + said, b"") as server:
+        with pytest.raises(LinkError, match=why):
             open_node(NodeSpec(server.url), "t:").connect(5.0)

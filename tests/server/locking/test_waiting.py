@@ -115,7 +115,6 @@ async def test_waiter_that_gives_up_leaves_the_queue_at_once(make: Manager, flav
     await flavour.release(holder)
 
 
-@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
 @pytest.mark.parametrize("flavour", [Asyncio], indirect=True)
 async def test_cancelled_waiter_leaves_the_queue(make: Manager):
     """A cancelled waiter also leaves the queue."""
