@@ -30,11 +30,7 @@ def served(client: redis.Redis, key: str = "t:served", **change: object) -> str:
 def cluster_nodes(
     count: int, options: Sequence[str] = (), password: str = "", proxies: list[FaultProxy] | None = None
 ) -> Iterator[list[Server]]:
-    """
-    Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it.
-
-    A proxy for each is added to *proxies*, if given; the server announces its address to clients and replicas.
-    """
+    """Start servers in cluster mode, and if *proxies* is given a proxy for each, whose address the server announces."""
     with ExitStack() as stack:
         servers: list[Server] = []
         while len(servers) < count:
@@ -44,7 +40,7 @@ def cluster_nodes(
             proxy = FaultProxy(server.url)
             if proxies is not None:
                 server.args += ("--cluster-announce-port", str(proxy.port))
-            if server.port <= HIGHEST_CLUSTER_PORT:
+            if server.port <= HIGHEST_CLUSTER_PORT:  # it also listens 10,000 higher, where nobody has reserved a port
                 with suppress(ServerStartError):
                     servers.append(stack.enter_context(server))
                     if proxies is not None:

@@ -17,11 +17,7 @@ from tests.waiting import wait_until
 
 
 class Member(Service):
-    """
-    A member of an etcd cluster, alone unless :attr:`cluster` names others.
-
-    Its disk is not waited for, and it elects a leader quickly when it is alone.
-    """
+    """A member of an etcd cluster, alone unless :attr:`cluster` names others."""
 
     variable = "REDLOCK_ETCD"
     scheme = "etcd"

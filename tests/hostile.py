@@ -2,9 +2,9 @@
 A hostile server: a relay to an honest server that answers one kind of request with an attack.
 
 It is a process of its own, so that the processor time and the memory of a test are those of the client alone. The kinds
-of request are ``auth``, ``greeting``, ``script``, ``survey`` and ``subscription``, for Redis, etcd and ZooKeeper alike;
-``FORMS`` are what it can answer. An attack goes on until the client ends the connection. ``rediss`` is Redis with TLS,
-where the form ``handshake`` attacks every connection before its first request.
+of request are ``STAGES``, for all kinds of nodes alike; ``FORMS`` are what it can answer, until the client ends the
+connection. ``rediss`` is Redis with TLS, where ``handshake`` attacks every connection before its first request. What
+the client makes of other replies of Redis is in tests/unit/locking/test_wire.py.
 
     with hostile("redis", server.url) as node:
         node.attack("script", "nested")
@@ -22,30 +22,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain, cycle, islice, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from urllib.parse import urlsplit
 
 STAGES = ("auth", "greeting", "script", "survey", "subscription")
-FORMS = ("nested", "line", "lines", "bulk", "pieces", "slow", "types", "control")
+ALL = ("nested", "line", "lines", "bulk", "pieces", "slow", "types", "control")
+FORMS = {
+    "redis": ("lines", "pieces", "slow", "control"),
+    "rediss": ("lines", "slow", "handshake"),
+    "etcd": ALL,
+    "zookeeper": ALL,
+}
 LOUD = "\x1b[31;1m\x07\x00evil\r\n\x9b2J\u202e\x85second line"
-TLS_FORMS = ("nested", "bulk", "slow", "handshake")
 MANY = 3000  # a reply that never ends is sent in this many pieces of up to 64 kB
 
 Attack = Iterator[bytes]
 
 
 class Hostile:
-    """
-    The process of a hostile server.
-
-    Args:
-        kind: The scheme of its URL.
-        honest: The URL of the honest server behind it.
-        process: The process.
-        port: Its port.
-        options: The options in its URL.
-    """
+    """The process of a hostile server in front of the honest one; *options* are those in its URL."""
 
     def __init__(self, kind: str, honest: str, process: "subprocess.Popen[str]", port: int, options: str = "") -> None:
         self.kind = kind
@@ -98,20 +94,12 @@ def endless(piece: bytes) -> Attack:
 def in_redis(stage: str, form: str) -> Attack:
     """Return the answer of a Redis server."""
     match form:
-        case "nested":  # a million parts, no more than a thousand in a list
-            return chain([b"*1000\r\n"], islice(cycle([b"*1000\r\n" + b"*0\r\n" * 1000]), MANY))
-        case "line":
-            return chain([b"+"], endless(b"x"))
         case "lines":
             return endless(b"+OK\r\n")
-        case "bulk":
-            return chain([b"$2000000\r\n"], endless(b"x" * 65_536))
         case "pieces":
             return chain([b"$900000\r\n"], repeat(b"xy", 450_000))
         case "slow":
             return (byte.to_bytes() for byte in b"$100\r\n" + b"x" * 100)
-        case "types":
-            return iter([b"*3\r\n:1\r\n$-1\r\n*0\r\n:7\r\n+OK\r\n" * 5])
     if stage == "greeting":
         info = f"run_id:{'a' * 40}\r\nredis_version:7{LOUD}\r\nredis_mode:{LOUD * 5000}\r\n".encode()
         return iter([b"$%d\r\n%s\r\n$-1\r\n" % (len(info), info)])

@@ -4,12 +4,6 @@ Real PostgreSQL, MariaDB, RabbitMQ, etcd and ZooKeeper for the tests, which stop
 Each uses a private temporary folder and a free port, and does not outlive the process that started it.
 ``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB``, ``REDLOCK_RABBITMQ``, ``REDLOCK_ETCD`` and ``REDLOCK_ZOOKEEPER`` may name
 running servers by URL instead (``postgresql://user:password@host:port/database``); those are used, and never stopped.
-
-Tests take the fixtures ``postgresql``, ``mariadb``, ``rabbitmq``, ``etcd``, ``zookeeper`` and ``engine`` of
-``tests/conftest.py``, and
-
-    with postgresql.database() as name, django_database("counting", postgresql.settings(name)):
-        call_command("migrate", database="counting", verbosity=0)
 """
 
 import os
@@ -51,11 +45,7 @@ class _Port:
 
 
 class Service:
-    """
-    One server; a ``with`` block starts it, and at the end stops it and removes its files.
-
-    ``url`` is its address. A server that an environment variable names has no process to control: see ``ours``.
-    """
+    """One server, which a ``with`` block starts, unless an environment variable names one that is not ``ours``."""
 
     variable: ClassVar[str]
     scheme: ClassVar[str]
@@ -366,12 +356,7 @@ class SQLite:
 
 @contextmanager
 def django_database(alias: str, entry: dict[str, Any]) -> Iterator[str]:
-    """
-    Make *entry* available to Django as the database *alias*, in every thread; tests need
-    ``django_db_blocker.unblock()``.
-
-    Other threads close their own connections (``connections.close_all()``); those of this thread are closed here.
-    """
+    """Make *entry* available to Django as the database *alias*; other threads close their own connections to it."""
     connections.settings[alias] = connections.configure_settings({"default": {}, alias: dict(entry)})[alias]
     try:
         yield alias

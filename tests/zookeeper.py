@@ -19,11 +19,7 @@ NETTY = ":".join(f"/usr/share/java/netty-{part}.jar" for part in ("codec", "reso
 
 
 class Zoo(Service):
-    """
-    A member of a ZooKeeper ensemble, alone unless :attr:`ensemble` names others.
-
-    Its disk is not waited for.
-    """
+    """A member of a ZooKeeper ensemble, alone unless :attr:`ensemble` names others."""
 
     variable = "REDLOCK_ZOOKEEPER"
     scheme = "zookeeper"

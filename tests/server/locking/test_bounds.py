@@ -3,29 +3,25 @@
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, locks
+from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.attempt import HighestToken
-from django_redlock.core.node_state import NodeState
-from django_redlock.core.protocol import (
-    HIGHEST,
-    Failure,
-    Repair,
-)
+from django_redlock.core.protocol import HIGHEST, Failure, Kind, Repair
 from django_redlock.inventory import Staleness, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
-from django_redlock.nodes.database.table import TABLE
+from django_redlock.inventory.survey import tell_nodes
 from django_redlock.testing import Servers
-from tests.managers import Flavour, Tables, connect, on_each, real_manager, wait_until
+from tests.managers import Flavour, Tables, on_each, real_manager
 
+ABSURD = str(2**63 - 1)
 # Values that any client can write under the key of a fencing token.
-ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(HIGHEST - 1), "1e300", "soon"]
+VALUES = pytest.mark.parametrize("value", [ABSURD, "9" * 23, str(HIGHEST - 1), "1e300", "soon"])
 NAME, SLUG = "a", "{a}"
 
 
@@ -41,11 +37,9 @@ def fences(nodes: Servers) -> list[str | None]:
     return found
 
 
-@pytest.mark.parametrize("value", ABSURD_TOKENS)
+@VALUES
 async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour: Flavour, value: str):
-    """
-    An absurd token costs its node the vote; the others decide, with a token from a clock, and are not raised to it.
-    """
+    """An absurd token costs its node the vote; the others decide, and are not raised to it."""
     poison(nodes, value, 0)
     manager = real_manager(nodes.urls[:3])
 
@@ -63,7 +57,7 @@ async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour:
 
 async def test_absurd_token_does_not_raise_the_others(nodes: Servers, flavour: Flavour):
     """A second round raises the nodes to the highest token of those that vote, and to no absurd one."""
-    poison(nodes, str(2**63 - 1), 0)
+    poison(nodes, ABSURD, 0)
     ahead = int((time.time() + 5) * 1e6)  # another client has had the lock, and its clock is ahead
     poison(nodes, str(ahead), 1, 2)
     manager = real_manager(nodes.urls[:3])
@@ -75,7 +69,7 @@ async def test_absurd_token_does_not_raise_the_others(nodes: Servers, flavour: F
     await flavour.release(lease)
 
 
-@pytest.mark.parametrize("value", ABSURD_TOKENS)
+@VALUES
 async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: Flavour, value: str):
     """No caller waits for a fault that only an operator can repair; the error names it, and no lock is left behind."""
     poison(nodes, value, 0, 1)
@@ -84,9 +78,7 @@ async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: 
     with pytest.raises(QuorumUnavailableError) as caught:
         await flavour.acquire(manager.lock(NAME, wait=60))
 
-    assert [said for said in caught.value.nodes.values() if said == Failure.ABSURD_TOKEN.value] == [
-        Failure.ABSURD_TOKEN.value
-    ] * 2
+    assert list(caught.value.nodes.values()).count(Failure.ABSURD_TOKEN.value) == 2
     assert (caught.value.misconfigured, caught.value.attempts) == (True, 1)
     poison(nodes, "5", 0, 1)
     await flavour.release(await flavour.acquire(manager.lock(NAME, wait=30)))
@@ -96,7 +88,7 @@ async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers,
     """Nodes with an absurd token still extend the lease; without the lock, they neither vote nor refuse."""
     manager = real_manager(nodes.urls[:3])
     lease = await flavour.acquire(manager.lock(NAME, wait=0))
-    poison(nodes, str(2**63 - 1), 0, 1)
+    poison(nodes, ABSURD, 0, 1)
     assert await flavour.extend(lease)
     on_each(nodes[:2], "DEL", f"t:{SLUG}:h")
 
@@ -112,7 +104,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
     """The holder of a lock is known even if the lock's token is absurd."""
     holder, other = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
     lease = await flavour.acquire(holder.lock(NAME, wait=0))
-    poison(nodes, str(2**63 - 1), 0, 1, 2)
+    poison(nodes, ABSURD, 0, 1, 2)
 
     with pytest.raises(LockTakenError):
         await flavour.acquire(other.lock(NAME, wait=0))
@@ -122,7 +114,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
 
 
 def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
-    """A token in a row of a database is bounded like a token under a key."""
+    """A token in a row of a database is bounded, and repaired, like a token under a key."""
     sqlite_tables.empty()
     manager = real_manager(sqlite_tables.urls[:1])
     manager.lock(NAME, wait=30).acquire().release()
@@ -136,9 +128,8 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
             manager.lock(NAME, wait=0).acquire()
 
         assert caught.value.misconfigured, value
-
-
-# Proposed and accepted numbers
+        assert tell_nodes(manager, Repair(SLUG, 0, None)).replies[0].kind is Kind.RELEASED
+        assert manager.survey(slugs=(SLUG,))[0].rows[0].fence == 0
 
 
 def test_floor_does_not_rise_above_what_can_be_proposed():
@@ -156,19 +147,16 @@ def test_floor_does_not_rise_above_what_can_be_proposed():
 
 
 @contextmanager
-def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
+def settings_of(nodes: Servers) -> Iterator[None]:
     options = {"restart_guard": False, "node_timeout": 2.0}
-    alias = {"NODES": nodes.urls[:count], "KEY_PREFIX": "t", "OPTIONS": options}
+    alias = {"NODES": nodes.urls[:3], "KEY_PREFIX": "t", "OPTIONS": options}
     with override_settings(REDLOCK={"default": alias}):
         yield
 
 
 @pytest.mark.parametrize(("value", "held"), [(str(2**63 - 1), False), ("9" * 23, True)], ids=["free", "held"])
 def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
-    """
-    Repair works whether or not the lock is held; afterwards the node knows the highest token of the others. The
-    doctor finds the token of a held lock; that of a free one is found by the lock's name.
-    """
+    """A node whose token was absurd has the highest token of the others, whether or not the lock is held."""
     names = None if held else [NAME]
     with settings_of(nodes):
         manager = real_manager(nodes.urls[:3])
@@ -199,49 +187,10 @@ def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
         lock.release()
 
 
-def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables):
-    """The doctor and the command find the token of a held lock in a database, too."""
-    count = 3 if tables.scheme == "sqlite" else 1  # REDLOCK may name a server once
-    alias = {"NODES": tables.urls[:count], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
-    with override_settings(REDLOCK={"default": alias}):
-        manager = locks["default"]
-        connect(manager)
-        lease = manager.lock(NAME, wait=0).acquire()
-        poison_row(tables, lease.fencing_token, 2**63 - 1)
-        found = [finding for finding in diagnose(timeout=30.0).findings if finding.id == "absurd-token"]
-        told = io.StringIO()
-
-        call_command("redlock_clear", interactive=False, stdout=told)
-
-        assert [(finding.level, NAME in finding.text) for finding in found] == [("error", True)]
-        assert "Replaced 1 token." in told.getvalue()
-        assert fence_of_row(tables) == (lease.fencing_token if count == 3 else 0)
-        assert not [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
-        assert lease.release() == "released"
-        locks.reset()
-
-
-def poison_row(tables: Tables, token: int, value: int) -> None:
-    """
-    Write another fencing token into the row of the lock in the first database, which may be the last to learn it.
-
-    The version of the row changes as well: a release that has read the row, and is yet to write it, must read it again.
-    """
-    wait_until(lambda: fence_of_row(tables) == token)
-    replaced = f"""replace(state, '"fence":[{token},', '"fence":[{value},')"""
-    tables.query(f"UPDATE {TABLE} SET version = version + 1, state = {replaced}")
-
-
-def fence_of_row(tables: Tables) -> int:
-    """Return the fencing token in the row of the lock in the first database, 0 if there is none."""
-    records = [json.loads(state) for (state,) in tables.query(f"SELECT state FROM {TABLE}")]
-    return next((int(record.get("fence", [0])[0]) for record in records if record.get("slug") == SLUG), 0)
-
-
 def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
     """The node itself decides at that moment whether its token is absurd."""
     with settings_of(nodes):
-        poison(nodes, str(2**63 - 1), 0)
+        poison(nodes, ABSURD, 0)
         (key,) = [key for key in stale_keys(find_locks([f"{{{NAME}}}"])) if key.reason is Staleness.ABSURD]
         poison(nodes, "7", 0)
 
@@ -255,39 +204,10 @@ def test_absurd_token_is_no_token_of_a_listing(nodes: Servers):
     """Pages and commands show the token of the holder."""
     with settings_of(nodes):
         lease = real_manager(nodes.urls[:3]).lock(NAME, wait=0).acquire()
-        poison(nodes, str(2**63 - 1), 0, 1)
+        poison(nodes, ABSURD, 0, 1)
 
         (lock,) = held_locks().locks
 
         assert {view.fence for view in lock.views} == {0, lease.fencing_token}
         assert find_locks([SLUG]).absurd[SLUG] == tuple(url.removeprefix("redis://")[:-2] for url in nodes.urls[:2])
         lease.release()
-
-
-@pytest.mark.parametrize("keep", [600.0, None])
-@pytest.mark.parametrize("number", [0, 1_795_000_000_000_000])
-@pytest.mark.parametrize("present", [None, 7, 2**63 - 1])
-def test_node_in_memory_repairs_as_the_script_does(
-    real: Callable[..., LockManager], nodes: Servers, present: int | None, number: int, keep: float | None
-):
-    """The node in memory and the script agree on which tokens are absurd, and on the result."""
-    manager, store = real(1), NodeState(time.time)
-    if present is not None:
-        poison(nodes, str(present), 0)
-        store.records.fences[SLUG] = (present, None)
-    request = Repair(SLUG, number, keep)
-
-    link = manager.nodes[0].connect(5.0)
-    link.send(request, {}, in_full=True)
-    theirs = None
-    while theirs is None:
-        if link.readable():
-            theirs = link.receive(request)
-    link.close()
-    ours = store.execute(request)
-
-    left = fences(nodes)[0]
-    assert (theirs.kind, theirs.fence) == (ours.kind, ours.fence)
-    assert int(left or 0) == store.records.fence(SLUG, store.now())
-    with nodes[0].client() as client:
-        assert (client.pttl(f"t:{SLUG}:f") > 0) is (store.records.fences.get(SLUG, (0, None))[1] is not None)

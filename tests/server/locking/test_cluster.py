@@ -1,32 +1,17 @@
 """A Redis or Valkey Cluster as one node: failovers, slots that move, and what is refused."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from django_redlock import LockManager, LockTakenError, QuorumUnavailableError
-from django_redlock.core.protocol import Raise, Request
-from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.redis.inspect import inspect
-from django_redlock.nodes.redis.link import AsyncRedisLink, RedisLink
 from django_redlock.testing import Servers
 from tests.clusters import PASSWORD, Cluster, cluster, until
 from tests.endurance.test_acl import RIGHTS
-from tests.managers import (
-    Asyncio,
-    Blocking,
-    Flavour,
-    eventually,
-    fork_and_lock,
-    holders,
-    patient_manager,
-    real_manager,
-    run_greenlets,
-)
+from tests.managers import Asyncio, Blocking, Flavour, eventually, holders, real_manager, run_greenlets
 
 from .test_replies import babbler
 
@@ -59,13 +44,12 @@ async def test_cluster_that_is_listed_twice_has_one_vote(three: Cluster, flavour
         await held(flavour, twice, wait=0)
 
 
-async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flavour):
-    """
-    While the slot of an alias moves to another shard, the node gives no vote, and no caller gets
-    the lock; afterwards the lock is held there.
-    """
+async def test_locks_and_their_queues_are_found_where_the_slot_goes(three: Cluster, flavour: Flavour):
+    """Nobody gets the lock while its slot moves; afterwards the holder and the waiter go on at the other shard."""
     manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
     lease = await held(flavour, manager)
+    waiter = asyncio.create_task(asyncio.to_thread(other.lock("a", wait=60).acquire))
+    await eventually(lambda: any(row.waiting for row in manager.survey(slugs=("{a}",), waiters=0)[0].rows))
     target = (three.owner(KEY) + 1) % 3
 
     for step in three.migrate(KEY, target):
@@ -75,63 +59,9 @@ async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flav
             assert not refused.value.misconfigured, step
 
     assert three.owner(KEY) == target
-    with pytest.raises((QuorumUnavailableError, LockTakenError)):
-        await held(flavour, other, wait=0)
     until(lambda: set(holders(manager, "{a}")) == {lease.secret})
-    assert await flavour.release(lease) in ("released", "unknown")
-    assert await flavour.release(await held(flavour, other)) == "released"
-
-
-async def test_slot_that_moves_between_two_rounds_takes_the_grant_along(
-    three: Cluster, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
-):
-    """
-    The shard that granted the lock answers the request to raise its token with MOVED. That attempt does
-    not have the lock, and what it was granted does not block the next attempt at the new shard.
-    """
-    manager = real_manager([three.url], ttl=60.0, node_timeout=10.0)
-    await flavour.release(await held(flavour, manager))
-    source = three.owner(KEY)
-    target = (source + 1) % 3
-    ahead = time.time_ns() // 1000 + 10 * 10**6  # the first proposal is too low, so there is a second round
-    raised: list[int] = []
-    with three.servers[source].client() as client:
-        client.set("{t}:{between}:f", ahead, px=600_000)
-        for link in (RedisLink, AsyncRedisLink):
-
-            def move_first(
-                self: Any, request: Request, *args: Any, send: Callable[..., None] = link.send, **options: Any
-            ) -> None:
-                if isinstance(request, Raise):
-                    if not raised:
-                        list(three.migrate(KEY, target))
-                    raised.append(request.number)
-                send(self, request, *args, **options)
-
-            monkeypatch.setattr(link, "send", move_first)
-        lease = await held(flavour, manager, "between")
-        moved = client.info("errorstats")["errorstat_MOVED"]["count"]
-
-    assert len(raised) == 1
-    assert moved >= 1
-    assert lease.fencing_token > ahead
-    assert holders(manager, "{between}") == [lease.secret]
-    assert await flavour.release(lease) == "released"
-
-
-async def test_waiter_follows_the_slot(three: Cluster, flavour: Flavour):
-    """The queue moves with the slot, so a waiter gets the lock that is released at the new shard."""
-    manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
-    lease = await held(flavour, manager)
-    waiter = asyncio.create_task(asyncio.to_thread(other.lock("a", wait=60).acquire))
-    await eventually(lambda: any(row.waiting for row in manager.survey(slugs=("{a}",), waiters=0)[0].rows))
-
-    for _ in three.migrate(KEY, (three.owner(KEY) + 1) % 3):
-        await asyncio.sleep(0.1)
     assert not waiter.done()
-    assert lease.valid()
-    await flavour.release(lease)
-
+    assert await flavour.release(lease) in ("released", "unknown")
     later = await waiter
     assert later.fencing_token > lease.fencing_token
     assert later.release() == "released"
@@ -152,10 +82,7 @@ def test_failover_keeps_a_lock_that_was_replicated():
 
 
 async def test_failover_after_replication_was_cut_makes_newcomers_wait():
-    """
-    A replica that missed a lock takes the place of its master. With the restart guard, also a process
-    that never saw the old master waits until every lock that may be missing has expired.
-    """
+    """If a replica that missed a lock is promoted, every process waits until such a lock has expired."""
     with cluster(3, replicas=True) as running:
         knew = guarded(running)
         running.serve(KEY)
@@ -178,12 +105,6 @@ async def test_failover_after_replication_was_cut_makes_newcomers_wait():
             assert later.fencing_token > lease.fencing_token
             assert await flavour.release(later) == "released"
             await flavour.close(manager)
-
-
-def test_child_has_connections_of_its_own(three: Cluster):
-    """After a fork both processes continue; the child neither uses nor ends anything of its parent."""
-    with closing(patient_manager([three.url])) as one:
-        fork_and_lock(one)
 
 
 def test_greenlets_wait_and_are_renewed(three: Cluster, nodes: Servers):
@@ -209,18 +130,6 @@ async def test_address_that_a_member_announces_is_named(flavour: Flavour):
         with pytest.raises(QuorumUnavailableError, match=r"unknown host: nowhere\.invalid:6379, says a member"):
             await held(flavour, manager, wait=0)
         assert inspect(manager.nodes[0], 5.0).detail == "unknown host: nowhere.invalid:6379, says a member"
-
-
-def test_doctor_examines_the_shard_that_decides(three: Cluster):
-    """The inspection asks the master of the slot, and names the members that do not answer."""
-    node = open_node(NodeSpec(f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:{three.servers[0].port}"), "t:")
-
-    found = inspect(node, 5.0)
-
-    assert found.detail == ""
-    assert found.refused == ()
-    assert found.info["tcp_port"] == str(three.servers[three.owner(KEY)].port)
-    assert found.deaf == ("127.0.0.1:1 (refused)",)
 
 
 async def test_server_without_cluster_mode_is_a_configuration_error(nodes, flavour: Flavour):

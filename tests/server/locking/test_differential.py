@@ -1,16 +1,10 @@
 """The node in memory and the scripts on a real server give the same replies."""
 
-import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import pytest
-import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_redlock import LockManager
@@ -88,6 +82,7 @@ requests = st.one_of(
     slugs.map(Survey),
     slugs.map(lambda some: Survey((f"{some[0]}#1",), waiters=100)),
     st.builds(lambda some, waiters: Survey(some, waiters=waiters), slugs, st.sampled_from([0, 1, 100])),
+    st.builds(lambda some, number, keep: Repair(some[0], number, keep), slugs, numbers | st.just(0), keeps),
 )
 
 
@@ -118,9 +113,6 @@ def real_node(request: pytest.FixtureRequest, nodes: Servers):
     return real_manager([url]), server, prefix
 
 
-SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
 @pytest.mark.parametrize("examples", [100, pytest.param(2000, marks=pytest.mark.endurance)])
 def test_memory_node_answers_as_the_real_one(real_node: Any, examples: int):
     """Whatever requests come in whatever order, replies, queues and notifications are the same."""
@@ -134,10 +126,7 @@ def test_memory_node_answers_as_the_real_one(real_node: Any, examples: int):
 
 
 def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]]:
-    """
-    Send a request to both; compare replies, contents and notifications; return the node in memory and the waiters
-    notified.
-    """
+    """Compare both after a sequence of requests; return the node in memory and the waiters that were notified."""
     manager, server, prefix = real_node
     store, told = NodeState(time.time), []
     store.listeners = dict.fromkeys("pq", told.append)
@@ -245,6 +234,23 @@ def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
     assert [row.slug for row in listed.rows] == ["{x}"]
 
 
+@pytest.mark.parametrize("number", [0, BASE])
+@pytest.mark.parametrize("present", [None, 7, 2**63 - 1])
+def test_only_absurd_tokens_are_repaired(real_node: Any, present: int | None, number: int):
+    """The node in memory and the script agree on which tokens are absurd, and on the result."""
+    manager, server, prefix = real_node
+    store, request = NodeState(time.time), Repair("{x}", number, 600.0)
+    with server.client() as client:
+        if present is not None:
+            client.set(f"{prefix}{{x}}:f", present)
+            store.records.fences["{x}"] = (present, None)
+
+        assert run(manager, request).kind is store.execute(request).kind
+
+        assert int(client.get(f"{prefix}{{x}}:f") or 0) == store.records.fence("{x}", store.now())
+        assert (client.pttl(f"{prefix}{{x}}:f") > 0) is (store.records.fences.get("{x}", (0, None))[1] is not None)
+
+
 def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
     """A number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote."""
     manager, *_ = real_node
@@ -252,113 +258,3 @@ def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
         reply = run(manager, Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, number, None, 1e10))
 
         assert (reply.kind, reply.fence) == (kind, fence)
-
-
-UNDECLARED = {
-    ("acquire", "h"),  # of expired locks, whose names leave the index
-    ("release of all", "x"),  # of holders that share a lock, whose secrets surveys do not report
-    *(("survey of a page", kind) for kind in "hfrqs"),
-}
-"""The keys that a script uses without having them in ``KEYS``, by their kinds: only the node knows their names."""
-
-
-class Declarations:
-    """Which keys the scripts on a server use without having them in ``KEYS``, as MONITOR shows."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
-        self._names = {each.read_text(): each.name for each in files("django_redlock.nodes.redis.scripts").iterdir()}
-        self._names |= {client.script_load(text): name for text, name in self._names.items()}
-        self.ran: set[str] = set()
-        self.undeclared: set[tuple[str, str]] = set()
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Note what the scripts do in the block."""
-        name, declared = "", set[str]()
-        with self._client.monitor() as monitor:
-            yield
-            self._client.echo("the end")
-            while True:
-                source, command = monitor.connection.read_response().split("] ", 1)
-                words = [spelt(word) for word in re.findall(r'"((?:[^"\\]|\\.)*)"', command)]
-                if words == ["ECHO", "the end"]:
-                    return
-                if source.endswith(" lua"):
-                    used = [words[place] for place in places_of_keys(self._client, words[0].upper(), len(words))]
-                    self.undeclared |= {(name, kind_of(key)) for key in used if key not in declared}
-                elif words[0] in ("EVAL", "EVALSHA"):
-                    end = 3 + int(words[2])
-                    name, declared = self._name(words[1], words[end:]), set(words[3:end])
-                    self.ran.add(name)
-
-    def _name(self, script: str, arguments: list[str]) -> str:
-        name = self._names[script].removesuffix(".lua")
-        if name == "survey" and arguments[2] != "0":
-            return "survey of a page"
-        return "release of all" if name == "release" and arguments[0] == SHARED else name
-
-
-@cache
-def places_of_keys(client: redis.Redis, command: str, length: int) -> list[int]:
-    """Return which words of a command are keys, as the server itself says."""
-    if length == 1:  # Redis 7 takes the question for a mistake
-        return []
-    try:
-        return list(map(int, client.command_getkeys(command, *map(str, range(1, length)))))
-    except redis.ResponseError as error:
-        if "no key" not in str(error):
-            raise
-        return []
-
-
-def spelt(word: str) -> str:
-    """Return a word of MONITOR as it was sent."""
-    return word.encode().decode("unicode_escape").encode("latin-1").decode()
-
-
-def kind_of(key: str) -> str:
-    """Return the kind of a key, which is one letter, or the word for a key that no lock has."""
-    return "x" if ":x:" in key else key.rpartition(":")[2]
-
-
-@SETTINGS
-@given(sequence=st.lists(requests, min_size=1, max_size=25))
-def test_scripts_use_no_key_that_could_be_declared(real_node: Any, sequence: list[Request]):
-    """Whatever is asked, only keys whose names no client knows are missing from ``KEYS``."""
-    manager, server, _ = real_node
-    with server.client() as client:
-        client.flushall()
-        declarations = Declarations(client)
-        with declarations.watch():
-            for request in sequence:
-                run(manager, request)
-
-    assert declarations.undeclared <= UNDECLARED
-
-
-def test_scripts_use_these_undeclared_keys(real_node: Any):
-    """Each script runs, and each exception is necessary: the docs name what a server must allow."""
-    manager, server, prefix = real_node
-    by_force = Release(("{r}",), SHARED, 60.0, shared=True, fencing_token=BASE)
-    with server.client() as client:
-        client.zadd(f"{prefix}index", {"{dead}": 1})
-        client.set(f"{prefix}{{absurd}}:f", "x" * 20)
-        declarations = Declarations(client)
-        with declarations.watch():
-            for request in (take("r", shared=True), by_force, take("r", "b", shared=True)):
-                run(manager, request)
-            for request in (take("x"), take("x", "b", adopt="a" * 32), take("x", "c", "p|1")):
-                run(manager, request)
-            run(manager, Survey(size=9, waiters=9))
-            run(manager, Raise(("{x}",), "b" * 32, BASE + 9, None))
-            run(manager, Extend((Term(("{x}",), "b" * 32, "b" * 32, 60.0, BASE),), None))
-            run(manager, Release(("{x}",), "b" * 32, fencing_token=BASE))
-            run(manager, Repair("{absurd}", 0, None))
-            run(manager, Survey(("{r}", "{p}#1"), waiters=9))
-            manager.close()
-            run(manager, take("z"))
-
-    single = {"acquire", "extend", "raise", "release", "repair", "served", "survey"}
-    assert declarations.ran == single | {"release of all", "survey of a page"}
-    assert declarations.undeclared == UNDECLARED

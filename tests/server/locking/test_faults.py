@@ -1,23 +1,25 @@
-"""Nodes that are down, frozen, restarted or full: real servers, and the behaviour of the lock."""
+"""Nodes that are down, frozen, restarted, late or full: real servers, and the behaviour of the lock."""
 
 import asyncio
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 from unittest.mock import patch
 
 import pytest
 
-from django_redlock import Lease, Lock, LockManager, LockTakenError, QuorumUnavailableError
+from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Failure, Kind
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.nodes.base import LinkError
-from django_redlock.testing import Server, Servers
+from django_redlock.testing import Server, Servers, ServerStartError
 from django_redlock.testing.proxy import FaultProxy
-from tests.managers import Blocking, Flavour, eventually, held_by, in_threads, renew_now
+from tests.managers import Blocking, Flavour, eventually, held_by, in_threads, on_each, renew_now
 from tests.managers import patient_manager as real_manager
 from tests.unit.locking.test_rounds import no_quorum, works
 
@@ -35,7 +37,7 @@ def restless_redelivery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flavour, fault: str):
-    """Two of five may fail, and nobody waits for them; with three gone the result is *no quorum*."""
+    """Two of five may fail, and nobody waits for them; with three gone the result is *no quorum* until they return."""
     managers = [real_manager(nodes.urls, node_timeout=limit) for limit in (PATIENCE, HASTE)]
     if fault != "missing at start":
         for manager in managers:
@@ -47,14 +49,13 @@ async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flav
         await (works(managers[0], flavour) if failed <= 2 else no_quorum(managers[1], flavour))
 
         assert time.monotonic() - started < PATIENCE
+    nodes.reset()
+    await flavour.release(await flavour.acquire(managers[0].lock("a", wait=60)))
 
 
 @pytest.mark.parametrize("linked", [True, False], ids=["linked", "not linked"])
 async def test_many_releases_wait_once_for_silent_nodes(nodes: Servers, flavour: Flavour, linked: bool):
-    """
-    Two of three nodes are silent: only the first of many releases waits for their timeout. All are sent or redelivered,
-    and arrive when the nodes are back.
-    """
+    """Only the first of many releases waits for silent nodes, and all arrive when the nodes are back."""
     timeout, count = 0.3, 100  # less than a link may rest: one that has rested gets no second wait in any case
     manager = real_manager(nodes.urls[:3], node_timeout=timeout)
     leases = [await flavour.acquire(manager.lock(f"n{number}", renew=False)) for number in range(count)]
@@ -89,9 +90,7 @@ async def free_on(nodes: Sequence[Server]) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 async def test_first_lock_of_a_process_reaches_distant_nodes(nodes: Servers, flavour: Flavour, size: int):
-    """
-    Greeting a node takes a round trip of its own. It does not count against the attempt, which has its whole timeout.
-    """
+    """Greeting a node takes a round trip of its own, which does not count against the attempt's timeout."""
     with ExitStack() as stack:
         proxies = [stack.enter_context(FaultProxy(url)) for url in nodes.urls[:size]]
         for proxy in proxies:
@@ -114,10 +113,7 @@ async def test_idle_connections_that_were_cut(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    """
-    A firewall, a load balancer or a server's ``timeout`` ends idle connections, with a word or without one. That says
-    nothing about the nodes, so it costs no caller its lock, even one that tries once; and no node is reported down.
-    """
+    """A firewall or a server that ends idle connections costs no caller its lock, and no node is reported down."""
     for module in (rounds, rounds_async):
         monkeypatch.setattr(module, "IDLE", 0.0 if rests else 60.0)
     with ExitStack() as stack:
@@ -146,47 +142,6 @@ async def test_lock_that_is_taken_is_not_tried_again_for_a_connection_that_was_c
 
         assert taken.value.attempts == 1
         held.release()
-
-
-async def on_all(lock: Lock, flavour: Flavour, nodes: Sequence[Server]) -> Lease:
-    """Acquire *lock* on all nodes; on a busy machine, links to some may come too late for a first lock."""
-    until = time.monotonic() + 30
-    while True:
-        lease = await flavour.acquire(lock)
-        if all(has_key(node, f"t:{{{lock.name}}}:h") for node in nodes):
-            return lease
-        await flavour.release(lease)
-        assert time.monotonic() < until
-
-
-async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Servers, flavour: Flavour):
-    """A node that thaws finds the release behind the request, or its tombstone before it."""
-    manager = real_manager(nodes.urls)
-    await flavour.release(await flavour.acquire(manager.lock("warm up")))
-    nodes[0].freeze()
-    for _ in range(20):
-        lease = await flavour.acquire(manager.lock("a"))
-        assert await flavour.release(lease) == "released"
-
-    nodes[0].thaw()
-
-    with nodes[0].client() as client:
-        assert client.get("t:{a}:h") is None
-
-
-async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Servers, flavour: Flavour):
-    """A request that timed out is released too, in order, over the same connection."""
-    manager = real_manager(nodes.urls, node_timeout=HASTE)
-    await flavour.release(await on_all(manager.lock("warm up"), flavour, nodes))
-    for node in range(3):
-        nodes[node].freeze()
-
-    with pytest.raises(QuorumUnavailableError, match="timeout"):
-        await flavour.acquire(manager.lock("a", wait=0))
-    for node in range(3):
-        nodes[node].thaw()
-
-    await free_on(nodes)
 
 
 async def test_request_behind_its_own_release_is_refused(nodes: Servers):
@@ -252,39 +207,6 @@ async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Ser
     await flavour.release(holder)
 
 
-async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Flavour):
-    """After all nodes were gone, the lock works as soon as they are back, without a new manager."""
-    manager = real_manager(nodes.urls)
-    await flavour.release(await flavour.acquire(manager.lock("a")))
-    for node in nodes:
-        node.kill()
-    with pytest.raises(QuorumUnavailableError):
-        await flavour.acquire(manager.lock("a", wait=0))
-    for node in nodes:
-        node.start()
-
-    lease = await flavour.acquire(manager.lock("a", wait=10))
-
-    assert await flavour.release(lease) == "released"
-
-
-def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """An exception at any moment of an attempt releases what it took; the secret was known before it was sent."""
-    manager = real_manager(nodes.urls)
-    manager.lock("warm up").acquire().release()
-    holder = manager.lock("a").acquire()
-
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(manager.driver.notifications, "wait", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        manager.lock("a").acquire()
-
-    assert held_by(manager, "{a}", holder.secret)
-    holder.release()
-
-
 async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
     """Whenever an acquisition is cancelled, no key stays, and the cancellation continues."""
     manager = real_manager(nodes.urls)
@@ -322,22 +244,6 @@ def owner_on(node: Server, key: str) -> str:
         return (client.get(key) or "")[:32]
 
 
-async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
-    """The connection broke with the release in flight; the release is redelivered in the background."""
-    with FaultProxy(nodes[0].url) as proxy:
-        manager = real_manager([proxy.url], node_timeout=HASTE)
-        lease = await flavour.acquire(manager.lock("a"))
-        proxy.black_hole("requests")
-
-        assert await flavour.release(lease) == "unknown"
-        assert has_key(nodes[0], "t:{a}:h")
-        proxy.reset()
-        proxy.heal()
-
-        await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
-        await eventually(lambda: not manager.driver.redelivery)
-
-
 def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """A node that certainly never got the request needs no release, neither now nor by redelivery."""
     threads, start = list[str](), threading.Thread.start
@@ -357,10 +263,7 @@ def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, monkeypat
 
 
 async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):
-    """
-    The node executed the request and the connection was reset; the key does not stay until its lease ends. It does not
-    stand in the way of the attempt that follows on a new connection, either.
-    """
+    """A key that was written before the reset does not stay, nor is it in the way of the next attempt."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url, nodes[1].url])
         await flavour.release(await flavour.acquire(manager.lock("warm up")))
@@ -440,7 +343,9 @@ async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour:
     """A node that misses a release gets it again, even if the outcome was certain before its link ended."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url], node_timeout=0.5)
-        lease = await on_all(manager.lock("a", renew=False), flavour, nodes[:3])
+        await connected(manager, flavour)
+        lease = await flavour.acquire(manager.lock("a", renew=False))
+        await eventually(lambda: all(has_key(node, "t:{a}:h") for node in nodes[:3]))
         proxy.black_hole("requests")
         assert (manager.release("a", lease.secret) if by_token else await flavour.release(lease)) == "released"
         proxy.reset()
@@ -456,7 +361,7 @@ async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour:
 async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
     """A node that granted the lock although it knew a higher fence releases it like the others."""
     manager = real_manager(nodes.urls[:3])
-    await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
+    await connected(manager, flavour)
     with nodes[2].client() as client:
         client.set("t:{a}:f", str(time.time_ns() // 1000 + 5_000_000), px=60_000)
     lease = await flavour.acquire(manager.on_behalf("a", secret="ab" * 16, renew=False))
@@ -467,23 +372,29 @@ async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nod
     await free_on(nodes[:3])
 
 
+@contextmanager
+def redelivery_held_back(manager: LockManager) -> Iterator[None]:
+    """Have releases that nodes missed brought to them after the block."""
+    visit, over = manager.driver.redelivery._visit, threading.Event()
+    with patch.object(manager.driver.redelivery, "_visit", lambda node: over.wait(30) and visit(node)):
+        yield
+        over.set()
+
+
 async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
     """Nodes that missed a release get it later, when the same token holds the lock again."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
         manager = real_manager([nodes[0].url, first.url, second.url], node_timeout=0.5)
         lock = manager.on_behalf("a", secret="ab" * 16, renew=False)
         before = await flavour.acquire(lock)
-        visit, held_again = manager.driver.redelivery._visit, threading.Event()
-        manager.driver.redelivery._visit = lambda node: held_again.wait(30) and visit(node)
-        for proxy in (first, second):
-            proxy.black_hole("requests")
-        assert await flavour.release(before) == "unknown"
-        for proxy in (first, second):
-            proxy.reset()
-            proxy.heal()
-
-        again = await flavour.acquire(lock)
-        held_again.set()
+        with redelivery_held_back(manager):
+            for proxy in (first, second):
+                proxy.black_hole("requests")
+            assert await flavour.release(before) == "unknown"
+            for proxy in (first, second):
+                proxy.reset()
+                proxy.heal()
+            again = await flavour.acquire(lock)
         await eventually(lambda: not manager.driver.redelivery)
 
         assert again.fencing_token > before.fencing_token
@@ -493,20 +404,15 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
 
 
 async def test_late_release_of_an_attempt_does_not_end_the_hold_of_the_next_one(nodes: Servers, flavour: Flavour):
-    """
-    An attempt lost two connections, and the next one, with the same secret, got the lock. The release of the first
-    attempt is redelivered only then: it frees nothing, and the hold can be extended.
-    """
+    """A release that is redelivered when the next attempt has the lock, under the same secret, frees nothing."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
         manager = real_manager([nodes[0].url, first.url, second.url], node_timeout=0.5)
         await flavour.release(await flavour.acquire(manager.on_behalf("b", renew=False)))
-        visit, held_again = manager.driver.redelivery._visit, threading.Event()
-        with patch.object(manager.driver.redelivery, "_visit", lambda node: held_again.wait(30) and visit(node)):
+        with redelivery_held_back(manager):
             for proxy in (first, second):
                 proxy.drop_next_reply(reset=True)
             lease = await flavour.acquire(manager.on_behalf("a", secret="ab" * 16, renew=False, wait=5))
-            held_again.set()
-            await eventually(lambda: not manager.driver.redelivery)
+        await eventually(lambda: not manager.driver.redelivery)
 
         assert sum(has_key(node, "t:{a}:h") for node in nodes[:3]) >= 2
         assert await flavour.extend(lease)
@@ -514,10 +420,7 @@ async def test_late_release_of_an_attempt_does_not_end_the_hold_of_the_next_one(
 
 
 def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Servers):
-    """
-    Without a quorum all nodes are contacted, but not by all threads at once, which would keep an overloaded server
-    down.
-    """
+    """All threads at once would keep an overloaded server down."""
     manager = real_manager(nodes.urls, node_timeout=0.1)
     manager.lock("a").acquire().release()
     for node in nodes[2:]:
@@ -545,3 +448,97 @@ def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Ser
     for node in nodes[2:]:
         node.thaw()
     manager.lock("a", wait=30).acquire().release()
+
+
+# Nodes that pause, or failed lately
+
+
+@pytest.fixture
+def pausing() -> Iterator[Server]:
+    """A server that can be told to stand still, which Redis before 7 always allows."""
+    try:
+        server = Server(args=("--enable-debug-command", "local")).start()
+    except ServerStartError:
+        server = Server().start()
+    with server:
+        yield server
+
+
+async def test_only_node_that_pauses_for_most_of_a_second_is_waited_for(pausing: Server, flavour: Flavour):
+    """With one node, patience costs nothing: a fork for a snapshot, or a slow command, refuses nobody."""
+    manager = real_manager([pausing.url], ttl=30.0, node_timeout=None)
+    await flavour.release(await flavour.acquire(manager.lock("warm up", wait=0)))
+    with socket.create_connection(("127.0.0.1", pausing.port)) as pause:
+        pause.sendall(b"DEBUG SLEEP 0.8\r\n")
+        lease = await flavour.acquire(manager.lock("a", wait=0))
+        assert pause.recv(100) == b"+OK\r\n"
+
+    assert await flavour.release(lease) == "released"
+
+
+async def test_node_that_the_quorum_needs_is_asked_although_it_failed_lately(nodes: Servers, flavour: Flavour):
+    """A breaker spares the others a node that failed; it never refuses a lock that this node could give."""
+    manager = real_manager(nodes.urls[:3])
+    nodes[0].kill()
+    await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+    breaker = manager.driver.gather.breakers[0]
+    breaker.failed(manager.runtime.clock(), "refused")
+    breaker.until = manager.runtime.clock() + 3600.0
+    nodes[0].start()
+    nodes[1].kill()
+
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+
+    assert await flavour.release(lease) == "released"
+
+
+def test_threads_wait_for_the_one_that_tries_a_node_that_failed(pausing: Server):
+    """One thread tries to connect, and the others share what it finds instead of giving up at once."""
+    manager = real_manager([pausing.url])
+    manager.driver.gather.breakers[0].failed(manager.runtime.clock(), "refused")
+    outcomes: Counter[str] = Counter()
+
+    def work(number: int) -> None:
+        outcomes[manager.lock(f"a{number}", wait=0).acquire().release()] += 1
+
+    in_threads(20, work)
+
+    assert outcomes == {"released": 20}
+
+
+# What nodes say of a lease that they no longer know
+
+
+def later_attempt_that_failed(nodes: Servers, lease: Lease) -> None:
+    """The nodes lose the keys and accept the token of an attempt whose quorum then comes too late."""
+    on_each(nodes[:3], "DEL", "t:{a}:h")
+    on_each(nodes[:3], "SET", "t:{a}:f", str(lease.fencing_token + 1))
+
+
+def earlier_data(nodes: Servers, lease: Lease) -> None:
+    """The nodes are restored from a time when another owner had the lock; that hold has long ended."""
+    on_each(nodes[:3], "SET", "t:{a}:h", "f" * 32 + '{"host":"h"}')
+    on_each(nodes[:3], "SET", "t:{a}:f", str(lease.fencing_token - 1))
+
+
+def removed_by_token(nodes: Servers, lease: Lease) -> None:
+    """Another process that knows the token releases the lock, and leaves a tombstone."""
+    on_each(nodes[:3], "DEL", "t:{a}:h")
+    on_each(nodes[:3], "SET", f"t:x:{lease.secret}", "1")
+
+
+@pytest.mark.parametrize(
+    ("happen", "reason"),
+    [(later_attempt_that_failed, "superseded"), (earlier_data, "forgotten"), (removed_by_token, "forgotten")],
+)
+async def test_refused_extension_has_the_reason_that_the_nodes_gave(
+    nodes: Servers, flavour: Flavour, happen: Callable[..., object], reason: str
+):
+    """A later token means that another caller came; without one, the nodes only do not know the holder."""
+    manager = real_manager(nodes.urls[:3])
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    happen(nodes, lease)
+
+    assert not await flavour.extend(lease)
+
+    assert lease.reason == reason

@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from django_redlock.testing import Servers
+from tests.deployment import CHECKOUT
 
 BEFORE = """
 import sys
@@ -23,16 +23,6 @@ HOLDERS = {
 def rows():
     with lock("e"):
         yield
-suspended = rows()
-next(suspended)
-""",
-    "by hand": """
-def rows():
-    lease = lock("e").acquire()
-    try:
-        yield
-    finally:
-        lease.release()
 suspended = rows()
 next(suspended)
 """,
@@ -60,24 +50,25 @@ last = Last()
 }
 
 
-@pytest.mark.parametrize("nodes_are", ["servers", "memory"])
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers, holder: str, nodes_are: str):
-    """When the interpreter is torn down nothing connects, waits or prints; the key ends with its lease."""
-    urls = nodes.urls[:3] if nodes_are == "servers" else ["memory://a"]
-    script = BEFORE + HOLDERS[holder] + "print('held')\n"
-
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *urls],
+def ended(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script to its end, without the warnings of Python."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONDEVMODE": ""},
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT), "PYTHONDEVMODE": ""},
     )
 
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("held\n", "", 0)
-    if nodes_are == "servers" and "taken" not in holder:  # nothing was sent, not even a release
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers, holder: str):
+    """When the interpreter is torn down nothing connects, waits or prints; the key ends with its lease."""
+    done = ended(BEFORE + HOLDERS[holder] + "print('held')\n", *nodes.urls[:3])
+
+    assert (done.stdout, done.stderr, done.returncode) == ("held\n", "", 0)
+    if "taken" not in holder:  # nothing was sent, not even a release
         with nodes[0].client() as client:
             assert client.exists("redlock:{e}:h")
 
@@ -128,10 +119,10 @@ monkey.patch_all()
 import logging
 import time
 from gevent import hub
+from django_redlock.core.rules import Rules
 from django_redlock.engine import watchdog
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
-from tests.managers import rules
 
 begun = []
 def naps():
@@ -139,19 +130,12 @@ def naps():
     for _ in range(300):
         time.sleep(0.001)
 
-manager = LockManager([open_node(NodeSpec("memory://a"), "t:")], rules(1))
+manager = LockManager([open_node(NodeSpec("memory://a"), "t:")], Rules(1, ttl=10.0, node_timeout=2.0))
 """
 
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", script + UNDER_GEVENT[busy] + "print('ends')\n"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
-    )
+    done = ended(script + UNDER_GEVENT[busy] + "print('ends')\n")
 
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("ends\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == ("ends\n", "", 0)
 
 
 DROPPED = """
@@ -171,11 +155,6 @@ atexit.register(lambda: ended.append(time.monotonic()))
 
 def test_dropped_lease_does_not_delay_the_end_of_its_process(nodes: Servers):
     """The thread that keeps up the heartbeat goes on until the lease ends; joining it would be in vain."""
-    took = []
-    for _ in range(3):
-        ended = subprocess.run(
-            [sys.executable, "-c", DROPPED, nodes.urls[0]], capture_output=True, text=True, check=True
-        )
-        took.append(float(ended.stdout.split()[-1]))
+    took = [float(ended(DROPPED, nodes.urls[0]).stdout.split()[-1]) for _ in range(3)]
 
     assert sorted(took)[-2] < 0.9, took  # join() waited for a second; a busy machine may delay one

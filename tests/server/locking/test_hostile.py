@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 from io import StringIO
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,13 @@ from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, 
 from django_redlock.models import key_of
 from django_redlock.testing import Servers
 from tests.held import DETAIL, LIST, LIVE, NODES, client_of
-from tests.hostile import FORMS, STAGES, TLS_FORMS, Hostile, hostile
+from tests.hostile import FORMS, STAGES, Hostile, hostile
 from tests.managers import Flavour, patient_manager, real_manager
 
 NODE_TIMEOUT = 0.25  # seconds
 PROCESSOR = NODE_TIMEOUT + 0.05  # seconds of processor time
 MEMORY = 16 * 1024  # kB
 PATIENT = 30.0  # seconds that nothing takes, however busy the machine is
-KINDS = ["redis", "etcd", "zookeeper"]
 
 
 @pytest.fixture
@@ -43,26 +41,22 @@ def memory(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-class Cost:
-    """The processor time and the memory that a request takes; the memory also in the background, for a while."""
+def memory_so_far() -> int:
+    """Return the memory of this process in kB, and have the most be counted from now on."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
 
-    def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # the most from now on
-        self._memory, self._processor, self._began = memory("VmRSS"), time.process_time(), time.monotonic()
 
-    async def measure(self, request: Awaitable[None]) -> None:
-        await request
-        self.processor = time.process_time() - self._processor
-        self.seconds = time.monotonic() - self._began
-        await asyncio.sleep(0.1)
-        self.memory = memory("VmHWM") - self._memory
-
-    def __str__(self) -> str:
-        return f"{self.processor:.3f} s of processor time, {self.seconds:.2f} s, {self.memory} kB"
-
-    @property
-    def bounded(self) -> bool:
-        return self.processor < PROCESSOR and self.memory < MEMORY and self.seconds < PATIENT
+async def cost(request: Awaitable[None]) -> str:
+    """Make a request; return what it cost if that was too much, of memory also in the background, for a while."""
+    before, processor, began = memory_so_far(), time.process_time(), time.monotonic()
+    await request
+    processor, seconds = time.process_time() - processor, time.monotonic() - began
+    await asyncio.sleep(0.1)
+    more = memory("VmHWM") - before
+    if processor < PROCESSOR and more < MEMORY and seconds < PATIENT:
+        return ""
+    return f"{processor:.3f} s of processor time, {seconds:.2f} s, {more} kB"
 
 
 async def ask(flavour: Flavour, manager: LockManager, stage: str) -> None:
@@ -73,53 +67,34 @@ async def ask(flavour: Flavour, manager: LockManager, stage: str) -> None:
         elif stage == "subscription":
             await flavour.acquire(manager.lock("held", wait=NODE_TIMEOUT))
         else:
-            lease = await flavour.acquire(manager.lock("free", wait=0))
-            await flavour.release(lease)
+            await flavour.release(await flavour.acquire(manager.lock("free", wait=0)))
 
 
-@pytest.mark.parametrize(("node", "form"), [*product(KINDS, FORMS), *product(["rediss"], TLS_FORMS)], indirect=["node"])
+@pytest.mark.parametrize(
+    ("node", "form"), [(kind, form) for kind, forms in FORMS.items() for form in forms], indirect=["node"]
+)
 @pytest.mark.parametrize("honest", [0, 2], ids=["alone", "one of three"])
 async def test_hostile_node_costs_little(nodes: Servers, node: Hostile, flavour: Flavour, honest: int, form: str):
-    """
-    Whatever a node answers to any kind of request, an attempt ends in time, memory stays, and held locks are kept.
-    """
+    """Whatever a node answers, an attempt ends in time, memory stays, and a lock on two honest nodes is kept."""
     urls = nodes.urls[:honest]
-    warm = real_manager(nodes.urls[:1], node_timeout=NODE_TIMEOUT)
-    await ask(flavour, warm, "script")
-    holder = real_manager(urls or [node.honest], ttl=60.0)
-    kept = await flavour.acquire(holder.lock("held"))
-    costs: dict[str, Cost] = {}
+    await ask(flavour, real_manager(nodes.urls[:1], node_timeout=NODE_TIMEOUT), "script")  # a first lock costs more
+    holder = patient_manager([*urls, node.url if honest else node.honest], max_extensions=100)
+    lease = await flavour.acquire(holder.lock("held", renew=False))
+    costs, kept = {}, {}
     try:
         for stage in STAGES:
             node.attack(stage, form)
             manager = real_manager([*urls, node.url], node_timeout=NODE_TIMEOUT)
-            costs[stage] = Cost()
-            await costs[stage].measure(ask(flavour, manager, stage))
+            costs[stage] = await cost(ask(flavour, manager, stage))
             await flavour.close(manager)
             manager.close()
-        extended = kept.valid() and await flavour.extend(kept)
-    finally:
-        released = await flavour.release(kept)
-
-    assert {stage: str(cost) for stage, cost in costs.items() if not cost.bounded} == {}
-    assert (extended, released) == (True, "released")
-
-
-@pytest.mark.parametrize("node", [*KINDS, "rediss"], indirect=True)
-async def test_lock_held_on_a_node_that_turns_hostile_is_kept(nodes: Servers, node: Hostile, flavour: Flavour):
-    """Two honest nodes extend and release it, whatever the third one answers on old connections and on new ones."""
-    manager = patient_manager([*nodes.urls[:2], node.url], ttl=60.0, max_extensions=100)
-    lease = await flavour.acquire(manager.lock("held", renew=False))
-    kept = {}
-    try:
-        for form, stage in product(TLS_FORMS if node.kind == "rediss" else FORMS, ("script", "greeting", "auth")):
-            node.attack(stage, form)
             began = time.monotonic()
-            kept[stage, form] = lease.valid() and await flavour.extend(lease) and time.monotonic() - began < PATIENT
+            kept[stage] = await flavour.extend(lease) and time.monotonic() - began < PATIENT
     finally:
         released = await flavour.release(lease)
 
-    assert [attack for attack, held in kept.items() if not held] == []
+    assert {stage: said for stage, said in costs.items() if said} == {}
+    assert [stage for stage, held in kept.items() if not held] == []
     assert released == "released"
 
 
@@ -140,7 +115,7 @@ def output_of(command: str, *arguments: str) -> str:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("node", [*KINDS, "rediss"], indirect=True)
+@pytest.mark.parametrize("node", list(FORMS), indirect=True)
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_control_character_of_a_node_reaches_a_person(node: Hostile, stage: str, caplog: pytest.LogCaptureFixture):
     """Whatever text a node puts into its replies, logs, errors, commands and pages show it escaped, and cut short."""

@@ -77,19 +77,14 @@ def test_lock_works_after_an_interruption(three: None, action: Callable[[], Any]
         check(sweep(action, first=3, every=every), points=12 * 29 // every)
 
 
-def test_lock_over_servers_works_after_an_interruption(nodes: Any):
-    """The same when connections have replies in flight at the interruption."""
-    with using(nodes.urls[:3]):
-        for action in (interrupts.modules, interrupts.sent, interrupts.ablock):
-            check(sweep(action, first=5, every=13), points=25)
-    locks.reset()
-
-
-def test_lock_with_a_node_down_works_after_an_interruption():
-    """The same while one node of three cannot be reached."""
-    with using(["redis://127.0.0.1:1", "memory://i2", "memory://i3"]):
-        for action in (interrupts.modules, interrupts.contended, interrupts.through_compat, interrupts.ablock):
-            check(sweep(action, first=7, every=29), points=12)
+@pytest.mark.parametrize("away", [False, True])
+def test_lock_over_servers_works_after_an_interruption(nodes: Any, away: bool):
+    """The same when connections have replies in flight at the interruption, and while a node cannot be reached."""
+    without_a_node = [interrupts.contended, interrupts.skipped, interrupts.through_compat]
+    actions = without_a_node if away else [interrupts.modules, interrupts.sent]
+    with using(["redis://127.0.0.1:1", "memory://i2", "memory://i3"] if away else nodes.urls[:3]):
+        for action in [*actions, interrupts.ablock]:
+            check(sweep(action, first=7, every=29 if away else 13), points=12 if away else 25)
     locks.reset()
 
 
@@ -166,10 +161,7 @@ def test_signal_handler_takes_a_lock_during_the_first_use_of_an_alias(three: Non
 
 
 def test_signal_handler_takes_a_lock_during_a_wait(nodes: Any):
-    """
-    A handler that interrupts a caller who waits in the queue waits there as well, and no longer than it says; nor does
-    the caller.
-    """
+    """A handler that interrupts a waiter waits there as well; neither waits longer than it says."""
     with using(nodes.urls[:1]):
         wait_while_a_handler_waits()
     locks.reset()

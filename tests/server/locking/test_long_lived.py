@@ -1,14 +1,12 @@
-"""
-Long-running processes: renewal under gevent, beside other aliases, after cancellation; and resources that are freed.
-"""
+"""Long-running processes: renewal after cancellation, and resources that are freed, or that there are none of."""
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import threading
 import weakref
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -22,51 +20,7 @@ from django_redlock.engine import watchdog as renewal
 from django_redlock.engine.connections import MAX_IDLE
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import FaultProxy, Servers
-from tests.conftest import needs
 from tests.managers import eventually, in_threads, real_manager, renew_now, rules
-
-GREENLETS = """
-from gevent import monkey
-monkey.patch_all()
-import os, sys, time
-import gevent
-from django_redlock.engine import watchdog
-from django_redlock.core.rules import Rules
-from django_redlock.engine.manager import LockManager
-from django_redlock.nodes import NodeSpec, open_node
-
-watchdog.LINGER = watchdog.TICK = 0.05
-until = time.monotonic() + 60
-nodes = [open_node(NodeSpec(url), "t:") for url in sys.argv[1:]]
-manager = LockManager(nodes, Rules(3, ttl=60.0, node_timeout=10.0, restart_guard=False))
-counts = []
-for _ in range(3):
-    lease = manager.lock("a").acquire()
-    lease.hold._renew_at = 0.0  # due at once
-    watchdog.watchdog.watch(lease)
-    while not lease.extensions and lease.valid() and time.monotonic() < until:
-        gevent.sleep(0.01)
-    print(lease.extensions > 0, lease.reason)
-    lease.release()
-    while watchdog.watchdog.running and time.monotonic() < until:
-        gevent.sleep(0.01)
-    counts.append(len(os.listdir("/proc/self/fd")))
-while len(os.listdir("/proc/self/fd")) > counts[0] and time.monotonic() < until:  # its thread has yet to end
-    gevent.sleep(0.01)
-print(len(os.listdir("/proc/self/fd")) <= counts[0])
-manager.close()
-"""
-
-
-def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Servers):
-    """The thread that renews ends when idle; the next one opens its own connections, and nothing accumulates."""
-    needs("gevent", find_spec("gevent"), "pip install gevent")
-
-    ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, *nodes.urls[:3]], capture_output=True, text=True, timeout=120, check=False
-    )
-
-    assert ended.stdout.splitlines() == ["True None"] * 3 + ["True"], ended.stderr
 
 
 async def test_closed_event_loops_are_forgotten(nodes: Servers):
@@ -224,3 +178,60 @@ async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, mon
         proxy.heal()
         with nodes[0].client() as client:
             await eventually(lambda: not client.exists("t:{a}:h", "t:{b}:h"))
+
+
+FEW_FILES = """
+import asyncio, logging, os, resource, sys
+import django
+from django.conf import settings
+redlock = {"default": {"NODES": sys.argv[1:], "OPTIONS": {"restart_guard": False}}}
+settings.configure(INSTALLED_APPS=["django_redlock"], DATABASES={}, REDLOCK=redlock)
+django.setup()
+from django_redlock import lock, locks
+lock("warm up").acquire().release()
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, most))
+files = []
+
+class GiveBack(logging.Handler):
+    def emit(self, record):
+        if getattr(record, "event", "") == "no_quorum":
+            print(record.getMessage())
+            while files:
+                os.close(files.pop())
+
+def open_all():
+    logging.getLogger("django_redlock").addHandler(GiveBack())
+    try:
+        while True:
+            files.append(os.dup(0))
+    except OSError:
+        pass
+
+def blocking():
+    locks["default"].close()
+    open_all()
+    with lock("a", wait=60):
+        print("taken")
+
+async def in_a_loop():
+    async with lock("warm up", wait=60):
+        pass
+    await locks["default"].aclose()
+    open_all()
+    async with lock("a", wait=60):
+        print("taken")
+
+"""
+
+
+@pytest.mark.parametrize("way", ["blocking()", "asyncio.run(in_a_loop())"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_caller_waits_until_its_process_can_open_files_again(nodes: Servers, count: int, way: str):
+    """Threads and event loops say alike why they wait, and go on as soon as files are closed."""
+    command = [sys.executable, "-c", FEW_FILES + way, *nodes.urls[:count]]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
+
+    told, *then = ended.stdout.splitlines()
+    assert (told.partition(":")[0], then) == ("lock a waits for a quorum", ["taken"]), ended.stderr
+    assert set(re.findall(r":\d+: ([^,]+)", told)) == {"too many open files"}

@@ -1,6 +1,5 @@
 """An SQLite file that is a node and to which the project's own transaction writes."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -101,16 +100,3 @@ def test_file_of_requests_in_transactions_is_reported_as_a_node(tables: Tables):
 
 def found() -> list[str | None]:
     return [message.id for message in checks.run_checks(tags=["redlock"], databases=[])]
-
-
-def test_file_that_another_process_writes_to_is_reported_as_locked(tables: Tables):
-    """The node answers within the node timeout, so that the error has the reason."""
-    with closing(real_manager(tables.urls[:1], ttl=60.0, node_timeout=2.0)) as one:
-        connect(one)
-        with closing(sqlite3.connect(tables.entry()["NAME"], isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(QuorumUnavailableError) as caught:
-                one.lock("a", wait=0).acquire()
-            other.execute("ROLLBACK")
-
-    assert list(caught.value.nodes.values()) == ["locked"]

@@ -1,6 +1,5 @@
 """Releases that are sent without waiting for the replies, over real servers: ends of processes, faults, order."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -13,10 +12,7 @@ import pytest
 
 from django_redlock import LockManager
 from django_redlock.testing import FaultProxy, Servers
-from tests.managers import eventually, held_by, in_threads, on_each, patient_manager, real_manager
-
-from .test_faults import has_key
-from .test_processes import fork
+from tests.managers import eventually, fork, held_by, in_threads, on_each, patient_manager, real_manager
 
 KEY = "t:{a}:h"
 
@@ -33,18 +29,6 @@ class Outcomes(list[str]):
             self.append(str(about["outcome"]))
 
 
-async def test_idle_process_learns_the_outcome(nodes: Servers):
-    """The watchdog reads the replies when nobody uses the nodes again."""
-    manager = patient_manager(nodes.urls)
-    outcomes = Outcomes(manager)
-
-    with manager.lock("a", release="send"):
-        pass
-
-    await eventually(lambda: outcomes == ["released"])
-    assert held_by(manager, "{a}")
-
-
 async def test_many_releases_in_a_row_are_all_reported(nodes: Servers):
     """Each round reads the replies to the release before it, and no outcome is lost."""
     manager = patient_manager(nodes.urls[:3])
@@ -58,10 +42,7 @@ async def test_many_releases_in_a_row_are_all_reported(nodes: Servers):
 
 
 async def test_threads_take_their_own_lock_again_at_once(nodes: Servers):
-    """
-    Each thread sends its next attempt behind its release, on the same connections, whatever the other threads do:
-    with ``wait=0`` none of them ever finds its own lock taken.
-    """
+    """Each thread sends its next attempt behind its release, on the same connections, whatever others do."""
     manager = patient_manager(nodes.urls[:3])
     manager.lock("warm up").acquire().release()
 
@@ -88,21 +69,6 @@ async def test_release_waits_for_links_if_other_threads_use_all(nodes: Servers):
         assert outcome == "released"
         with manager.lock("a", wait=0):
             pass
-
-
-async def test_node_that_dies_between_the_release_and_its_reply(nodes: Servers):
-    """The broken connection is noticed, and the release is brought when the node can be reached again."""
-    manager = patient_manager(nodes.urls[:3])
-    outcomes = Outcomes(manager)
-    with manager.lock("a", release="send", renew=False):
-        await eventually(lambda: all(has_key(node, KEY) for node in nodes[:3]))
-        nodes[2].freeze()
-    nodes[2].kill()
-
-    await eventually(lambda: outcomes == ["released"])
-    nodes[2].start()
-    await eventually(lambda: not manager.driver.redelivery)
-    assert not any(has_key(node, KEY) for node in nodes[:3])
 
 
 async def test_server_that_forgot_the_script(nodes: Servers):
@@ -197,19 +163,3 @@ def test_child_forked_with_a_release_in_flight(nodes: Servers):
         return status or outcomes != ["released"]
 
     assert fork(parent) == 0
-
-
-async def test_loop_that_ends_reports_the_outcome(nodes: Servers):
-    """``asyncio.run()`` cancels the tasks of the links; a release without a reply is redelivered."""
-    manager = patient_manager(nodes.urls[:3])
-    outcomes = Outcomes(manager)
-
-    async def work() -> None:
-        async with manager.lock("a", release="send"):
-            pass
-
-    await asyncio.to_thread(lambda: asyncio.run(work()))
-
-    assert outcomes in (["unknown"], ["released"])
-    assert held_by(manager, "{a}")
-    await eventually(lambda: not manager.driver.redelivery)

@@ -75,15 +75,8 @@ async def serve_five(
 
 
 async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
+    """First come, first served, and the queue is empty afterwards."""
     await serve_five(make(), flavour)
-
-
-async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour: Flavour, monkeypatch: Any):
-    """With all notification connections dead, the queue still drains in order, within the fallback's pauses."""
-    monkeypatch.setattr(Waiters, "reached", lambda self, node: None)
-    monkeypatch.setattr(Waiters, "notification", lambda self, node, name: None)
-
-    await serve_five(real(), flavour)
 
 
 async def test_order_is_kept_when_notification_connections_are_killed(nodes: Servers, flavour: Flavour):
@@ -122,6 +115,7 @@ async def test_waiter_that_gives_up_leaves_the_queue_at_once(make: Manager, flav
     await flavour.release(holder)
 
 
+@pytest.mark.parametrize("flavour", [Asyncio], indirect=True)
 async def test_cancelled_waiter_leaves_the_queue(make: Manager):
     """A cancelled waiter also leaves the queue."""
     manager = make()
@@ -135,23 +129,6 @@ async def test_cancelled_waiter_leaves_the_queue(make: Manager):
 
     await eventually(lambda: waiting(manager) == 0)
     assert await holder.arelease() == "released"
-
-
-async def test_dead_waiter_is_skipped_when_its_queue_entry_has_lapsed(nodes: Servers):
-    """A dead first waiter delays the next by no more than its enrolment."""
-    manager = real_manager(nodes.urls)
-    holder = manager.lock("a").acquire()
-    wanted = manager.lock("a").description().wanted
-    steps = manager.acquirer.acquisition(wanted, "elsewhere|1").steps(manager.runtime.instant())
-    manager.ask(next(steps))
-    await eventually(lambda: waiting(manager) == 1)
-    line = Line(Blocking(), manager)
-    task = await line.join(1)
-
-    holder.release()
-    await asyncio.wait_for(task, 30)
-
-    assert line.served == [1]
 
 
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
@@ -173,87 +150,24 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("contenders", [20])
-async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, flavour: Flavour, contenders: int):
-    """Each turn costs its holder a few requests and wakes one other waiter, not all."""
-    manager = real_manager(nodes.urls[:3], ttl=30.0)
-    line = Line(flavour, manager)
-    holder = await flavour.acquire(manager.lock("a"))
-    tasks = [await line.join(number) for number in range(contenders)]
-    await notified(manager, flavour)
-    await asyncio.sleep(0)
-    on_each(nodes[:3], "CONFIG", "RESETSTAT")
-
-    await flavour.release(holder)
-    await asyncio.gather(*tasks)
-
-    calls = 0
-    for node in nodes[:3]:
-        with node.client() as client:
-            stats = client.info("commandstats")
-            calls += sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
-    # A turn costs twelve: asked and refused, asked and granted, released, each on three nodes. Waiters that ask again
-    # after a second in the queue come on top, if the machine is that slow.
-    assert calls <= 14 * contenders, calls
-
-
-async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: Servers, flavour: Flavour):
-    """Notifications from a quorum are enough; an unreachable node sends none."""
-    manager = real_manager(nodes.urls)
-    holder = await flavour.acquire(manager.lock("a"))
-    line = Line(flavour, manager)
-    task = await line.join(0)
-    nodes[0].kill()
-    nodes[1].kill()
-
-    await flavour.release(holder)
-    await asyncio.wait_for(task, 60)
-
-    assert line.served == [0]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-async def test_waiter_for_the_first_name_does_not_claim_the_others(make: Manager, flavour: Flavour, shared: bool):
-    """All callers take names in one order, so a caller with the first name gets the second, whoever waits for both."""
-    manager = make()
-    first = await flavour.acquire(manager.lock("a"))
-    line = Line(flavour, manager, manager.lock(["a", "b"], wait=60, shared=shared))
-    task = await line.join(0)
-
-    second = await flavour.acquire(manager.lock("b", wait=0))
-
-    assert line.served == []
-    await flavour.release(second)
-    await flavour.release(first)
-    await task
-    assert line.served == [0]
-
-
+@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
 async def test_waiter_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
     """A waiter for several names gets them although others take one of the names again and again."""
     manager = make()
-    served = asyncio.Event()
+    served, names = threading.Event(), iter("aabb")
 
-    async def take(name: str) -> None:
+    async def take(mine: Flavour) -> None:
+        name = next(names)
         while not served.is_set():
-            lease = await flavour.acquire(manager.lock(name, wait=60))
+            lease = await mine.acquire(manager.lock(name, wait=60))
             await asyncio.sleep(0.01)
-            await flavour.release(lease)
+            await mine.release(lease)
 
-    async def serve() -> None:
-        both = await flavour.acquire(manager.lock(["a", "b"], wait=60))
-        await flavour.release(both)
+    async def serve(mine: Flavour) -> None:
+        await mine.release(await mine.acquire(manager.lock(["a", "b"], wait=60)))
+        served.set()
 
-    if isinstance(flavour, Blocking):
-        threads = ThreadPoolExecutor(5)
-        loop = asyncio.get_running_loop()
-        tasks = [loop.run_in_executor(threads, lambda name=name: asyncio.run(take(name))) for name in "aabb"]
-        await loop.run_in_executor(threads, lambda: asyncio.run(serve()))
-    else:
-        tasks = [asyncio.ensure_future(take(name)) for name in "aabb"]
-        await serve()
-    served.set()
-    await asyncio.gather(*tasks)
+    await asyncio.gather(flavour.at_once(4, take), flavour.at_once(1, serve))
 
 
 async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(nodes: Servers, monkeypatch: Any):

@@ -1,9 +1,14 @@
-"""Three real members of a store whose leader dies, freezes, is replaced or is cut off, and whose clocks differ."""
+"""
+Three real members of a store, whose clocks differ, when one of them dies or is cut off.
+
+That nobody else gets the lock meanwhile, and that it is free in time after its holder, is shown by chaos (the profiles
+*etcd* and *zookeeper*).
+"""
 
 import select
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -14,16 +19,12 @@ from django_redlock.testing.proxy import Direction
 from tests import etcd, zookeeper
 from tests.conftest import needs
 from tests.etcd import Cluster, Member
-from tests.managers import Flavour, held_by, real_manager, wait_until
+from tests.managers import Flavour, held_by, real_manager
 from tests.zookeeper import Ensemble, Zoo
 
 pytestmark = pytest.mark.endurance  # elections take seconds each
-TTL = 5.0
-ELECTION = 30.0  # seconds, with much to spare: it takes one to four
 APART = 60  # seconds between the clocks of two members
-Cut = AbstractContextManager[None]
 Store = Cluster | Ensemble
-Part = Member | Zoo
 KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("etcd", "zookeeper")]
 
 
@@ -49,46 +50,6 @@ def cluster(members: Store) -> Store:
     return members
 
 
-@contextmanager
-def frozen_followers(cluster: Store, leader: Part) -> Iterator[None]:
-    """The others are stopped (SIGSTOP)."""
-    others = [member for member in cluster.members if member is not leader]
-    for member in others:
-        member.freeze()
-    yield
-    for member in others:
-        member.thaw()
-
-
-@contextmanager
-def silent_leader(cluster: Store, leader: Part) -> Iterator[None]:
-    """The others hear nothing from the leader, and it does not hear what they send to it."""
-    assert leader.proxy is not None
-    leader.proxy.black_hole("both")
-    yield
-    leader.proxy.heal()
-
-
-@pytest.mark.parametrize("strike", ["kill", "freeze"])
-def test_lock_of_a_dead_holder_is_free_after_an_election(cluster: Store, strike: str):
-    """
-    A holder and the leader die together, and the clock of the next leader is a minute or two ahead of it, or behind
-    it. The lock is not free before the holder's deadline, and is free at most one ttl and one election after it.
-    """
-    with closing(real_manager([cluster.url], ttl=TTL, node_timeout=1.0)) as manager:
-        lease = manager.lock("a", wait=60, renew=False).acquire()
-        leader = cluster.leader()
-        getattr(leader, strike)()
-        deadline = time.monotonic() + lease.remaining()
-        next_one = manager.lock("a", wait=120).acquire()
-        later = time.monotonic() - deadline
-
-    assert not lease.valid()
-    assert next_one.fencing_token > lease.fencing_token
-    assert 0 < later < TTL + 2.0 + ELECTION
-    leader.start()
-
-
 async def test_holder_keeps_its_lock_over_an_election(cluster: Store, flavour: Flavour):
     """A living holder whose leader dies goes on to extend; no other caller gets the lock meanwhile."""
     with closing(real_manager([cluster.url], ttl=30.0, node_timeout=2.0)) as manager:
@@ -110,10 +71,7 @@ async def test_holder_keeps_its_lock_over_an_election(cluster: Store, flavour: F
 def test_member_that_is_cut_off_is_left_for_the_next(
     cluster: Store, direction: Direction, monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    A process that hears nothing of its member asks another. A write that failed leaves nothing behind: the
-    lock is free again as soon as the release has arrived.
-    """
+    """A process that hears nothing of its member asks another, and a write that failed leaves nothing behind."""
     first, *others = cluster.members
     with FaultProxy(first.url) as proxy:
         url = f"{proxy.url},{','.join(member.url.partition('://')[2] for member in others)}"
@@ -131,27 +89,6 @@ def test_member_that_is_cut_off_is_left_for_the_next(
                 with pytest.raises(LockTakenError):
                     other.lock("d", wait=0).acquire()
             assert lease.release() == "released"
-
-
-@pytest.mark.parametrize("cut", [frozen_followers, silent_leader])
-def test_leader_that_is_cut_off_gives_no_vote_alone(cluster: Store, cut: Callable[[Store, Part], Cut]):
-    """The others elect a new leader, if they can; what the old one still says by itself does not count."""
-    with closing(real_manager([cluster.url], ttl=60.0, node_timeout=5.0)) as manager:
-        lease = manager.lock("e", wait=60).acquire()
-        leader = cluster.leader()
-        with closing(real_manager([leader.url], ttl=60.0, node_timeout=5.0)) as beside:
-            with pytest.raises(LockTakenError):
-                beside.lock("e", wait=0).acquire()
-            with cut(cluster, leader):
-                others_vote = cut is silent_leader and isinstance(cluster, Cluster)
-                with pytest.raises((QuorumUnavailableError, LockTakenError) if others_vote else QuorumUnavailableError):
-                    beside.lock("e", wait=0).acquire()
-                if others_vote:
-                    wait_until(lambda: cluster.leader() is not leader)
-                    manager.lock("f", wait=60).acquire().release()
-        manager.lock("g", wait=60).acquire().release()
-        wait_until(lease.extend)  # the first connection may be to a member that still follows the old leader
-        assert lease.release() == "released"
 
 
 def test_watch_at_a_member_without_a_leader_ends(cluster: Store):

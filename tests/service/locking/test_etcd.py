@@ -23,7 +23,7 @@ from django_redlock.nodes.records.record import Decision, Names, load
 from django_redlock.nodes.records.table import UntouchedError
 from tests.certificates import Certificates
 from tests.etcd import Member
-from tests.managers import manager_over, patient_manager, real_manager
+from tests.managers import manager_over, patient_manager
 from tests.server.locking.test_database import SECRET, acquire
 from tests.waiting import wait_until
 
@@ -171,18 +171,6 @@ def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other
     assert table.execute([Survey(("{x}",))])[0].rows[0].value.startswith("b" * 32)
 
 
-def test_etcd_that_lost_its_data_gives_no_vote_for_a_while(etcd: Member):
-    """It has the same addresses, and so the same id, but another random one: a lock may have been lost."""
-    one = real_manager([etcd.url], ttl=5.0, max_ttl=5.0, node_timeout=1.0, restart_guard=True)
-    lease = one.lock("a", wait=10, renew=False).acquire()
-    etcd.wipe()
-    etcd.start()
-    later = one.lock("a", wait=60).acquire()
-
-    assert not lease.valid()
-    assert later.release() == "released"
-
-
 def test_data_lost_behind_a_connection_that_a_member_ended_is_noticed(table: EtcdTable, etcd: Member):
     """A member that stops may announce the end of the connection in its last reply; the next one is greeted."""
     table.execute([acquire(ttl=60.0)])
@@ -200,22 +188,6 @@ def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[object] = []
     monkeypatch.setattr(table, "pause", lambda *longest: pauses.append(longest))
     monkeypatch.setattr(table, "now", lambda: steady() + len(pauses))
-
-
-@pytest.mark.parametrize("left", ["9223372036", "5000000001"])
-def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch, left: str):
-    """A deposed leader says that no lease ends; such a reading would free every lock, or none."""
-    call = table.call
-
-    def deposed(path: str, body: Any) -> Any:
-        reply = call(path, body)
-        return reply | {"TTL": left} if path.endswith("timetolive") else reply
-
-    monkeypatch.setattr(table, "call", deposed)
-    hurry(table, monkeypatch)
-    (reply,) = table.execute([acquire()])
-
-    assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.NO_LEADER)
 
 
 def test_leader_that_does_not_count_yet_is_asked_rarely(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
@@ -271,21 +243,6 @@ def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: 
     hurry(table, monkeypatch)
 
     assert table.execute([acquire()])[0].failure is Failure.NO_LEADER
-
-
-def test_vote_counts_only_in_the_term_in_which_it_was_decided(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """A write that another leader has carried out gives no vote: the clock that decided was not its own."""
-    table.execute([acquire("other")])
-    write = table._txn
-
-    def write_under_another(versions: Any, values: Any) -> Header | None:
-        header = write(versions, values)
-        return header and header._replace(term=header.term + 1)
-
-    monkeypatch.setattr(table, "_txn", write_under_another)
-    (reply,) = table.execute([acquire()])
-
-    assert (reply.kind, reply.failure) == (Kind.UNKNOWN, Failure.LEADER_CHANGED)
 
 
 # Users and certificates

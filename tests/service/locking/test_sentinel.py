@@ -8,9 +8,8 @@ from subprocess import DEVNULL, Popen
 
 import pytest
 import redis
-from django.test import override_settings
 
-from django_redlock import LockManager, QuorumUnavailableError, lock, locks
+from django_redlock import LockManager, QuorumUnavailableError
 from django_redlock.testing import Servers, find_server, start_servers
 from django_redlock.testing.servers import reserve_port, spawn
 from tests.clusters import served
@@ -129,10 +128,7 @@ async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: F
 
 
 async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path: Path, flavour: Flavour):
-    """
-    A missing sentinel, an unknown service and a server that is not a sentinel are reported; only settings end a
-    wait.
-    """
+    """A missing sentinel, an unknown service and another server are told apart; only settings end a wait."""
     with watched(tmp_path) as sentinel:
         url, server = f"redis://127.0.0.1:{sentinel.port}", sentinel.servers[0].url
         for at, service, said, at_once in (
@@ -149,20 +145,3 @@ async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path:
         with pytest.raises(QuorumUnavailableError, match="runs in sentinel mode") as caught:
             await flavour.acquire(manager.lock("a", wait=60))
         assert caught.value.attempts == 1
-
-
-def test_cache_of_a_sentinel_is_a_node(tmp_path: Path):
-    """A cache of django-redis whose master a sentinel monitors takes locks on that master, in the cache's database."""
-    options = {"CLIENT_CLASS": "django_redis.client.SentinelClient", "CONNECTION_FACTORY": FACTORY}
-    with watched(tmp_path) as sentinel:
-        sentinels = {"SENTINELS": [("127.0.0.1", sentinel.port)]}
-        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://mymaster/3"}
-        caches = {"default": cache | {"OPTIONS": options | sentinels}}
-        redlock = {"default": {"NODES": ["cache:default"], "OPTIONS": {"restart_guard": False, "node_timeout": 1.0}}}
-        with override_settings(CACHES=caches, REDLOCK=redlock), lock("a", wait=30):
-            with redis.Redis(port=sentinel.servers[0].port, db=3) as client:
-                assert client.exists("redlock:{a}:h")
-        locks.reset()
-
-
-FACTORY = "django_redis.pool.SentinelConnectionFactory"

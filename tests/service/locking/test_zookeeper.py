@@ -5,17 +5,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
-from io import StringIO
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
-from django.test import override_settings
 
-from django_redlock import lock, locks
-from django_redlock.admin.pages import panels
 from django_redlock.core.protocol import POSITIVE, Failure, Kind, Release, Survey
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
@@ -24,15 +19,16 @@ from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
 from tests.managers import manager_over, patient_manager
-from tests.server.locking.test_database import acquire
+from tests.server.locking.test_database import acquire, between
 from tests.zookeeper import Zoo
 
-from .test_replicated import between, clean
+from .test_replicated import clean
 
 if find_spec("kazoo"):
+    from django_redlock.nodes.zookeeper import client
     from django_redlock.nodes.zookeeper import node as tables
     from django_redlock.nodes.zookeeper.client import ZnodeChange, ZookeeperClient
-    from django_redlock.nodes.zookeeper.node import ZookeeperNode, ZookeeperTable
+    from django_redlock.nodes.zookeeper.node import ZookeeperNode
 else:
     pytestmark = pytest.mark.skip("needs kazoo: pip install django-redlock[zookeeper]")
 
@@ -49,9 +45,7 @@ def store(zookeeper: Zoo) -> Zoo:
     return zookeeper
 
 
-def test_refusal_is_confirmed_by_a_write(
-    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
-):
+def test_refusal_is_confirmed_by_a_write(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """A deposed leader still answers reads, so a refusal counts only in the era in which it was decided."""
     other.execute([acquire(secret="b" * 32)])
 
@@ -64,9 +58,7 @@ def test_refusal_is_confirmed_by_a_write(
     assert table.execute([acquire()])[0].kind in POSITIVE
 
 
-def test_folder_with_more_records_than_a_listing_takes(
-    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
-):
+def test_folder_with_more_records_than_a_listing_takes(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """A listing says so and costs no connection, and locks work; a full folder that can be listed is listed alone."""
     monkeypatch.setattr(replicated, "CLEANING", -100.0)
     candidates = (f"n{number}" for number in count())
@@ -91,29 +83,7 @@ def test_folder_with_more_records_than_a_listing_takes(
     assert table.execute([Survey(size=100)])[0].total == 8
 
 
-def test_person_reads_why_there_is_no_listing(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch):
-    """The command and the page name the reason and what to do, nobody is sent to check the address, and locks work."""
-    monkeypatch.setattr(tables, "MOST_NAMES", -1)
-    out = StringIO()
-    with override_settings(
-        REDLOCK={"default": {"NODES": zookeeper.url, "OPTIONS": {"node_timeout": 5.0, "ttl": 30.0}}}
-    ):
-        with pytest.raises(CommandError) as refused:
-            call_command("redlock_list", stdout=out, stderr=out)
-        (panel,) = panels()
-        with lock("a", wait=0):
-            pass
-        locks.reset()
-
-    for said in (f"{refused.value} {out.getvalue()}", panel.rows[0].answers):
-        assert "has too many records to list them" in said
-        assert "delete its path" in said
-    assert panel.rows[0].remedy == ""
-
-
-def test_stale_write_after_delete_and_create_fails(
-    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
-):
+def test_stale_write_after_delete_and_create_fails(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """Versions begin anew when a record is created again; a write that has read before must not succeed."""
     monkeypatch.setattr(replicated, "CLEANING", -100.0)
     other.execute([acquire(ttl=0.01, keep=0.01)])
@@ -132,10 +102,8 @@ def test_stale_write_after_delete_and_create_fails(
 
 
 @pytest.mark.parametrize("said", [0, -1, 2**62])
-def test_time_that_cannot_be_one_is_not_believed(table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch, said: int):
+def test_time_that_cannot_be_one_is_not_believed(table: Any, monkeypatch: pytest.MonkeyPatch, said: int):
     """No number that comes from a node is taken on trust."""
-    from django_redlock.nodes.zookeeper import client
-
     numbers = client.numbers
     monkeypatch.setattr(client, "numbers", lambda stat: (*numbers(stat)[:2], said, 0))
     monkeypatch.setattr(table, "now", count(step=10.0).__next__)  # no time for another attempt
@@ -144,12 +112,8 @@ def test_time_that_cannot_be_one_is_not_believed(table: "ZookeeperTable", monkey
     assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.MALFORMED)
 
 
-def test_vote_counts_only_in_the_era_in_which_it_was_decided(
-    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
-):
+def test_vote_counts_only_in_the_era_in_which_it_was_decided(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
     """If the leader has changed before the write, its outcome is unknown; the next request begins an era."""
-    from django_redlock.nodes.zookeeper import client
-
     numbers = client.numbers
 
     def elected(stat: Any) -> Any:
@@ -165,11 +129,9 @@ def test_vote_counts_only_in_the_era_in_which_it_was_decided(
 
 
 def test_vote_does_not_count_if_its_reply_shows_that_the_clock_was_set(
-    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+    table: Any, other: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """The hold was written to end by the clock before the jump, so for others it may have ended already."""
-    from django_redlock.nodes.zookeeper import client
-
     numbers = client.numbers
     table.execute([acquire("y")])
     monkeypatch.setattr(
