@@ -291,8 +291,9 @@ class NodeState:
         held = mine = [slug for slug in request.slugs if records.has(slug, request.secret, one_of_several, now)]
         if not one_of_several:
             # A later token belongs to a later hold with the same secret, or to a holder that joined after the caller
-            # looked.
-            mine = [slug for slug in held if records.fence(slug, now) <= request.fencing_token]
+            # looked. The highest one stands for any token, even an absurd one.
+            last = math.inf if request.fencing_token == HIGHEST else request.fencing_token
+            mine = [slug for slug in held if records.fence(slug, now) <= last]
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = [slug for slug in others if not (one_of_several and records.owner(slug, now) == SHARED)]
         free = [slug for slug in mine if self._let_go(request, slug)]

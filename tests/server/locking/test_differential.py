@@ -251,6 +251,21 @@ def test_only_absurd_tokens_are_repaired(real_node: Any, present: int | None, nu
         assert (client.pttl(f"{prefix}{{x}}:f") > 0) is (store.records.fences.get("{x}", (0, None))[1] is not None)
 
 
+def test_hold_is_released_where_the_token_is_absurd(real_node: Any):
+    """A release that names no token ends the hold, whatever token the node has; otherwise, a refused attempt stays."""
+    manager, server, prefix = real_node
+    store, secret = NodeState(time.time), "a" * 32
+    store.records.fences["{x}"] = (2**63 - 1, None)
+    with server.client() as client:
+        client.set(f"{prefix}{{x}}:f", 2**63 - 1)
+    acquire, release = Acquire(("{x}",), secret, secret, 60.0, BASE, None, 1e9), Release(("{x}",), secret)
+    run(manager, acquire)
+    store.execute(acquire)
+
+    assert comparable(run(manager, release)) == comparable(store.execute(release))
+    assert store.records.holder("{x}", store.now()) is None
+
+
 def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
     """A number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote."""
     manager, *_ = real_node
