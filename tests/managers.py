@@ -509,21 +509,25 @@ def work(number):
     with manager.lock("a", wait=60):
         order.append(number)
 
-for _ in range(3):
-    lease = manager.lock("a").acquire()
+def renew(lease):
     lease.hold._renew_at = 0.0  # due at once
     watchdog.watchdog.watch(lease)
+    while not lease.extensions:
+        gevent.sleep(0.01)
+
+with gevent.Timeout(60):
+    lease = manager.lock("a").acquire()
     jobs = [gevent.spawn(work, number) for number in range(3)]
-    with gevent.Timeout(60):
-        while not lease.extensions:
-            gevent.sleep(0.01)
-        lease.release()
-        gevent.joinall(jobs, raise_error=True)
+    renew(lease)
+    lease.release()
+    gevent.joinall(jobs, raise_error=True)
+    for _ in range(3):
+        with manager.lock("a") as lease:
+            renew(lease)
         while watchdog.watchdog.running:  # its thread ends, and the next one has connections of its own
             gevent.sleep(0.01)
-    files.append(len(os.listdir("/proc/self/fd")))
-with gevent.Timeout(60):
-    while len(os.listdir("/proc/self/fd")) > files[1]:  # nothing accumulates
+        files.append(len(os.listdir("/proc/self/fd")))
+    while len(os.listdir("/proc/self/fd")) > files[0]:  # nothing accumulates
         gevent.sleep(0.01)
 print(sorted(order))
 manager.close()
@@ -543,4 +547,4 @@ def run_greenlets(urls: list[str], databases: dict[str, Any] | None = None) -> N
         check=False,
     )
 
-    assert (ended.returncode, ended.stdout) == (0, "[0, 0, 0, 1, 1, 1, 2, 2, 2]\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "[0, 1, 2]\n"), ended.stderr
