@@ -32,6 +32,8 @@ for module, names in WITHOUT.items():
     for name in names:
         delattr(module, name)
 selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc]
+if hasattr(os, "process_cpu_count"):  # from Python 3.13 on; it would call what is hidden
+    os.process_cpu_count = os.cpu_count  # type: ignore[assignment,unused-ignore]
 
 FORKS = re.compile(r"\bfork\(|\bReader\(|fork_and_lock|prefork|\bredlock_run\b")
 

@@ -74,6 +74,8 @@ async def ask(flavour: Flavour, manager: LockManager, stage: str) -> None:
     ("node", "form"), [(kind, form) for kind, forms in FORMS.items() for form in forms], indirect=["node"]
 )
 @pytest.mark.parametrize("honest", [0, 2], ids=["alone", "one of three"])
+# Python's ssl leaves a socket to the garbage collector if the server resets it just before the handshake.
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")
 async def test_hostile_node_costs_little(nodes: Servers, node: Hostile, flavour: Flavour, honest: int, form: str):
     """Whatever a node answers, an attempt ends in time, memory stays, and a lock on two honest nodes is kept."""
     urls = nodes.urls[:honest]
@@ -92,6 +94,7 @@ async def test_hostile_node_costs_little(nodes: Servers, node: Hostile, flavour:
             kept[stage] = await flavour.extend(lease) and time.monotonic() - began < PATIENT
     finally:
         released = await flavour.release(lease)
+        holder.close()  # or it would try to redeliver the release while the node ends
 
     assert {stage: said for stage, said in costs.items() if said} == {}
     assert [stage for stage, held in kept.items() if not held] == []
