@@ -144,6 +144,7 @@ class Visit:
         """Fail if anything is wider than its window or frame, if texts overlap, or if axe finds something serious."""
         if path:
             self.page.goto(path)
+        self.page.wait_for_load_state()  # a page whose style sheets have not arrived is wider
         audited = next(self._audits)
         for scheme, width in LOOKS:
             self.page.emulate_media(color_scheme=scheme)
