@@ -127,7 +127,7 @@ def tls_node(server: Server, **options: str) -> dict[str, Any]:
 
 
 def test_certificates(tls, three):
-    """What is wrong with a certificate is named; with a valid one, nothing about encryption is reported."""
+    """A fault of a certificate is named; with a valid one, nothing about encryption is reported."""
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
     with tls_server(tls) as good, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:

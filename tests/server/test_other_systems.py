@@ -48,7 +48,7 @@ def test_locks_work_without_poll_fork_and_unix_sockets():
 
 
 def test_what_stands_for_poll_finds_what_can_be_read(monkeypatch: pytest.MonkeyPatch):
-    """It waits no longer than it is told, also for nothing, and reports a socket that was closed."""
+    """It waits for at most the given time, also without sockets, and reports a socket that was closed."""
     monkeypatch.delattr(select, "poll")
     monkeypatch.setattr(selectors, "DefaultSelector", selectors.SelectSelector)
     near, far = socket.socketpair()

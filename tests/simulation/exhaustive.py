@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a client that has heard some replies asks the nodes, or its token at the end."""
+    """The requests of a client that has heard some replies, or its token at the end."""
 
     key: Hashable = None
     asks: dict[int, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Search:
 
     Args:
         walls: The wall clocks of the two clients.
-        numbers: What the three nodes have accepted before.
+        numbers: The tokens that the three nodes have accepted before.
     """
 
     def __init__(self, walls: tuple[int, int] = (2, 2), numbers: tuple[int, int, int] = (0, 0, 0)) -> None:

@@ -193,7 +193,7 @@ class Oracles:
         highest.append(max(token, highest[-1] if highest else 0))
 
     def _check_alone(self, name: str, lease: "Lease") -> None:
-        """No other holder believes to have the lock, unless both share it or there is another permit."""
+        """No other holder counts the lock as its own, unless both share it or there is another permit."""
         others = self._held[name]
         for other in list(others):
             if not other.believed():

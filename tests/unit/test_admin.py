@@ -281,7 +281,7 @@ def test_filter_search_sort_and_pages(five, viewer):
     put("lonely", count=2, kind="view", left=5)
     put("orders:00", B, nodes=five[4:])
 
-    assert names(viewer.get(LIST))[:3] == ["orders:00", "lonely", "orders:59"]  # the worst, then what is held longest
+    assert names(viewer.get(LIST))[:3] == ["orders:00", "lonely", "orders:59"]  # the worst, then the longest hold
     assert len(names(viewer.get(LIST))) == 50
     assert len(names(viewer.get(LIST, {"p": "2"}))) == 11
     assert names(viewer.get(LIST, {"state": "partial"})) == ["lonely"]

@@ -320,7 +320,7 @@ def take_time(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: float = m
 
 
 def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
-    """What a listing takes is not added to the time of locks on its first page; a lock that ended is left out."""
+    """The time of the listing itself is not added to that of locks on its first page; a lock that ended is left out."""
     put_each(five, value(), *[0.5] * 5, name="ends")
     for number in range(PAGE + 1):
         put_each(five, value(), 30, 30, 30, 30, 30, name=f"n{number}")

@@ -172,7 +172,7 @@ def test_core_needs_the_standard_library_only():
     ],
 )
 def test_packages_are_known_in_their_rooms_only(package, rooms):
-    """What may be absent is imported only by the rooms that are for it."""
+    """A package that may be absent is imported only by the rooms that are for it."""
     assert [each for each in imports() if f"{each.name}.".startswith(f"{package}.") and each.room not in rooms] == []
 
 

@@ -98,7 +98,7 @@ def test_names_that_are_loaded_late_are_listed(module):
 # Modules that Django looks for by name.
 @pytest.mark.server
 def test_plugin_of_pytest_loads_nothing_of_the_package():
-    """What a project's tests do not use is neither loaded nor measured."""
+    """Tools that a project's tests do not use are neither loaded nor measured."""
     command = [sys.executable, "-c", AS_PYTEST_LOADS_IT]
 
     child = subprocess.run(command, capture_output=True, text=True, check=True)

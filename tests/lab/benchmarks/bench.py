@@ -111,7 +111,7 @@ def interleave(contenders: Sequence[Contender], rounds: int, batch: int = 10) ->
 
 
 def take_turn(contender: Contender, times: Times, batch: int) -> None:
-    """Time a contender so many times."""
+    """Time *batch* calls of a contender."""
     once, walls, clock = contender.once, times.walls, time.perf_counter
     gc.collect(0)
     cpu = time.process_time()

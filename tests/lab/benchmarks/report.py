@@ -30,7 +30,7 @@ class Figure:
     value: float
     unit: str
     more: dict[str, float] = field(default_factory=dict)  # in the same unit, such as {"p95": 1.2, "CPU": 0.3}
-    asked: str = ""  # what is asked of it, and whether it is so
+    asked: str = ""  # its target, and whether it is met
 
 
 @dataclass(slots=True)

@@ -203,7 +203,7 @@ SCENARIOS: dict[str, Callable[[], str]] = {
 
 
 def compete() -> None:
-    """Run the scenarios with the package of this process, and print what came of each; failures are bold."""
+    """Run the scenarios with the package of this process, and print the outcome of each; failures are bold."""
     new_worker()
     try:
         for scenario in SCENARIOS.values():

@@ -455,7 +455,7 @@ def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Ser
 
 @pytest.fixture
 def pausing() -> Iterator[Server]:
-    """A server that can be told to stand still, which Redis before 7 always allows."""
+    """A server that takes DEBUG SLEEP, which Redis before 7 always does."""
     try:
         server = Server(args=("--enable-debug-command", "local")).start()
     except ServerStartError:
