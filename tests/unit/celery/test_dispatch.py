@@ -227,7 +227,7 @@ def test_slot_of_a_message_that_waits(make, memory_nodes, options, seconds):
 
 
 def test_nodes_down_when_sending(make, worker, memory_nodes, caplog):
-    """With the lock nodes down a message is sent without a secret, and one warning is logged, or the caller gets the error."""
+    """With the lock nodes down a message is sent without a secret, with one warning, or the caller gets the error."""
     task, raises = make(), make(name="shop.raises", on_unavailable={"enqueue": "raise"})
     set_down(memory_nodes)
 
