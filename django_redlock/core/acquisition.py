@@ -177,7 +177,7 @@ class Acquisition:
         Args:
             timeout: Seconds to wait for the replies, so that lost connections can be replaced; 0 does not wait.
         """
-        return self._withdrawal(leaving=True, timeout=timeout)
+        return self._withdrawal(self._traces(leaving=True), leaving=True, timeout=timeout)
 
     def _begin(self, slugs: tuple[str, ...], skipped: Mapping[int, Reply] = NO_REPLIES) -> Attempt:
         """Return the next attempt, which takes *slugs* and asks all nodes but those *skipped*."""
@@ -276,29 +276,31 @@ class Acquisition:
     def _withdraw(self, *, leaving: bool, timeout: float = 0.0) -> Generator[Step, Instant, None]:
         """Give back what the attempt was granted, so that it blocks no other caller; see :meth:`undo`."""
         attempt = self._attempt
-        if attempt.given_back and not (leaving and self._enrolled):
-            return
-        round = self._withdrawal(leaving=leaving, timeout=timeout)
-        if round.requests:
-            attempt.at = yield round
+        if nodes := self._traces(leaving):
+            attempt.at = yield self._withdrawal(nodes, leaving, timeout)
         # Set only now: an interruption before this line must find what has not been given back.
         attempt.given_back = True
         if leaving:
             self._enrolled.clear()
 
-    def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Round:
+    def _traces(self, leaving: bool) -> set[int]:
+        """Return the nodes that may have something of the attempt under way, or, if *leaving*, the waiter's place."""
+        attempt, queued = self._attempt, leaving and bool(self.waiter.name)
+        nodes = set(self._enrolled) if queued else set()
+        if not attempt.given_back:
+            for round in attempt.rounds:
+                nodes |= round.may_hold()
+                if queued:  # the queues of an interrupted round are not in ``_enrolled`` yet
+                    nodes |= round.may_queue()
+        return nodes
+
+    def _withdrawal(self, nodes: set[int], leaving: bool, timeout: float) -> Round:
         """
-        Return the round that releases the attempt under way on all nodes that may have executed it.
+        Return the round that releases the attempt under way on *nodes*: all that may have executed it.
 
         A node that refused the attempt, or was never asked, has at most the waiter in its queue.
         """
         attempt, waiter = self._attempt, self.waiter.name if leaving else ""
-        nodes = set(self._enrolled) if waiter else set()
-        if not attempt.given_back:
-            for round in attempt.rounds:
-                nodes |= round.may_hold()
-                if waiter:  # the queues of an interrupted round are not in ``_enrolled`` yet
-                    nodes |= round.may_queue()
         release = Release(attempt.slugs, attempt.secret, 0.0, waiter, self.wanted.shared, self._queue)
         # A detached lock may last for hours, and each failed attempt would leave a tombstone for just as long.
         tombstone = min(self.wanted.ttl, self._rules.max_ttl)

@@ -189,10 +189,18 @@ class Ticket:
         Raises:
             QuorumUnavailableError: Too few nodes answered, or they do not agree on one holder.
         """
-        manager, ttl = locks[self.using], max(MIN_TTL, min(CLAIM, ttl))
-        about: dict[str, Any] = {"kind": "task", "label": label, "ref": self.task_id, "state": SlotState.CLAIMED}
-        about |= {"call": call, "secret": self.secret, "adopt": adopt}
-        wanted = manager.acquirer.left_alone(self.waiting, ttl=ttl, **about)
+        manager = locks[self.using]
+        wanted = manager.acquirer.left_alone(
+            self.waiting,
+            ttl=max(MIN_TTL, min(CLAIM, ttl)),
+            kind="task",
+            label=label,
+            ref=self.task_id,
+            state=SlotState.CLAIMED,
+            call=call,
+            secret=self.secret,
+            adopt=adopt,
+        )
         outcome = manager.acquirer.run(wanted)
         # Signals are sent only to those who receive them: their arguments take time.
         if isinstance(outcome, Granted):

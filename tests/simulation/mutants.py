@@ -103,15 +103,12 @@ def asks_nobody(right: Any) -> Any:
     return asked
 
 
-def asks_yes_voters(right: Any) -> Any:
-    def withdrawn(self: Acquisition, **options: Any) -> Round:
-        round = right(self, **options)
+def yes_voters(right: Any) -> Any:
+    def traces(self: Acquisition, leaving: bool) -> set[int]:
         rounds = [] if self._attempt.given_back else self._attempt.rounds
-        yes = {node for old in rounds for node, reply in old.replies.items() if reply.kind in GRANTS}
-        round.requests = {node: request for node, request in round.requests.items() if node in yes}
-        return round
+        return {node for old in rounds for node, reply in old.replies.items() if reply.kind in GRANTS}
 
-    return withdrawn
+    return traces
 
 
 def mixes_rounds(right: Any) -> Any:
@@ -267,11 +264,11 @@ MUTANTS = (
     Mutant(
         "a failed attempt is released only where it was granted",
         ("lost replies",),
-        (Acquisition, "_withdrawal"),
-        asks_yes_voters,
+        (Acquisition, "_traces"),
+        yes_voters,
     ),
     Mutant(
-        "a failed attempt is not released at all", ("lost replies", "net"), (Acquisition, "_withdrawal"), asks_nobody
+        "a failed attempt is not released at all", ("lost replies", "net"), (Acquisition, "_traces"), returns(set())
     ),
     # Time
     Mutant("validity counts from the last reply", ("pause",), (Attempt, "steps"), counts_from_the_reply),
