@@ -1,8 +1,8 @@
 """
 A process that stops (SIGSTOP) in a fenced transaction, with a lease that ends meanwhile, and says how it ended.
 
-Run as ``python -m tests.server.fencing.holder PLACE [STATEMENT]``: it stops ``before`` its claim, or ``inside`` its
-transaction, there after a statement of SQL. ``HOLDER`` in its environment has its settings in JSON.
+Run as ``python -m tests.server.fencing.holder PLACE``: it stops ``before`` its claim, or ``inside`` its transaction.
+``HOLDER`` in its environment has its settings in JSON.
 """
 
 import json
@@ -11,13 +11,16 @@ import signal
 import sys
 from typing import Any
 
+import django
+from django.conf import settings
+from django.db import connection
+
 SHORT = 2.2  # seconds, for a lease that is meant to end
 
 
-def main(place: str, *statements: str) -> None:
-    configure(**json.loads(os.environ["HOLDER"]))
-    from django.db import connection
-
+def main(place: str, database: dict[str, Any], redlock: dict[str, Any]) -> None:
+    settings.configure(INSTALLED_APPS=["django_redlock"], DATABASES={"default": database}, REDLOCK=redlock, USE_TZ=True)
+    django.setup()
     from django_redlock import fenced, lock
 
     from .counting import CounterTable
@@ -36,21 +39,11 @@ def main(place: str, *statements: str) -> None:
     try:
         with connection.execute_wrapper(stop_before_the_claim), fenced(lease):
             CounterTable("default").write(1)
-            for statement in statements:
-                connection.cursor().execute(statement)
             stop()
         print("committed")
     except Exception as error:
         print(type(error).__name__, lease.reason)
 
 
-def configure(database: dict[str, Any], redlock: dict[str, Any]) -> None:
-    import django
-    from django.conf import settings
-
-    settings.configure(INSTALLED_APPS=["django_redlock"], DATABASES={"default": database}, REDLOCK=redlock, USE_TZ=True)
-    django.setup()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], **json.loads(os.environ["HOLDER"]))

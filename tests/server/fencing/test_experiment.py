@@ -41,12 +41,11 @@ LEVELS = [*STRONG, *(pytest.param(*level, marks=pytest.mark.endurance) for level
 class Experiment:
     """Threads that increment one counter, each section with a lease that excludes nobody."""
 
-    def __init__(self, alias: str, *, fence: bool = True, retries: int = 0) -> None:
+    def __init__(self, alias: str, *, fence: bool = True) -> None:
         self.counter = CounterTable(alias)
         self.seen: Counter[str] = Counter()
         self._alias = alias
         self._fence = fence
-        self._retries = retries
         self._tokens = itertools.count(1000)
         self._token = next(self._tokens)
 
@@ -90,7 +89,7 @@ class Experiment:
             self.counter.write(value + 1, lease.fencing_token, lease.hold.owner())
 
         if self._fence:
-            fenced(lease, using=self._alias, retries=self._retries).run(increment)
+            fenced(lease, using=self._alias).run(increment)
         else:
             increment()
 
@@ -154,16 +153,3 @@ def test_tokens_that_are_only_compared_when_writing_lose_an_increment(at_level, 
             counter.write(read + 1)
 
     assert counter.read() == 1
-
-
-@pytest.mark.parametrize(
-    ("engine", "level"),
-    [("postgresql", "repeatable read"), ("mariadb", "serializable"), ("sqlite", "DEFERRED")],
-    indirect=["engine"],
-)
-def test_conflicts_are_retried_when_asked(at_level, engine, level):
-    """run() repeats a section after a conflict, so that only overtaken holders give up."""
-    experiment = Experiment(at_level, retries=1000)
-
-    assert experiment.run() == 0
-    assert experiment.seen["conflicts"] == 0

@@ -38,8 +38,8 @@ def stopped(counting, engine, prepared, nodes) -> Iterator[Stopped]:
     environment = {**os.environ, "HOLDER": json.dumps(settings, default=str)}
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*place: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.server.fencing.holder", *place]
+    def start(place: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.server.fencing.holder", place]
         started.append(spawn(command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE))
         how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
         wait_until(lambda: os.waitid(os.P_PID, started[-1].pid, how))
@@ -85,16 +85,3 @@ def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stopped: S
         assert end(earlier)[0] == "LockLostError"
         with fenced(later, using=counting):
             assert counter.read() == 0
-
-
-@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-def test_database_ends_a_transaction_that_stands_still(stopped: Stopped, counting: str):
-    """With idle_in_transaction_session_timeout, PostgreSQL ends a stopped holder; its successor continues at once."""
-    earlier, counter = stopped("inside", "SET idle_in_transaction_session_timeout = 500"), CounterTable(counting)
-
-    with lock("story", wait=60) as later:
-        with fenced(later, using=counting):
-            counter.write(counter.read() + 1)
-        assert end(earlier)[0] != "committed"
-
-    assert counter.read() == 1
