@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,11 +15,11 @@ from django.test import override_settings
 
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
-from tests.certificates import tls_server
 from tests.clusters import PASSWORD, cluster, cluster_nodes
 from tests.conftest import needs
 from tests.held import run
 from tests.lab.chaos.clock import Clock, build, compiler
+from tests.server.locking.test_replies import babbler
 from tests.service.locking.test_sentinel import watched
 from tests.services import django_database
 from tests.waiting import wait_until
@@ -77,82 +75,26 @@ def reason(node: Any, three: list[str]) -> str:
     return str(given)
 
 
-@contextmanager
-def saying(text: bytes) -> Iterator[str]:
-    """Tell each connection to a port of this machine a text, and close it."""
-
-    def serve() -> None:
-        with suppress(OSError):  # closed at the end
-            while True:
-                with listener.accept()[0] as connection:
-                    connection.sendall(text)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def test_reasons_why_a_server_cannot_be_reached(three, tmp_path):
-    """Each reason is named, and no password; tests/server/test_node_checks.py shows that each has its remedy."""
-    with Server(password="sesame") as locked, Server(args=("--maxclients", "1")) as full, full.client() as client:
-        client.ping()
-        place = f"127.0.0.1:{locked.port}"
-        reasons = {
-            f"redis://:wrong@{place}": "WRONGPASS",
-            f"redis://{place}": "NOAUTH",
-            three[0].replace("//", "//:sesame@"): "has no password",
-            "redis://nowhere.invalid:6379": "unknown host",
-            three[0].replace("/0", "/99"): "no such database",
-            f"unix://{tmp_path}/none.sock": "no such file",
-            full.url: "max clients",
-            three[0].replace("redis://", "redis+cluster://"): "runs in another mode",
-        }
-        assert [url for url, begin in reasons.items() if not reason(url, three).startswith(begin)] == []
-        assert "sesame" not in str(found([three[0].replace("//", "//:sesame@"), *three[1:]]))
-    # A server without TLS may also wait for more.
-    without_tls = reason(three[0].replace("redis://", "rediss://"), three)
-    assert without_tls in ("TLS failed", "timeout, perhaps because it does not speak TLS")
+def test_reason_why_a_server_cannot_be_reached(three):
+    """The reason is that of a lock, which tests/server/locking/test_transport.py shows, and no password is."""
+    password = three[0].replace("//", "//:sesame@")
+    assert reason(password, three).startswith("has no password")
+    assert "sesame" not in str(found([password, *three[1:]]))
     with _server_with_user(without="+select") as url:  # the only command of a new connection that needs a right
         assert reason(url, three).startswith("NOPERM")
-    with saying(b"-LOADING Redis is loading the dataset in memory\r\n") as place:
-        assert reason(f"redis://{place}", three).startswith("LOADING")
+    with babbler(b"-LOADING Redis is loading the dataset in memory\r\n", b"") as busy:
+        assert reason(busy.url, three).startswith("LOADING")
     with Server() as dead, FaultProxy(dead.url) as proxy:  # as HAProxy, it accepts connections all the same
         dead.kill()
         assert reason(proxy.url, three) in ("closed", "reset")
     assert "mode" not in ids(found(["redis+cluster://127.0.0.1:1", *three[1:]]))  # which nobody knows
 
 
-def tls_node(server: Server, **options: str) -> dict[str, Any]:
-    return {"URL": f"rediss://localhost:{server.port}/0", "OPTIONS": options}
-
-
-def test_certificates(tls, three):
-    """A fault of a certificate is named; with a valid one, nothing about encryption is reported."""
-    authority = {"ssl_ca_certs": tls["ca.crt"]}
-    own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
-    with tls_server(tls) as good, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
-        assert ids(found([tls_node(good, **authority), *three[1:]])) == {}
-        assert reason(tls_node(expired, **authority), three).startswith("certificate refused, certificate has expired")
-        assert reason(tls_node(elsewhere, **authority), three).startswith("has a certificate for another host")
-        for unknown in ({}, {"ssl_ca_certs": tls["stranger.crt"]}):
-            assert reason(tls_node(good, **unknown), three).startswith("certificate refused")
-    with tls_server(tls, clients="yes") as server:
-        assert ids(found([tls_node(server, **authority, **own), *three[1:]])) == {}
-        # The server hangs up with an alert, which is read only if it comes before the next byte is written.
-        wait_until(lambda: "wants a client certificate" in reason(tls_node(server, **authority), three))
-
-
-def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
-    """A database without its table, a database that no other process would find, and a damaged file."""
-    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
-    with django_db_blocker.unblock(), django_database("empty", file):
-        assert reason("database://empty", three).startswith("lacks its table")
-    with django_db_blocker.unblock(), django_database("fleeting", {**file, "NAME": ":memory:"}):
-        assert reason("database://fleeting", three).startswith("is in memory, where no other process finds a lock")
-    (tmp_path / "damaged.sqlite3").write_bytes(b"x" * 10_000)
-    damaged = {**file, "NAME": str(tmp_path / "damaged.sqlite3")}
-    with django_db_blocker.unblock(), django_database("damaged", damaged):
-        assert reason("database://damaged", three).startswith("cannot use its disk")
+def test_database_that_is_no_node(three, django_db_blocker):
+    """No other process would find it."""
+    with django_db_blocker.unblock():
+        with django_database("fleeting", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
+            assert reason("database://fleeting", three).startswith("is in memory, where no other process finds a lock")
 
 
 def test_replica(nodes, three):

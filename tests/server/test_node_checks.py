@@ -75,13 +75,12 @@ def test_findings_about_servers(info: dict[str, str], name: str, level: str, tex
 
 
 @pytest.mark.parametrize("failure", REMEDIES, ids=str)
-def test_every_reason_has_its_remedy_and_a_test(failure: Failure):
-    """The remedy is that of the reason, and a test of the doctor produces each reason why a node cannot be reached."""
+def test_every_reason_has_its_remedy(failure: Failure):
+    """The remedy is that of the reason why a node cannot be reached."""
     node = Inspection("n0", detail=failure.value, failure=failure)
     [finding] = [each for check in CHECKS for each in check(node, Rules(3)) if each.id == "unreachable"]
 
     assert finding.remedy == REMEDIES[failure]
-    assert f'"{failure.value}"' in TESTS
 
 
 def test_all_documented_rights_are_tried():
