@@ -22,7 +22,6 @@ except ImportError:
 # Without a window, Chromium takes a third less processor time for these tests.
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 TIMEOUT = 60_000.0  # milliseconds for what happens at once unless the machine is busy
-SCREENSHOTS = os.environ.get("REDLOCK_SCREENSHOTS")  # a folder; unset writes none
 
 
 @pytest.fixture(scope="package")
@@ -120,14 +119,3 @@ def open_page(browser, site, admin_user):
     for context in contexts:
         context.close()
     assert errors == []
-
-
-@pytest.fixture
-def shoot():
-    """Return a function that takes a picture if somebody wants to see it."""
-
-    def take(page, name: str) -> None:
-        if SCREENSHOTS:
-            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True, animations="disabled")
-
-    return take
