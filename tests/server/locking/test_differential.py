@@ -162,15 +162,6 @@ def test_list_of_shared_holders_means_nothing_without_the_key(real_node: Any):
     agree(real_node, [Extend((term,), None), by_force, Extend((term._replace(ttl=60.0),), None), take("y")])
 
 
-@pytest.mark.parametrize("revoke", [False, True])
-def test_all_shared_holders_are_asked_to_stop(real_node: Any, revoke: bool):
-    """Ending all holds at once gives each holder the same reply as ending one."""
-    by_force = Release(("{x}",), SHARED, 60.0, shared=True, revoke=revoke)
-    term = Term(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, shared=True)
-
-    agree(real_node, [take("x", shared=True), take("x", "b", shared=True), by_force, Extend((term,), None)])
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_waiter_is_queued_up_to_the_first_name_that_is_taken(real_node: Any, shared: bool):
     """A claim to a later name would keep it from a caller that holds the first name and wants the later one, too."""

@@ -220,14 +220,6 @@ def test_process_that_was_stopped_between_request_and_reply_gets_its_lock(nodes:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_dropped_lease_is_not_renewed(real: Manager):
-    """A lease that its holder dropped without a release ends with its ttl."""
-    manager = real(ttl=1.0, node_timeout=0.2)
-    manager.lock("a").acquire()  # dropped at once
-
-    assert manager.lock("a", wait=60).acquire().release() == "released"
-
-
 LEFTOVERS = """
 import asyncio, os, sys, threading
 from django_redlock import LockTakenError
