@@ -1,10 +1,6 @@
 """The bad network: every fault does what it promises, and no more."""
 
-import gc
-import socket
-import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -126,43 +122,3 @@ def test_proxy_that_is_stopped_looks_like_a_node_that_is_down(proxy, client, ser
     server.kill()
     with pytest.raises(redis.ConnectionError):
         client.ping()
-
-
-def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, client):
-    """Connections of clients that gave up are kept while the fault lasts, and no longer."""
-    proxy.black_hole()
-    for _ in range(150):  # more than may wait to be accepted
-        with socket.create_connection(("127.0.0.1", proxy.port)) as abandoned:
-            abandoned.sendall(b"PING\r\n")
-    wait_until(lambda: len(proxy._connections) >= 150)
-
-    proxy.heal()
-
-    wait_until(lambda: len(proxy._connections) <= 1)
-    assert client.ping()
-
-
-def test_connections_accepted_just_before_the_end_are_closed(proxy):
-    """A proxy that stops during a burst of new connections leaves none open."""
-    over = threading.Event()
-
-    def connect() -> None:
-        while not over.wait(0.001):
-            with suppress(OSError):
-                socket.create_connection(("127.0.0.1", proxy.port), 1).close()
-
-    with warnings.catch_warnings(record=True) as left_open:
-        warnings.simplefilter("always", ResourceWarning)
-        storm = [threading.Thread(target=connect) for _ in range(4)]
-        for thread in storm:
-            thread.start()
-        for _ in range(20):
-            proxy.stop()
-            proxy.start()
-        over.set()
-        for thread in storm:
-            thread.join()
-        proxy.stop()
-        gc.collect()
-
-    assert [str(each.message) for each in left_open if "unclosed" in str(each.message)] == []
