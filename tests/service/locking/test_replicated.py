@@ -40,7 +40,7 @@ from tests.managers import (
 )
 from tests.server.locking.test_database import SECRET, acquire, agree, between, requests
 from tests.server.locking.test_waiting import Line
-from tests.services import PostgreSQL, Service, django_database
+from tests.services import PostgreSQL, django_database
 from tests.zookeeper import Zoo
 
 Store = Member | Zoo
@@ -314,36 +314,27 @@ async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):
 # A majority
 
 
-def test_any_one_of_two_redis_and_a_store_may_die(nodes: Servers, store: Store):
-    """Two Redis servers and a store are a majority of three."""
-    any_one_may_die(nodes, store, store.url)
-
-
-def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql: PostgreSQL, unblocked: None):
-    """So are two Redis servers and a database."""
+@pytest.mark.usefixtures("unblocked")
+def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql: PostgreSQL):
+    """Two Redis servers and a node of another kind are a majority of three."""
     with postgresql.database() as name, django_database("voting", postgresql.settings(name)):
         call_command("migrate", "redlock", database="voting", verbosity=0, skip_checks=True)
-        any_one_may_die(nodes, postgresql, "database://voting")
+        with closing(patient_manager([*nodes.urls[:2], "database://voting"], node_timeout=2.0)) as manager:
+            held = [manager.lock("a", wait=0).acquire()]
+            nodes[0].kill()
+            held.append(manager.lock("b", wait=30).acquire())
+            nodes[0].start()
+            postgresql.kill()
+            held.append(manager.lock("c", wait=30).acquire())
+            nodes[1].kill()
+            with pytest.raises(QuorumUnavailableError):
+                manager.lock("d", wait=0).acquire()
+            postgresql.start()
+            held.append(manager.lock("d", wait=60).acquire())
 
-
-def any_one_may_die(nodes: Servers, server: Service, url: str) -> None:
-    """Check that one of two Redis servers and another one may be down, and no two."""
-    with closing(patient_manager([*nodes.urls[:2], url], node_timeout=2.0)) as manager:
-        held = [manager.lock("a", wait=0).acquire()]
-        nodes[0].kill()
-        held.append(manager.lock("b", wait=30).acquire())
-        nodes[0].start()
-        server.kill()
-        held.append(manager.lock("c", wait=30).acquire())
-        nodes[1].kill()
-        with pytest.raises(QuorumUnavailableError):
-            manager.lock("d", wait=0).acquire()
-        server.start()
-        held.append(manager.lock("d", wait=60).acquire())
-
-        assert all(lease.valid() for lease in held)
-        for lease in held:
-            lease.release()
+            assert all(lease.valid() for lease in held)
+            for lease in held:
+                lease.release()
 
 
 @pytest.mark.parametrize("tables", ["sqlite"], indirect=True)
