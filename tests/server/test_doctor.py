@@ -90,11 +90,15 @@ def test_reason_why_a_server_cannot_be_reached(three):
     assert "mode" not in ids(found(["redis+cluster://127.0.0.1:1", *three[1:]]))  # which nobody knows
 
 
-def test_database_that_is_no_node(three, django_db_blocker):
-    """No other process would find it."""
-    with django_db_blocker.unblock():
-        with django_database("fleeting", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
-            assert reason("database://fleeting", three).startswith("is in memory, where no other process finds a lock")
+def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
+    """A database that no other process would find, and a damaged file."""
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    with django_db_blocker.unblock(), django_database("fleeting", file):
+        assert reason("database://fleeting", three).startswith("is in memory, where no other process finds a lock")
+    (tmp_path / "damaged.sqlite3").write_bytes(b"x" * 10_000)
+    file["NAME"] = str(tmp_path / "damaged.sqlite3")
+    with django_db_blocker.unblock(), django_database("damaged", file):
+        assert reason("database://damaged", three).startswith("cannot use its disk")
 
 
 def test_replica(nodes, three):

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.attempt import HighestToken
 from django_redlock.core.protocol import HIGHEST, Failure, Kind, Repair
-from django_redlock.inventory import find_locks, held_locks
+from django_redlock.inventory import Staleness, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.survey import tell_nodes
 from django_redlock.testing import Servers
@@ -185,6 +185,19 @@ def test_clear_repairs_an_absurd_token(nodes: Servers, value: str, held: bool):
         lock = manager.lock(NAME, wait=0).acquire()
         assert lock.fencing_token > lease.fencing_token
         lock.release()
+
+
+def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
+    """A token that somebody has repaired by the time of the action is not replaced."""
+    with settings_of(nodes):
+        poison(nodes, ABSURD, 0)
+        (key,) = [key for key in stale_keys(find_locks([f"{{{NAME}}}"])) if key.reason is Staleness.ABSURD]
+        poison(nodes, "7", 0)
+
+        outcome = remove_stale(key)
+
+        assert outcome == "changed"
+        assert fences(nodes)[0] == "7"
 
 
 def test_absurd_token_is_no_token_of_a_listing(nodes: Servers):
