@@ -17,9 +17,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import django
+
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
-from tests.lab.processes import set_up
 from tests.services import RabbitMQ
 
 from .nemesis import Fleet, Nemesis
@@ -130,13 +131,14 @@ def main() -> int:
         start_servers(NODES) as nodes,
         rabbitmq as broker,
     ):
-        set_up(
-            nodes.urls,
-            {"ttl": 5.0, "max_ttl": 6.0, "node_timeout": 0.5},
-            SOAK_BROKER=broker.url if broker else own_broker.url,
-            SOAK_RESULTS=backend.url,
-            SOAK_RECORDS=str(folder / "records.sqlite3"),
-        )
+        os.environ |= {
+            "DJANGO_SETTINGS_MODULE": "tests.lab.soak.settings",
+            "SOAK_NODES": ",".join(nodes.urls),
+            "SOAK_BROKER": broker.url if broker else own_broker.url,
+            "SOAK_RESULTS": backend.url,
+            "SOAK_RECORDS": str(folder / "records.sqlite3"),
+        }
+        django.setup()
         time.sleep(7)  # nodes that have just been started do not vote at once
         wrong = soak(chosen.minutes, folder, nodes, backend)
     print("\n".join(wrong) or "nothing went wrong")

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from django_redlock.testing import Servers
 from django_redlock.testing.proxy import FaultProxy
-from tests.lab.processes import celery, end, worker
+from django_redlock.testing.servers import spawn
 from tests.services import children
 
 APP = "tests.lab.soak.project"
@@ -28,17 +29,26 @@ class Fleet:
         self._log = folder / "log"
         self._numbers = iter(range(1_000_000))
         self.killed: set[int] = set()  # process ids of children that were killed, with their worker or alone
-        self.beat = celery(APP, "beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING", log=self._log)
+        self.beat = self._celery("beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING")
         self.workers = [self._worker(), self._worker()]
+
+    def _celery(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a program of Celery, which ends with this process."""
+        command = [sys.executable, "-m", "celery", "-A", APP, *arguments]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with self._log.open("ab") as output:
+            return spawn(command, env=environment, stdout=output, stderr=output)
 
     def _worker(self) -> subprocess.Popen[bytes]:
         options = [
+            "--without-gossip",
+            "--without-mingle",
             "--pool=prefork",
             "--concurrency=3",
             "--loglevel=INFO",
             f"--hostname=soak{next(self._numbers)}@localhost",
         ]
-        return worker(APP, *options, log=self._log)
+        return self._celery("worker", *options)
 
     def kill_worker(self) -> None:
         """Kill a worker, whose children die with it, and start another."""
@@ -72,7 +82,9 @@ class Fleet:
 
     def end(self) -> None:
         """End all processes."""
-        end([self.beat, *self.workers])
+        for process in (self.beat, *self.workers):
+            process.kill()
+            process.wait()
 
 
 class Nemesis:

@@ -1,1 +1,0 @@
-"""The same scenarios for this package and its peers, with real workers: ``tox run -e compare``."""
