@@ -9,7 +9,6 @@ profile function raises it, which the interpreter calls at the places where it r
 :func:`storm` raises them from a signal handler at random moments, also where a loop begins anew.
 """
 
-import _thread
 import asyncio
 import gc
 import inspect
@@ -240,32 +239,6 @@ def witness() -> Iterator[Lease]:
         assert time.monotonic() < until
         time.sleep(0.01)
     assert lease.release() == "released"
-
-
-def interpreter_enters_blocks_whole() -> bool:
-    """
-    Return whether ``with`` leaves what it entered, if a signal handler raises at that moment.
-
-    Python 3.14 does not (https://github.com/python/cpython/issues/148874), so any lock of the process may stay taken.
-    """
-    mutex = threading.Lock()
-    mutex.acquire()
-    # Both methods are written in C, so that the handler runs at the end of the first, or else after the second.
-    methods = {"__enter__": staticmethod(_thread.interrupt_main), "__exit__": staticmethod(mutex.__exit__)}
-    block: Any = type("Block", (), methods)
-
-    def strike(number: int, frame: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGINT, strike)
-    try:
-        with block():
-            pass
-    except Interrupted:
-        pass
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return not mutex.locked()
 
 
 NAMES = 5
