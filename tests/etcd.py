@@ -1,7 +1,6 @@
 """Real etcd for the tests: one member, or a cluster of three whose members are killed, frozen, wiped and cut off."""
 
 import json
-import signal
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,26 +18,23 @@ from tests.waiting import wait_until
 class Member(Service):
     """A member of an etcd cluster, alone unless :attr:`cluster` names others."""
 
-    variable = "REDLOCK_ETCD"
     scheme = "etcd"
     program = "etcd"
     remedy = "apt-get install etcd-server"
     user = ""
-    polite_signal = signal.SIGTERM
 
     def __init__(
         self, *, alone: bool = True, options: tuple[str, ...] = (), certificates: dict[str, str] | None = None
     ) -> None:
         self._certificates = certificates
         super().__init__()
-        if self.ours:
-            self._peer = _Port()
-            self.cluster: dict[str, str] = {self.folder.name: f"http://127.0.0.1:{self._peer.number}"}
-            self.state = "new"
-            self.proxy: FaultProxy | None = None  # between the other members and this one
-            self.launcher: tuple[str, ...] = ()  # what starts it
-            timing = ("--heartbeat-interval", "20", "--election-timeout", "200") if alone else ()
-            self.options = (*timing, *options)
+        self._peer = _Port()
+        self.cluster: dict[str, str] = {self.folder.name: f"http://127.0.0.1:{self._peer.number}"}
+        self.state = "new"
+        self.proxy: FaultProxy | None = None  # between the other members and this one
+        self.launcher: tuple[str, ...] = ()  # what starts it
+        timing = ("--heartbeat-interval", "20", "--election-timeout", "200") if alone else ()
+        self.options = (*timing, *options)
 
     @property
     def peer(self) -> str:

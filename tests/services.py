@@ -2,8 +2,6 @@
 Real PostgreSQL, MariaDB, RabbitMQ, etcd and ZooKeeper for the tests, which stop, kill and freeze them.
 
 Each uses a private temporary folder and a free port, and does not outlive the process that started it.
-``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB``, ``REDLOCK_RABBITMQ``, ``REDLOCK_ETCD`` and ``REDLOCK_ZOOKEEPER`` may name
-running servers by URL instead (``postgresql://user:password@host:port/database``); those are used, and never stopped.
 """
 
 import os
@@ -21,7 +19,6 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 from time import monotonic, sleep
 from typing import Any, ClassVar, Self
-from urllib.parse import unquote, urlsplit
 
 from django.db import connections
 
@@ -45,21 +42,15 @@ class _Port:
 
 
 class Service:
-    """One server, which a ``with`` block starts, unless an environment variable names one that is not ``ours``."""
+    """One server, which a ``with`` block starts."""
 
-    variable: ClassVar[str]
     scheme: ClassVar[str]
     program: ClassVar[str]
     remedy: ClassVar[str]
     user: ClassVar[str]  # the user that runs it when root runs the tests
 
     def __init__(self) -> None:
-        named = os.environ.get(self.variable, "")
-        self.ours = not named
         self._process: Popen[bytes] | None = None
-        if named:
-            self.url = named
-            return
         self.find()
         self.port = reserve_port(self)
         self.url = self.private_url()
@@ -77,17 +68,16 @@ class Service:
             raise
 
     def __exit__(self, *exc_info: object) -> None:
-        if self.ours:
-            self.kill()  # a proper shutdown takes RabbitMQ five seconds, and there is no data to keep
-            self._end()
-            self._discard()
+        self.kill()  # a proper shutdown takes RabbitMQ five seconds, and there is no data to keep
+        self._end()
+        self._discard()
 
     @classmethod
     def find(cls) -> str:
         """Return the path of the program; raise ServiceMissingError if there is none."""
         found = shutil.which(cls.program) or next(iter(sorted(glob(cls.program), reverse=True)), None)
         if not found:
-            raise ServiceMissingError(f"{cls.remedy}, or set {cls.variable} to the URL of a running server")
+            raise ServiceMissingError(cls.remedy)
         return found
 
     @classmethod
@@ -112,9 +102,6 @@ class Service:
 
     def start(self) -> Self:
         """Start it unless it is running, and return when it answers."""
-        if not self.ours:
-            self.ping()
-            return self
         self.begin()
         self._wait_until_ready()
         return self
@@ -139,7 +126,6 @@ class Service:
 
     def kill(self) -> None:
         """End it and its children with SIGKILL, as a crash would; ``start()`` brings it back with its data."""
-        assert self.ours, f"{self.variable} names a server that is not ours to kill"
         family = self.family()
         for pid in family:
             with suppress(ProcessLookupError):
@@ -156,7 +142,6 @@ class Service:
 
     def freeze(self) -> None:
         """Stop it and its children (SIGSTOP): it accepts connections and bytes, and sends no reply, from now on."""
-        assert self.ours, f"{self.variable} names a server that is not ours to freeze"
         for pid in self.family():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -300,17 +285,16 @@ class Database(Service):
     """A service that Django can use; every test gets a database of its own in it."""
 
     engine: ClassVar[str]
+    administrator: ClassVar[str]
 
     def settings(self, name: str, **entry: Any) -> dict[str, Any]:
         """Return an entry for ``DATABASES``: the database *name* in this server."""
-        url = urlsplit(self.url)
         return {
             "ENGINE": self.engine,
             "NAME": name,
-            "USER": unquote(url.username or ""),
-            "PASSWORD": unquote(url.password or ""),
-            "HOST": url.hostname,
-            "PORT": url.port,
+            "USER": self.administrator,
+            "HOST": "127.0.0.1",
+            "PORT": self.port,
             **entry,
         }
 
@@ -338,7 +322,6 @@ class Database(Service):
 class SQLite:
     """The database of a server for tests, with files in a folder instead."""
 
-    ours = False
     scheme = "sqlite"
 
     def __init__(self, folder: Path) -> None:
@@ -369,12 +352,12 @@ def django_database(alias: str, entry: dict[str, Any]) -> Iterator[str]:
 class PostgreSQL(Database):
     """A private PostgreSQL."""
 
-    variable = "REDLOCK_POSTGRESQL"
     scheme = "postgresql"
     program = "/usr/lib/postgresql/*/bin/postgres"
     remedy = "apt-get install postgresql"
     user = "postgres"
     engine = "django.db.backends.postgresql"
+    administrator = "redlock"
     polite_signal = signal.SIGINT  # its "fast" shutdown: does not wait for clients
     drop = "DROP DATABASE {} WITH (FORCE)"
 
@@ -411,12 +394,12 @@ class PostgreSQL(Database):
 class MariaDB(Database):
     """A private MariaDB."""
 
-    variable = "REDLOCK_MARIADB"
     scheme = "mariadb"
     program = "/usr/sbin/mariadbd"
     remedy = "apt-get install mariadb-server"
     user = "mysql"
     engine = "django.db.backends.mysql"
+    administrator = "root"
 
     def private_url(self) -> str:
         return f"mysql://root@127.0.0.1:{self.port}/mysql"
@@ -457,16 +440,9 @@ class MariaDB(Database):
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
         import pymysql
 
-        url = urlsplit(self.url)
+        login = {"host": "127.0.0.1", "port": self.port, "user": "root"}
         with (
-            pymysql.connect(
-                host=url.hostname,
-                port=url.port or 3306,
-                user=unquote(url.username or ""),
-                password=unquote(url.password or ""),
-                connect_timeout=5,
-                autocommit=True,
-            ) as connection,
+            pymysql.connect(**login, connect_timeout=5, autocommit=True) as connection,
             connection.cursor() as cursor,
         ):
             cursor.execute(statement)
@@ -476,7 +452,6 @@ class MariaDB(Database):
 class RabbitMQ(Service):
     """A private RabbitMQ, with an epmd of its own."""
 
-    variable = "REDLOCK_RABBITMQ"
     scheme = "amqp"
     program = "/usr/lib/rabbitmq/bin/rabbitmq-server"
     remedy = "apt-get install rabbitmq-server"
@@ -521,15 +496,7 @@ class RabbitMQ(Service):
     def ping(self) -> None:
         from amqp import Connection
 
-        url = urlsplit(self.url)
-        connection = Connection(
-            f"{url.hostname}:{url.port}",
-            userid=unquote(url.username or ""),
-            password=unquote(url.password or ""),
-            virtual_host=unquote(url.path[1:]) or "/",
-            connect_timeout=5,
-            read_timeout=30,
-        )
+        connection = Connection(f"127.0.0.1:{self.port}", connect_timeout=5, read_timeout=30)
         try:
             connection.connect()
         finally:

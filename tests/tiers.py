@@ -1,19 +1,8 @@
 """
 Assign each test to a tier according to its needs: a pytest plugin.
 
-========= ========================================================================== ===========================
-tier      needs                                                                      run by
-========= ========================================================================== ===========================
-unit      Python alone: no server, no process, no waiting                            ``tox``
-server    the embedded Valkey, files of SQLite, processes                            ``tox``
-service   PostgreSQL, MariaDB, RabbitMQ, Sentinel, etcd, ZooKeeper                   ``tox run -e newest``
-browser   Chromium                                                                   ``tox run -e newest``
-container a container engine with Compose, and the network                           ``tox run -e container``
-endurance minutes: contention, elections, every state of a page, every right of ACLs ``tox run -m endurance``
-========= ========================================================================== ===========================
-
-A test belongs to the tier of its folder under ``tests/``, or to a later one if it uses a fixture or a parameter from
-there, or has that tier's marker. A test of the unit tier that sleeps, connects or starts a process fails.
+CONTRIBUTING.md describes the tiers. A test belongs to that of its folder under ``tests/``, or to a later one if it uses
+a fixture or a parameter from there, or has that tier's marker.
 """
 
 import os
@@ -30,14 +19,13 @@ import pytest
 TIERS = ("unit", "server", "service", "browser", "container", "endurance")
 HERE = Path(__file__).parent
 
+SERVICES = ("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper")
 # Fixtures and parameters that move a test to a later tier than that of its folder.
 NEEDS = {
     **dict.fromkeys(("servers", "redlock_servers", "real", "clusters"), "server"),
-    **dict.fromkeys(("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper"), "service"),
-    **dict.fromkeys(("postgresql_server", "mariadb_server", "rabbitmq_server", "etcd_server"), "service"),
-    "zookeeper_server": "service",
+    **dict.fromkeys(SERVICES, "service"),
+    **dict.fromkeys((f"{name}_server" for name in SERVICES), "service"),
 }
-SERVICES = ("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper")
 
 
 def pytest_configure(config: pytest.Config) -> None:

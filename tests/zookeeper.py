@@ -1,7 +1,6 @@
 """Real ZooKeeper for the tests: one member, or an ensemble of three whose members are killed, frozen and wiped."""
 
 import shutil
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,12 +20,10 @@ NETTY = ":".join(f"/usr/share/java/netty-{part}.jar" for part in ("codec", "reso
 class Zoo(Service):
     """A member of a ZooKeeper ensemble, alone unless :attr:`ensemble` names others."""
 
-    variable = "REDLOCK_ZOOKEEPER"
     scheme = "zookeeper"
     program = "/usr/share/java/zookeeper.jar"
     remedy = "apt-get install zookeeper"
     user = ""
-    polite_signal = signal.SIGTERM
     small: ClassVar[tuple[str, ...]] = ("-Xmx64m", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
     def __init__(self, number: int = 0, *, lines: tuple[str, ...] = (), java: tuple[str, ...] = ()) -> None:
@@ -34,12 +31,11 @@ class Zoo(Service):
         self.number = number
         self.lines = lines
         self.java = java
-        if self.ours:
-            self._peer, self._election = _Port(), _Port()
-            self.ensemble: tuple[str, ...] = ()
-            self.proxy: FaultProxy | None = None  # between its followers and this one while it leads
-            self.environment: dict[str, str] = {}
-            self.secure_port = 0
+        self._peer, self._election = _Port(), _Port()
+        self.ensemble: tuple[str, ...] = ()
+        self.proxy: FaultProxy | None = None  # between its followers and this one while it leads
+        self.environment: dict[str, str] = {}
+        self.secure_port = 0
 
     @property
     def peer(self) -> str:
@@ -58,9 +54,7 @@ class Zoo(Service):
     def find(cls) -> str:
         path = Path(cls.program)
         if not path.exists() or not shutil.which("java") or not find_spec("kazoo"):
-            raise ServiceMissingError(
-                f"{cls.remedy} and pip install kazoo, or set {cls.variable} to the URL of a running server"
-            )
+            raise ServiceMissingError(f"{cls.remedy} and pip install kazoo")
         return str(path)
 
     def prepare(self) -> None:
@@ -101,8 +95,7 @@ class Zoo(Service):
 
     def say(self, command: bytes) -> str:
         """Return the reply to a command of four letters."""
-        host, _, port = self.url.removeprefix("zookeeper://").partition("/")[0].rpartition(":")
-        with socket.create_connection((host, int(port)), 5) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
             connection.sendall(command)
             said = b""
             while more := connection.recv(4096):
