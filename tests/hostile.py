@@ -2,13 +2,8 @@
 A hostile server: a relay to an honest server that answers one kind of request with an attack.
 
 It is a process of its own, so that the processor time and the memory of a test are those of the client alone. The kinds
-of request are ``STAGES``, for all kinds of nodes alike; ``FORMS`` are what it can answer, until the client ends the
-connection. ``rediss`` is Redis with TLS, where ``handshake`` attacks every connection before its first request. What
-the client makes of other replies of Redis is in tests/unit/locking/test_wire.py.
-
-    with hostile("redis", server.url) as node:
-        node.attack("script", "nested")
-        real_manager([node.url])
+of request are ``STAGES``; ``FORMS`` are what it can answer. ``rediss`` is Redis with TLS, where ``handshake`` attacks
+every connection before its first request. Other replies of Redis are in tests/unit/locking/test_wire.py.
 """
 
 import json
@@ -32,7 +27,7 @@ FORMS = {
     "redis": ("lines", "pieces", "slow", "control"),
     "rediss": ("lines", "slow", "handshake"),
     "etcd": ALL,
-    "zookeeper": ALL,
+    "zookeeper": ALL[:1] + ALL[2:],  # a line is a frame that is too large, as "bulk" is
 }
 LOUD = "\x1b[31;1m\x07\x00evil\r\n\x9b2J\u202e\x85second line"
 MANY = 3000  # a reply that never ends is sent in this many pieces of up to 64 kB
@@ -189,8 +184,6 @@ def in_zookeeper(stage: str, form: str, xid: int = 0, op: int = 0) -> Attack:
     match form:
         case "nested":  # results of a transaction, or names
             return iter([frame(head + (struct.pack(">i?i", 13, False, 0) + struct.pack(">i", -1)) * 140_000)])
-        case "line":
-            return chain([struct.pack(">i", 2**31 - 1)], endless(b"x"))
         case "lines":  # events that nobody asked for
             return endless(frame(struct.pack(">iqi", -1, 1, 0) + struct.pack(">ii", 3, 3) + field(b"/a")))
         case "bulk":
