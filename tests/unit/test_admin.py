@@ -25,7 +25,7 @@ from django.utils import translation
 from django.utils.timezone import now
 
 from django_redlock import LockManager, lock, locks
-from django_redlock.admin.rows import audit, clock
+from django_redlock.admin.rows import audit
 from django_redlock.inventory import MAX_NAMES, ask_to_stop
 from django_redlock.inventory.actions import MAX_RELEASE
 from django_redlock.models import HeldLock, key_of
@@ -208,10 +208,6 @@ def test_what_others_wrote_is_text_on_every_page(five, operator):
         assert (what, re.findall(r"(?m)^ERROR|=z<script>", page)) == (what, [])
     assert "&lt;script&gt;" in found["lock"]
     assert "ERROR y" in found["release True"]
-
-
-def test_durations_are_written_like_a_clock():
-    assert list(map(clock, (59.9, 61, 3600))) == ["0:59", "1:01", "1:00:00"]
 
 
 def test_several_aliases_are_shown_together(five, operator):

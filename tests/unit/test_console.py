@@ -300,14 +300,6 @@ def test_a_full_disk_is_no_traceback(five):
         call_command("redlock_list", stdout=Full(), stderr=StringIO())
 
 
-@pytest.mark.parametrize("command", ["redlock_list", "redlock_inspect orders:7", "redlock_release orders:7 --dry-run"])
-def test_a_lock_without_an_end_is_called_that_by_every_command(five, command):
-    """Each command that shows the lock says that it never ends."""
-    put("orders:7", left=None)
-
-    assert "never ends" in run(*command.split())[0]
-
-
 # Bounds
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from django_redlock import locks
 from tests import deployment
-from tests.deployment import CHECKOUT, FOLDER, LOCKS, compose, container, manifest, manifests, pods
+from tests.deployment import CHECKOUT, LOCKS, compose, container, manifest
 
 FILES = ("compose", "kubernetes")
 SECURITY = (CHECKOUT / "docs" / "operate" / "security.md").read_text()
@@ -84,13 +84,6 @@ def test_the_same_command_starts_every_lock_server():
     assert all(compose()["services"][name]["command"] == compose_ for name in LOCKS)
 
 
-def test_variables_of_the_compose_file_are_in_the_example():
-    """Whoever copies env.example is asked for nothing else."""
-    asked = set(re.findall(r"\$\{(\w+)", (FOLDER / "compose.yaml").read_text()))
-
-    assert asked == set(re.findall(r"^(\w+)=", (FOLDER / "env.example").read_text(), re.M)) == deployment.VALUES.keys()
-
-
 def test_lock_pod_is_ready_only_when_its_server_votes(settings):
     """Rolling updates and drains wait for readiness, so they wait for the restart guard."""
     settings.REDLOCK = {"default": {"NODES": "memory://a,memory://b,memory://c"}}
@@ -99,24 +92,3 @@ def test_lock_pod_is_ready_only_when_its_server_votes(settings):
     assert container("lock")["readinessProbe"]["initialDelaySeconds"] > usual.max_ttl * (1 + usual.drift_factor)
     assert manifest("PodDisruptionBudget", "lock")["spec"]["maxUnavailable"] == 1
     assert manifest("Service", "lock")["spec"]["publishNotReadyAddresses"]
-
-
-def test_pods_find_their_volumes_variables_and_labels():
-    """The file has everything that a pod refers to, and selectors select it."""
-    there = {(each["kind"], each["metadata"]["name"]) for each in manifests()}
-    for each in manifests():
-        spec = each.get("spec", {})
-        if each["kind"] in ("Deployment", "StatefulSet"):
-            assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
-    for name, pod in pods().items():
-        running = container(name)
-        volumes = {volume["name"]: volume["secret"]["secretName"] for volume in pod.get("volumes", [])}
-        assert {mount["name"] for mount in running.get("volumeMounts", [])} == volumes.keys()
-        assert {("Secret", secret) for secret in volumes.values()} <= there
-        sources = [next(iter(source.items())) for source in running.get("envFrom", [])]
-        kinds = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
-        assert {(kinds[kind], reference["name"]) for kind, reference in sources} <= there
-        assert bool(sources) == name.startswith("shop-")
-    ports = {port["name"] for name in pods() for port in container(name).get("ports", [])}
-    assert manifest("Service", "shop")["spec"]["ports"][0]["targetPort"] in ports
-    assert container("shop-web")["readinessProbe"]["httpGet"]["port"] in ports

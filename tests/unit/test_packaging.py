@@ -104,13 +104,6 @@ def repository() -> str:
     return str(settings["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"])
 
 
-def test_ci_runs_the_command_of_the_readme():
-    """The README's test command is the first one that CI runs."""
-    [command] = re.findall(r"^readme_test_command\(\) \{\n    (.+)$", (CHECKOUT / ".ci/steps").read_text(), re.M)
-
-    assert f"$ {command}\n" in (CHECKOUT / "README.md").read_text()
-
-
 EXTRAS = {
     "celery": ("celery", "celery"),
     "contrib.debug_toolbar": ("debug_toolbar", "debug-toolbar"),

@@ -51,7 +51,6 @@ def shown(caplog: pytest.LogCaptureFixture) -> str:
 # URLs of a node that cannot be used (redlock.E003), each with a part of the message.
 URLS: list[tuple[str, str]] = [
     ("lock-1:6379", "scheme is not one of redis, rediss, unix"),
-    (f"http://:{SECRET}@a", "scheme is not one of redis, rediss, unix"),
     (f"redis://:{SECRET}@a:99999", "its address, port or database number"),
     (f"redis://u:{SECRET}@a?tls=1", "no option 'tls'"),
     (f"redis://:pa/{SECRET}@lock-1:6379", "percent-encoded"),
@@ -73,10 +72,14 @@ URLS: list[tuple[str, str]] = [
     (f"redis://:{SECRET}@a,b", r"redis\+cluster://host-1,host-2"),
     (f"redis+cluster://:{SECRET}@a,,b", "without a host: write, for example"),
     ("redis+cluster://a?ssl_ca_certs=/x", "write rediss instead of redis"),
+    ("redis://shop-ro.ab12cd.ng.0001.euc1.cache.amazonaws.com", "write the primary endpoint"),
+    ("rediss://replica.shop.ab12cd.euc1.cache.amazonaws.com", "write the primary endpoint"),
+    ("rediss://shop-ab12cd.serverless.euc1.cache.amazonaws.com", "create a cache"),
+    ("redis://shop.ab12cd.clustercfg.euc1.cache.amazonaws.com", r"write redis\+cluster or rediss\+cluster"),
+    ("rediss://clustercfg.shop.ab12cd.memorydb.eu-central-1.amazonaws.com", r"write redis\+cluster or rediss\+cluster"),
     ("rediss+cluster://ama-0.redis.eu-frankfurt-1.oci.oraclecloud.com", "OCI Cache does not run scripts"),
     (f"etcd://:{SECRET}@a,b/2", "etcd has neither a path nor database"),
     (f"etcd://u:pa@{SECRET}@a,b", "percent-encoded"),
-    (f"etcd://u:{SECRET}]@a", "cannot be read; .* percent-encode"),
     (f"etcd://u:{SECRET}@a,b:x", "its hosts or ports cannot be read, "),
     ("etcd://a;b", "its hosts or ports cannot be read; write"),
     (f"etcd://:{SECRET}@a", "a user name and a password, or neither"),
@@ -97,11 +100,9 @@ SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2
 # Other values of NODES that cannot be used, each with the id of its check and a part of the message.
 NODES: list[tuple[Any, str, str]] = [
     ([], "redlock.E003", r"\['NODES'\] must list the URLs"),
-    ({"redis://a"}, "redlock.E003", r"\['NODES'\] must list the URLs .* commas, not set\."),
     (["redis-cluster://a"], "redlock.E003", r"scheme is not one of .*; did you mean 'redis\+cluster'\? Write"),
     (["redis+sentinel://a/m"], "redlock.E003", r"write a dict for Sentinel, .*'SERVICE_NAME': 'mymaster'"),
     ([{"URL": "redis://a", "OPTIONS": {"pasword": 1}}], "redlock.E003", r"'pasword'(\.|; did you mean 'password'\?)$"),
-    (["cache:nope"], "redlock.E005", r"which CACHES does not have\. It has 'clustered', .*'default'"),
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
@@ -112,7 +113,6 @@ NODES: list[tuple[Any, str, str]] = [
     (["redis://a", f"redis://:{SECRET}@a:6379/1"], "redlock.E004", "'a:6379' twice, at 0 and 1"),
     (["redis+cluster://a,b", "redis+cluster://b"], "redlock.E004", "'b:6379' twice, at 0 and 1"),
     (["etcd://a,b", "etcds://c,b:2379"], "redlock.E004", "'b:2379' twice, at 0 and 1"),
-    ([{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}], "redlock.E004", "'n'"),
     (["cache:sesions"], "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
     ([f"cache:redis://:{SECRET}@a"], "redlock.E005", "such as 'cache:default', not a URL"),
     (["cache:default"], "redlock.E005", "whose backend is not Redis"),
@@ -120,9 +120,7 @@ NODES: list[tuple[Any, str, str]] = [
     (["cache:clustered"], "redlock.E005", r"is a cluster; write redis\+cluster://host-1,host-2"),
     (["cache:unwatched"], "redlock.E005", "found by Redis Sentinel, but whose SENTINELS are no list"),
     (["cache:nowhere"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
-    (["cache:numbered"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
     ([SENTINELS | {"SERVICE_NAME": ""}], "redlock.E003", r"needs SENTINELS, a list of .* for example, {'SENTINELS': "),
-    ([SENTINELS | {"SENTINELS": "s1:26379"}], "redlock.E003", "needs SENTINELS"),
     ([SENTINELS | {"SENTINELS": [("s1", "26379")]}], "redlock.E003", "needs SENTINELS"),
     ([SENTINELS | {"SENTINELS": [f"redis://:{SECRET}[@s1"]}], "redlock.E003", "cannot be read; .* percent-encode"),
     ([SENTINELS | {"SERVICE": "mymaster"}], "redlock.E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
@@ -138,9 +136,7 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
-    ({"nodes": THREE}, "redlock.E007", "did you mean 'NODES'?"),
     ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'; write 'NODES'. Known"),
-    ({"ttl": 3}, "redlock.E007", "unknown key 'ttl'; write it into 'OPTIONS'. Known"),
     ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'; write 'ttl'. Known"),
 ]
 
@@ -179,7 +175,6 @@ CACHES = {
     },
     "valkey": {"BACKEND": DJANGO_VALKEY, "LOCATION": "valkey://cache-1:6379/1"},
     "nowhere": {"BACKEND": REDIS_CACHE, "LOCATION": "cache-1:6379"},
-    "numbered": {"BACKEND": REDIS_CACHE, "LOCATION": 6379},
     "unreadable": {"BACKEND": REDIS_CACHE, "LOCATION": f"redis://:{SECRET}[@cache-1:6379"},
     "replicated": {"BACKEND": REDIS_CACHE, "LOCATION": ["redis://cache-1:6379/1", "redis://cache-2:6379/1"]},
 }
@@ -202,43 +197,22 @@ def test_mistake_says_what_where_and_what_to_write(
     assert SECRET not in str(caught.value) + repr(caught.value) + str(reported) + shown(caplog)
 
 
-def test_endpoints_of_the_page_on_managed_services():
-    """Each endpoint is accepted with the URL that the page shows, or refused, and the message says what to write."""
-    page = (Path(__file__).parents[2] / "docs/operate/managed-services.md").read_text(encoding="utf-8")
-    table = page.partition("## ElastiCache: which endpoint?")[2].partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if ":6379" in line]
-    refused = {"reader": "write the primary endpoint", "serverless": "create a cache"}
-
-    assert len(rows) == 7
-    for kind, shown, written in rows:
-        if kind not in refused:
-            assert written.strip("`").startswith("redis")
-            assert found_in(written.strip("`") + shown.strip("`")) == ""
-        for host in re.findall("`(.+?)`", shown):
-            scheme = "redis" if ".0001." in host else "rediss"
-            wrong = refused.get(kind, "write redis+cluster or rediss+cluster" if "clustercfg" in host else "")
-            assert wrong in found_in(f"{scheme}://{host}"), host
-            assert bool(wrong) == bool(found_in(f"{scheme}://{host}")), host
-
-
-def found_in(url: str) -> str:
-    """Return why the check of the settings refuses a node's URL."""
-    with override_settings(REDLOCK={"default": {"NODES": [url]}}):
-        return " ".join(each.msg for each in check_settings() if each.id == "redlock.E003")
-
-
 @pytest.mark.parametrize(
     ("nodes", "names"),
     [
-        (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
-        ("redis+cluster://a,b:7001, redis://c", ["a:6379", "c:6379"]),
+        (
+            ["redis://shop.ab12cd.ng.0001.euc1.cache.amazonaws.com"],
+            ["shop.ab12cd.ng.0001.euc1.cache.amazonaws.com:6379"],
+        ),
+        (
+            ["rediss+cluster://clustercfg.shop.euc1.cache.amazonaws.com"],
+            ["clustercfg.shop.euc1.cache.amazonaws.com:6379"],
+        ),
         (["rediss://redis.eu.oci.oraclecloud.com"], ["redis.eu.oci.oraclecloud.com:6379"]),
-        (["rediss://serverless.use1.cache.amazonaws.com"], ["serverless.use1.cache.amazonaws.com:6379"]),
         (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
         ("etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem, redis://c", ["[::1]:2379, b:2379", "c:6379"]),
         ("zookeeper://b,a:7001/locks, redis://c", ["a:7001, b:2181", "c:6379"]),
-        ("zookeepers://b,[::1]/teams/locks", ["[::1]:2281, b:2281"]),
         ([" redis://a ", "REDIS://b", {"URL": "redis://c\n"}], ["a:6379", "b:6379", "c:6379"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
         ([{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}], ["north"]),
@@ -514,10 +488,8 @@ ON_LOCK_1 = {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-1/1"}
         ({"BROKER_URL": f"redis://:{SECRET}@lock-3", "CELERY_BROKER_URL": "redis://lock-3/5"}, ["W006"]),
         ({"CACHES": {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}}, []),
         ({"CACHES": {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}}, []),
-        ({"CACHES": {"default": {"BACKEND": CACHES["default"]["BACKEND"], "LOCATION": "redis://lock-1"}}}, []),
         ({"CELERY_BROKER_URL": "amqp://lock-1:6379"}, []),
         ({"CELERY_BROKER_URL": "redis://[lock-1"}, []),
-        ({"CELERY_BROKER_URL": 7}, []),
     ],
 )
 def test_server_that_something_else_uses_is_a_warning(uses: dict[str, Any], codes: list[str]):
@@ -554,9 +526,7 @@ MUTUAL = {"password": "x", "ssl_certfile": "/x"}
         (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
         (["etcd://u:x@a,b,c"], ["W101"]),
         (["etcds://a,b,c?ssl_certfile=/x"], ["W104"]),
-        (["etcd://127.0.0.1,localhost,[::1]"], []),
         (["zookeepers://a,b,c?ssl_ca_certs=/x"], ["W104", "W102"]),
-        (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
         (["rediss://:x@a?ssl_cert_reqs=none", "rediss://:x@b?ssl_check_hostname=False", "rediss://:x@c"], ["W106"] * 2),
         ([{"URL": "rediss://:x@a", "OPTIONS": {"ssl_cert_reqs": None}}, "rediss://:x@b", "rediss://:x@c"], ["W106"]),
         ([{"SENTINELS": ["rediss://s?ssl_cert_reqs=none"], "SERVICE_NAME": "m", "OPTIONS": MUTUAL}], ["W106"]),
@@ -594,10 +564,3 @@ def test_every_check_is_documented_and_tested():
     assert used == documented
     assert [code for code in used if sum(code in codes for codes in sources.values()) > 1] == []
     assert [code for code in used if code not in here] == []
-
-
-@pytest.mark.parametrize("name", [5, ["a", 5]])
-def test_invalid_name_is_refused_with_advice(name):
-    """The message says what was wrong and what to write, instead of showing a Python error."""
-    with pytest.raises(TypeError, match=r"A lock's name must be a str"):
-        lock(name)

@@ -269,12 +269,3 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(three, regi
     commands = {"redlock_doctor", "redlock_clear", "redlock_list"}
     assert asked - commands - scraped == set()
     assert len(asked) >= 6
-
-
-def test_remedies_of_alerts_are_sections_of_the_incidents():
-    """An operator finds each section that an alert names."""
-    alerts, page = (DOCS / "monitoring" / "alerts.yml").read_text(), (DOCS / "operate" / "incidents.md").read_text()
-    named = re.findall(r'See Incidents, ([^."]+)\."', alerts)
-
-    assert len(named) >= 4
-    assert set(named) <= set(re.findall(r"^## (.+)", page, re.MULTILINE))

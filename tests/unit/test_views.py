@@ -28,7 +28,6 @@ from django_redlock.views import locked_view, response_to
 from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
 from tests.shop.models import Order
 from tests.shop.views import pay
-from tests.typed import blocks
 
 NAME = "view:order:7"
 
@@ -360,22 +359,6 @@ def test_program_gets_problem_details(client, accept):
     assert (problem["status"], problem["title"]) == (409, "Already in progress")
     assert set(problem) == {"status", "title", "detail"}
     assert "order:7" not in problem["detail"]
-
-
-def test_json_of_the_page_on_views(client):
-    """The page shows what a script gets, and its ``on_busy`` returns JSON to ``fetch()`` too."""
-    found = blocks("docs/howto/views.md", "JSON")
-    (body,) = (text for language, text in found if language == "json")
-    namespace = {}
-    exec(next(text for language, text in found if language == "python"), namespace)
-
-    with lock(NAME):
-        problem = client.post("/touch/7/", headers={"accept": "application/json"})
-        answer = namespace["pay_api"](requests.post("/", headers={"accept": "*/*"}), pk=7)
-
-    assert problem.json() == json.loads(body)
-    assert (answer.status_code, answer["Content-Type"], answer["Retry-After"]) == (409, "application/json", "5")
-    assert json.loads(answer.content) == {"error": "busy"}
 
 
 @pytest.mark.parametrize(("status", "title"), [(423, "Locked"), (429, "One at a time")])

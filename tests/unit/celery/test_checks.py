@@ -11,7 +11,6 @@ from django.core.checks import run_checks
 from django.test import override_settings
 
 from django_redlock.celery import SingletonTask, singleton_task
-from tests.typed import blocks
 
 
 def nothing(): ...
@@ -94,20 +93,6 @@ def test_late_acknowledgement(app, declare, options, visibility, found):
     app.conf.update(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": visibility})
 
     assert declare(acks_late=True, **options) == found
-
-
-def test_values_of_the_page_for_long_runs(app):
-    """The task and the setting that the page shows for runs of more than an hour have no fault; either alone has."""
-    namespace, found = {}, []
-    for _, text in blocks("docs/howto/celery.md", "Runs longer than an hour"):
-        exec(text, namespace)
-    app.conf.broker_url = "redis://127.0.0.1:1"
-    for options in ({}, namespace["CELERY_BROKER_TRANSPORT_OPTIONS"]):
-        app.conf.broker_transport_options = options
-        app.finalize()
-        found.append([each.id for each in check_singletons() if "export_year" in each.msg])
-
-    assert found == [["redlock.W021"], []]
 
 
 @pytest.mark.parametrize(
