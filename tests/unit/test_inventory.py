@@ -44,20 +44,6 @@ def reasons() -> list[Staleness]:
 # Listing
 
 
-def test_a_held_lock_is_listed_with_its_holder(five):
-    with lock("orders:7", ttl=30, label="nightly") as lease:
-        found = only(held_locks())
-
-    assert (found.name, found.alias, found.state, found.votes, found.nodes) == ("orders:7", "default", "held", 5, 5)
-    assert found.fencing_token == lease.fencing_token
-    assert found.fingerprint == shown(lease)
-    assert found.owner is not None
-    assert (found.owner.label, found.ttl) == ("nightly", 30.0)
-    assert found.since == pytest.approx(time.time(), abs=5)
-    assert found.remaining == pytest.approx(30 - 0.302)
-    assert lease.secret[:8] not in repr(found) + str(found)
-
-
 @pytest.mark.parametrize(
     ("lefts", "others", "state", "remaining"),
     [

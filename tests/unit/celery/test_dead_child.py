@@ -6,13 +6,12 @@ from unittest.mock import MagicMock
 
 import pytest
 from billiard.einfo import ExceptionInfo
-from celery import Task
 from celery.exceptions import TimeLimitExceeded
 from kombu.exceptions import DecodeError
 
 from django_redlock.testing import Simulation
 
-from .slots import NAME, begin, die, names, set_down
+from .slots import NAME, begin, names, set_down
 
 LONG_AGO = "2020-01-01T00:00:00+00:00"
 
@@ -67,41 +66,6 @@ def test_expired_message_is_put_back_while_nodes_are_away(make, worker, received
         assert not received(task, newest).revoked()
         assert worker.run(older) == "IGNORED"
         assert (call.state, len(worker.headers)) == ("PENDING", 1)
-
-
-if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on
-
-    def test_slot_is_kept_for_the_retry_of_a_dead_child(make, worker, received, monkeypatch):
-        """Between the death of a child and the retry that Celery sends for it, nobody can take the slot."""
-        between = []
-        task = make(retry_on_worker_lost=True)
-        first = task.delay(7)
-        request = received(task, worker.take())
-        begin(request)
-        real = request.task.signature_from_request
-
-        def slowly(*about, **options):
-            between.append(task.delay(7))
-            return real(*about, **options)
-
-        monkeypatch.setattr(request.task, "signature_from_request", slowly)
-
-        die(request)
-
-        assert [(call.id, call.reason) for call in between] == [(first.id, "queued")]
-        assert worker.run_all() == ["SUCCESS"]
-        assert (worker.shops, names()) == ([7], set())
-
-    def test_slot_is_free_when_there_are_no_retries_left(make, worker, received):
-        """A child that dies in the last attempt leaves nothing behind."""
-        task = make(retry_on_worker_lost=True, max_retries=0)
-        task.delay(7)
-        request = received(task, worker.take())
-        begin(request)
-
-        die(request)
-
-        assert (names(), worker.headers) == (set(), [])
 
 
 def test_message_that_cannot_be_decoded(app, make, worker):

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from django_redlock import QuorumUnavailableError, lock
-from django_redlock.inventory import find_lock, held_locks
+from django_redlock.inventory import held_locks
 
 from .slots import NAME, names
 
@@ -34,22 +34,6 @@ def test_split_slot_is_not_reported_as_free(make, memory_nodes):
     memory_nodes[1].down = False
     assert names() == set()
     assert task.singleton.holder(7) is None
-
-
-def test_release_leaves_what_may_run(make, worker, memory_nodes):
-    """``release()`` without *force* leaves a split slot that a run has."""
-    outcomes = []
-
-    def body(self, shop_id):
-        memory_nodes[2].down, memory_nodes[1].down = False, True
-        outcomes.append(task.singleton.release(7, since=None))
-
-    task = make(body)
-    memory_nodes[2].down = True
-    task.delay(7)
-    worker.run()
-
-    assert outcomes == ["taken"]
 
 
 def test_log_lines_escape_names(make, worker, caplog):
@@ -88,19 +72,6 @@ def test_notes_are_listed_apart_from_locks(make, worker):
     assert "report:7" not in notes
     assert "Notes of singleton tasks, which hold no lock: 2. List them with --notes." in text
     assert again.accepted
-
-
-def test_note_can_be_found_by_its_name(make, worker, memory_nodes):
-    """It is no held lock, also while a node is down that cannot tell, but can be looked up as a lock can."""
-    call = make(acks_late=True).delay(7)
-    worker.run()
-    memory_nodes[0].down = True
-
-    found = find_lock(f"done:{call.id}:0")
-    assert listed()[1] == set()
-    assert found is not None
-    assert found.owner is not None
-    assert found.owner.state == "note"
 
 
 def test_node_forgets_a_note_as_a_whole(make, worker, memory_nodes, monkeypatch):

@@ -32,18 +32,6 @@ def agenda(*leases: Lease) -> Agenda:
     return made
 
 
-def test_leases_that_are_soon_due_are_extended_with_those_that_are():
-    """Ten thousand leases that were taken one after the other cost a hundred rounds, not ten thousand."""
-    now, soon, later = Lease(10.0), Lease(10.9, slack=1.0), Lease(12.0, slack=1.0)
-    todo = agenda(later, soon, now)
-
-    assert todo.take(9.9) == []
-    assert todo.take(10.0) == [now, soon]
-    todo.drop(now)
-    todo.drop(soon)
-    assert todo.next() == 12.0
-
-
 def test_ended_and_dropped_leases_do_not_accumulate():
     """The agenda keeps no lease alive, and no memory of many that were soon released, or that moved often."""
     todo = agenda(kept := Lease(50.0), moved := Lease(41.0))
