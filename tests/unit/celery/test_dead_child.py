@@ -97,32 +97,22 @@ def terminate(request):
 
 
 @pytest.mark.parametrize("end", [exceed, terminate, lambda request: request.reject(requeue=False)])
-def test_ended_before_its_body_began(make, worker, received, end):
-    """A message that is ended before its body began has no slot any more: nobody joins a call that has failed."""
+@pytest.mark.parametrize("running", [False, True])
+def test_message_that_is_ended(make, worker, received, end, running):
+    """A message that is ended before its body began has no slot any more; that of a body that may still run stays."""
     task = make()
     task.delay(7)
     request = received(task, worker.take())
     if end in (exceed, terminate):
         request.on_accepted(1, time.monotonic())
+        if running:
+            begin(request)
 
     end(request)
 
-    assert names() == set()
-    assert not task.delay(7).duplicate
-
-
-@pytest.mark.parametrize("end", [exceed, terminate])
-def test_ended_while_its_body_runs(make, worker, received, end):
-    """The slot of a body that may still be running stays for as long as that may be."""
-    task = make()
-    task.delay(7)
-    request = received(task, worker.take())
-    request.on_accepted(1, time.monotonic())
-    begin(request)
-
-    end(request)
-
-    assert names() == {NAME}
+    kept = running and end in (exceed, terminate)
+    assert names() == ({NAME} if kept else set())
+    assert task.delay(7).duplicate is kept
 
 
 def test_message_that_is_rejected_for_later_keeps_its_slot(make, worker, received):

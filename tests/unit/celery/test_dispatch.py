@@ -3,7 +3,6 @@
 import copy
 import logging
 import pickle
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from unittest.mock import MagicMock
 
@@ -287,16 +286,3 @@ def test_round_trips_of_a_call(make, monkeypatch, options, cost):
 
     assert rounds(monkeypatch, lambda: task.delay(7)) == cost
     assert cost > 1 or rounds(monkeypatch, lambda: task.delay(7)) == 1
-
-
-@pytest.mark.parametrize(
-    ("kept", "release", "cost"),
-    [(True, None, 2), (True, "send", 2), (False, None, 1), (False, "send", 1), (False, "wait", 2)],
-)
-def test_round_trips_of_a_run(make, worker, monkeypatch, kept, release, cost):
-    """A run costs one round trip, and one for the release if its result is stored, or if the settings say so."""
-    monkeypatch.setattr(locks["default"], "rules", replace(locks["default"].rules, release=release))
-    make(ignore_result=not kept).delay(7)
-    message = worker.take()
-
-    assert rounds(monkeypatch, lambda: worker.run(message)) == cost

@@ -77,32 +77,24 @@ ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (object(), TypeError, r"argument 'x', a object, .*Name the parameters that matter with key="),
-        (ENDLESS, ValueError, "argument 'x'"),
-        (10**5000, ValueError, "'x', a int, cannot be part"),  # Python does not write so many digits
-        (User(pk=7), ValueError, r"argument 'x', a User, .*auth.User is not saved"),
-    ],
-    ids=["object", "endless", "long number", "unsaved"],
-)
-def test_argument_that_has_no_key_is_named(name, value, error, message):
-    """An argument that cannot be part of a key is an error that names the parameter and the remedy."""
-    with pytest.raises(error, match=message):
-        name(value)
-
-
 def many(x: Any, *args: Any, **options: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "named"),
-    [((1, [0, {"a": object()}]), {}, "args[0][1]['a']"), ((1,), {"other": object()}, "options['other']")],
+    ("args", "kwargs", "error", "message"),
+    [
+        ((object(),), {}, TypeError, r"argument 'x', a object, .*Name the parameters that matter with key="),
+        ((ENDLESS,), {}, ValueError, "argument 'x'"),
+        ((10**5000,), {}, ValueError, "'x', a int, cannot be part"),  # Python does not write so many digits
+        ((User(pk=7),), {}, ValueError, r"argument 'x', a User, .*auth.User is not saved"),
+        ((1, [0, {"a": object()}]), {}, TypeError, re.escape("argument \"args[0][1]['a']\", a object, cannot be part")),
+        ((1,), {"other": object()}, TypeError, re.escape("argument \"options['other']\", a object, cannot be part")),
+    ],
+    ids=["object", "endless", "long number", "unsaved", "element", "option"],
 )
-def test_element_that_has_no_key_is_named(name, args, kwargs, named):
-    """An error about one of many arguments names that one."""
-    with pytest.raises(TypeError, match=re.escape(f"The argument {named!r}, a object, cannot be part")):
+def test_argument_that_has_no_key_is_named(name, args, kwargs, error, message):
+    """What cannot be part of a key is an error that names the parameter, or the element of it, and the remedy."""
+    with pytest.raises(error, match=message):
         name(*args, function=many, **kwargs)
 
 
@@ -110,7 +102,6 @@ def test_element_that_has_no_key_is_named(name, args, kwargs, named):
     ("key", "message"),
     [
         (("shop",), r"'shop', which is not a parameter .*x, y"),
-        (("xx",), r"did you mean 'x'\?"),
         ("shop:{}", "'', which is not a parameter"),
         ("shop:{x.pk}", "'x.pk', which is not a parameter"),
         ("shop:{x", "not a template"),
@@ -260,14 +251,11 @@ EARLIER = timezone(timedelta(hours=5, minutes=30))
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (uuid.UUID(int=7), uuid.UUID(int=7)),
         (b"\xff\x00", b"\xff\x00"),
         ("Zürich\ud800", "Zürich\ud800"),
         ({"nested": [uuid.UUID(int=7), (1, None)]}, {"nested": [uuid.UUID(int=7), (1, None)]}),
         (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 5, 30, tzinfo=EARLIER)),
-        ([datetime(2026, 1, 1, tzinfo=UTC)], [datetime(2026, 1, 1, 5, 30, tzinfo=EARLIER)]),
         (Decimal("1.0"), Decimal("1.00")),
-        (Decimal("1E+2"), Decimal(100)),
         (Decimal(f"1{'0' * 40}1.50"), Decimal(f"1{'0' * 40}1.5")),
         (gettext_lazy("held"), "held"),
         (TextColour.RED, "red"),
@@ -289,7 +277,6 @@ def test_equal_values_that_are_written_differently(name, one, other):
         (datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))), datetime.max.replace(tzinfo=UTC)),
         (Decimal(f"1{'0' * 40}1"), Decimal(f"1{'0' * 40}2")),
         (Decimal("NaN"), Decimal("Infinity")),
-        (Decimal(1), 1),
         (1, "1"),
         (1, 1.0),
         (1, True),

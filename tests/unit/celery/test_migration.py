@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_redlock import locks
 from django_redlock.celery import DuplicateTask
 from django_redlock.celery.migration import AlreadyQueued, DuplicateTaskError, QueueOnce, Singleton
 
@@ -138,26 +137,6 @@ def test_empty_keys_make_all_calls_equal(app, base, options):
         pass
 
     assert nightly.singleton.key(7) == nightly.singleton.key(8) == "task:shop.nightly"
-
-
-def test_eager_mode(app):
-    """In eager mode, as tests of projects use it, a held lock raises, and a graceful call has no value."""
-    app.conf.task_always_eager = True
-
-    @app.task(base=QueueOnce, name="shop.once")
-    def once(shop_id): ...
-
-    @app.task(base=Singleton, name="shop.singleton", raise_on_duplicate=True)
-    def singleton(shop_id): ...
-
-    with locks["default"].lock([once.singleton.key(7), singleton.singleton.key(7)], ttl=30, wait=0):
-        with pytest.raises(AlreadyQueued) as queued:
-            once.delay(7)
-        with pytest.raises(DuplicateTaskError):
-            singleton.delay(7)
-        assert once.apply_async((7,), once={"graceful": True}).result is None
-
-    assert 0 < queued.value.countdown <= 30
 
 
 def test_errors_are_made_as_before():

@@ -59,20 +59,6 @@ def break_backend(monkeypatch):
 # The result backend
 
 
-def test_copy_whose_end_is_not_known(make, worker, break_backend):
-    """A copy is put back while the backend does not say whether its work is done, but not for ever: then it runs."""
-    task = make(acks_late=True)
-    result = task.delay(7)
-    break_backend(task).fails = ("reads",)
-
-    assert worker.run(redelivered=True) == "IGNORED"
-    assert task.delay(7).id == result.id  # it keeps its slot
-    ended = worker.run_all()
-
-    assert ended == ["IGNORED"] * (TRIES - 1) + ["SUCCESS"]
-    assert (worker.shops, names()) == ([7], set())
-
-
 @pytest.mark.parametrize("options", [{"on_overlap": "follow"}, {"redelivery": "drop"}])
 def test_ignored_results_are_not_asked_for(make, worker, break_backend, options):
     """With ``ignore_result=True`` nothing on the way to a run asks the backend, whatever becomes of the message."""
@@ -302,33 +288,6 @@ def test_slot_is_lost_before_the_body_begins(make, worker):
 # What began and did not end
 
 
-@pytest.mark.parametrize("overlap", ["drop", "wait"])
-@pytest.mark.parametrize("how", ["died", "retry", "reject"])
-def test_work_that_began_and_finds_its_slot_taken(make, worker, overlap, how):
-    """Work that began, and is to go on, waits for whoever has its slot; ``wait_for`` is no limit for it."""
-
-    def body(self, shop_id):
-        if len(worker.ids) == 1:
-            ends = {"died": SystemExit(-9), "reject": Reject("busy", requeue=True)}
-            raise self.retry(countdown=0) if how == "retry" else ends[how]
-
-    task = make(body, acks_late=True, on_overlap=overlap, **({"wait_for": 0.0} if overlap == "wait" else {}))
-    result = task.delay(7)
-    message = worker.take()
-    with suppress(SystemExit):
-        worker.run(message)
-    task.singleton.release(7)  # where the child gave it back; a dead worker's lease ends
-    again = worker.take() or message
-
-    with locks["default"].lock(NAME, ttl=30, wait=0):
-        assert worker.run(again, redelivered=how != "retry") == "IGNORED"
-        for _ in range(20):
-            assert worker.run() == "IGNORED"  # it is a new message for the broker, and has begun all the same
-    assert worker.run_all() == ["SUCCESS"]
-
-    assert (worker.ids, result.state) == ([result.id] * 2, "SUCCESS")
-
-
 @pytest.mark.parametrize(("late", "first"), [(True, "REJECTED"), (False, "FAILURE")])
 def test_broker_refuses_a_message_that_is_put_back(app, make, worker, monkeypatch, late, first):
     """A message that cannot be put back returns to the broker if it can; else its caller sees the failure."""
@@ -357,10 +316,7 @@ class Limit(BaseException):
 @pytest.mark.parametrize("options", [{}, {"on_duplicate": "replace"}, {"acks_late": True}])
 @pytest.mark.parametrize("where", ["prerun", "init", "before_start"])
 def test_ended_before_the_body_begins(app, worker, monkeypatch, where, options, error):
-    """
-    What ends a task before its body begins ends its slot as well, but for the message of a process that is stopped, if
-    it is acknowledged late.
-    """
+    """What ends a task before its body ends its slot, too, unless the process is stopped and acknowledges late."""
 
     def fail(*about, **more):
         raise error

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Task
 from django.test import override_settings
 from kombu.transport.memory import Channel
 
@@ -31,9 +31,7 @@ def each() -> Any:
         ({"ttl": 3}, TypeError, r"did you mean 'lease'\?"),
         # Names that options have elsewhere.
         ({"wait": 3}, TypeError, r"did you mean 'wait_for'\?"),
-        ({"timeout": 3}, TypeError, r"did you mean 'queue_ttl'\?"),
         ({"graceful": True}, TypeError, r'did you mean on_duplicate="join"\?'),
-        ({"unlock_before_run": True}, TypeError, r'did you mean scope="until_executing"\?'),
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"queue_ttl": float("nan")}, ValueError, "queue_ttl must be a finite number"),
         ({"lock_direct_calls": "no"}, TypeError, "lock_direct_calls must be True or False, not 'no'"),
@@ -81,18 +79,6 @@ def test_queue_of_a_task(app):
 
     assert (task.acks_late, task.max_retries, task.name, task.colour) == (True, 7, "shop.slow", "red")
     assert Channel.queues["slow"].qsize() == 1
-
-
-def test_tasks_reach_apps_of_every_age(app):
-    """The task is there in an app that is finalized before, and in one that comes afterwards."""
-    app.finalize()
-
-    task = singleton_task(name="shop.ages")(nothing)
-    later = Celery("later", broker="memory://")
-
-    assert task.app is later
-    assert app.tasks["shop.ages"].app is app
-    later.close()
 
 
 def test_task_as_a_class(app):

@@ -33,21 +33,6 @@ def test_no_older_message_runs_when_the_child_of_the_newest_died(make, worker, r
 # Revoked before its time
 
 
-def test_no_message_of_a_cancelled_call_runs_later(make, worker):
-    """A pending call was cancelled while no worker could know, and made way. None of its messages runs."""
-    task = make(on_duplicate="replace")
-    task.delay(7, "older")
-    first = task.apply_async((7, "newest"), countdown=7200)
-    older, newest = worker.take(), worker.take()
-
-    task.singleton.cancel(7)
-    task.delay(7, "next")
-    worker.run_all()
-
-    assert (worker.run(older), worker.run(newest)) == ("IGNORED", "IGNORED")
-    assert (worker.values, first.state, names()) == (["next"], "REVOKED", set())
-
-
 @pytest.mark.parametrize("strategy", ["join", "rerun", "replace"])
 def test_waiting_call_that_was_revoked_is_out_of_the_way(make, worker, strategy):
     """A call with a countdown was revoked while nothing runs. The next call runs at once."""
@@ -83,29 +68,6 @@ def test_call_does_not_wait_for_a_revoked_retry(make, worker):
 
 
 # Nodes that disagree, because they were away at different times
-
-
-def test_split_record_is_settled(make, worker, memory_nodes):
-    """Of two messages of one call, each known to one node that answers, the older ends, and a caller sees the newer."""
-    calls = []
-    first, _, third = memory_nodes
-
-    def body(self, shop_id):
-        if worker.values == ["running"]:
-            calls.append(task.delay(7, "older"))
-            third.down = True
-            calls.append(task.delay(7, "newer"))
-            third.down, first.down = False, True
-
-    task = make(body, on_duplicate="rerun")
-    task.delay(7, "running")
-    worker.run()
-    calls.append(task.delay(7, "newer"))
-    worker.run_all()
-
-    assert {call.id for call in calls} == {calls[0].id}
-    assert [call.accepted for call in calls] == [True, True, False]
-    assert worker.values == ["running", "newer"]
 
 
 def test_no_task_takes_over_the_pending_call_of_another(make, worker):
