@@ -1,7 +1,6 @@
 """Threads and tasks inside a lock: they enter it again, leave it elsewhere, or learn that it is lost."""
 
 import asyncio
-import itertools
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockManager
+from tests.lab.interrupts import at_event
 from tests.managers import Flavour, Manager, held_by, holders, made
 
 
@@ -182,21 +182,6 @@ async def test_generator_that_is_left_early_gives_its_lock_back(make: Manager):
         assert next_one.valid()
 
 
-def test_block_that_another_thread_leaves_is_left(memory: Manager):
-    """A generator with a lock may end in another thread than it began in."""
-    manager = memory()
-
-    def rows() -> Any:
-        with manager.lock("a", wait=0) as lease:
-            yield lease
-
-    found = rows()
-    lease = in_a_thread(lambda: next(found))
-    found.close()
-
-    assert lease.reason == "released"
-
-
 async def test_leaving_what_nobody_or_more_than_one_entered_is_an_error(make: Manager):
     """A thread that has not entered a lock cannot tell which of several holds to end; it ends none."""
     manager = make()
@@ -278,37 +263,19 @@ def in_a_step_of_a_node(frame: Any) -> bool:
 
 
 def test_handler_takes_a_lock_at_any_moment_of_the_first_lock_of_a_thread(memory: Manager):
-    """
-    A signal handler may run between any two lines, also while the thread prepares what it needs for its first lock.
-    A trace function strikes there as well as a handler does.
-    """
-    manager, failed, struck = memory(), [], []
+    """A signal handler may run anywhere, also while the thread prepares what it needs for its first lock."""
+    manager, outcomes, moment = memory(), [], 1
 
-    def first(moment: int) -> None:
-        events = itertools.count(1)
+    def first() -> None:
+        with manager.lock("a"):
+            pass
 
-        def trace(frame: Any, event: str, about: Any) -> Any:
-            if not frame.f_globals.get("__name__", "").startswith("django_redlock") or in_a_step_of_a_node(frame):
-                return None
-            if next(events) == moment:
-                struck.append(moment)
-                try:
-                    manager.lock("handler", wait=0).acquire().release()
-                except Exception as error:
-                    failed.append((moment, repr(error)))
-            return trace
+    def handler() -> None:
+        if not in_a_step_of_a_node(sys._getframe()):
+            outcomes.append(manager.lock("handler", wait=0).acquire().release())
 
-        sys.settrace(trace)
-        try:
-            with manager.lock("a"):
-                pass
-        finally:
-            sys.settrace(None)
+    while in_a_thread(partial(at_event, first, moment, handler)):
+        moment += 1
 
-    for moment in itertools.count(1):
-        in_a_thread(lambda moment=moment: first(moment))
-        if len(struck) < moment:  # the lock was over before
-            break
-
-    assert len(struck) > 100
-    assert failed == []
+    assert len(outcomes) > 100
+    assert set(outcomes) == {"released"}
