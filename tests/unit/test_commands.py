@@ -200,17 +200,6 @@ def test_keys_of_other_programs_on_real_servers(five_servers):
     assert released[1:] == ("Not all were released.", 1)
 
 
-def test_clear_names_a_lock_that_never_ends_and_is_kept(five):
-    """Else the command would seem to contradict the list, which sends people to it."""
-    put("orders:7", left=None, age=1)
-
-    out, err, code = run("redlock_clear", "--no-input")
-
-    assert out.startswith("Nothing is stale.\norders:7 never ends, but its holder may live, or died less than a lease ")
-    assert out.endswith("or unlock it with redlock_release.\n")
-    assert (err, code) == ("", 0)
-
-
 def test_clear_of_a_key_that_changes(five, monkeypatch):
     put("orders:7", left=10, age=100, count=2)
     monkeypatch.setattr(builtins, "input", lambda question: put("orders:7", B, 30) and "yes")

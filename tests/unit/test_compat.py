@@ -491,10 +491,7 @@ def test_other_threads_hold_nothing_unless_they_share_the_lock():
 
 
 async def test_other_tasks_hold_nothing():
-    """
-    Two tasks that share a lock cannot release each other's hold; in redis-py they can. A coroutine in a task of its
-    own, as with ``asyncio.wait_for()``, works for its caller.
-    """
+    """Two tasks that share a lock cannot release each other's hold; a coroutine in a task of its own can."""
     lock = AsyncLock(None, NAME, timeout=5)
     assert await asyncio.create_task(lock.acquire())
 

@@ -75,15 +75,6 @@ def test_users_of_lock_servers_have_the_documented_rights(file):
     assert set(users["locks"]) == rights | {"on", f">{deployment.environments()[file]['LOCKS_PASSWORD']}"}
 
 
-def test_the_same_command_starts_every_lock_server():
-    """Neither file lets a lock server evict keys, and no server stores what it would forget to have guarded."""
-    compose_, kubernetes = deployment.lock_commands().values()
-
-    assert compose_ == kubernetes
-    assert compose_[compose_.index("--maxmemory-policy") + 1] == "noeviction"
-    assert all(compose()["services"][name]["command"] == compose_ for name in LOCKS)
-
-
 def test_lock_pod_is_ready_only_when_its_server_votes(settings):
     """Rolling updates and drains wait for readiness, so they wait for the restart guard."""
     settings.REDLOCK = {"default": {"NODES": "memory://a,memory://b,memory://c"}}

@@ -17,7 +17,6 @@ DOCS = CHECKOUT / "docs"
 PAGES = sorted((DOCS / "operate").glob("*.md"))
 SHOWING = [page for page in PAGES if "REDLOCK = " in page.read_text()]
 TRUST = "".join((DOCS / "trust" / f"{name}.md").read_text() for name in ("guarantees", "criticism", "testing"))
-TABLES = (CHECKOUT / "tests" / "lab" / "benchmarks" / "tables.md").read_text()
 
 
 # Pages for operators
@@ -92,33 +91,3 @@ def test_profiles_and_wrong_protocols_are_counted():
     if django.VERSION >= (6, 0):  # those of Django's tasks as well
         assert f"It has {len(PROFILES)} profiles" in text
         assert f"and {len(slot_mutants.MUTANTS)} wrong protocols" in text
-
-
-OURS, THEIRS = "django_redlock, with lock(name)", "redis-py, with client.lock(name)"
-
-
-@pytest.mark.parametrize(
-    ("page", "text", "section", "longer", "shorter"),
-    [
-        ("README.md", r"about \[([\d.]+) times as long\] as that of redis-py", "free-n1", OURS, THEIRS),
-        ("README.md", r"\[([\d.]+) times as fast\] as redlock-py", "free-n5", "redlock-py", OURS),
-        ("docs/howto/models.md", r"([\d.]+) times in the \[benchmark\]", "rows", "100 rows", "1 row"),
-    ],
-)
-def test_figures_outside_the_tables_are_those_of_the_tables(
-    page: str, text: str, section: str, longer: str, shorter: str
-):
-    """A ratio that a page quotes is that of the measured times, rounded."""
-    (said,) = re.findall(text, text_of(page))
-
-    assert said == f"{measured(section, longer) / measured(section, shorter):.1f}"
-
-
-def measured(section: str, row: str) -> float:
-    """Return the time in a row of the tables."""
-    table = TABLES.partition(f"<!-- figures: {section} -->")[2].partition("<!-- end -->")[0]
-    (found,) = re.findall(rf"^\| {re.escape(row)} \| ([\d.,]+) [µm]s \|", table, re.MULTILINE)
-    return float(found.replace(",", ""))
-
-
-# Drawn pictures

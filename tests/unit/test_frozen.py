@@ -129,9 +129,7 @@ def importable() -> list[str]:
 
 
 def test_what_users_write_and_read_stays(settings, importable: list[str]):
-    """
-    Names that are imported, signatures, settings, commands, ids of checks, exit codes, JSON, signals, events, metrics.
-    """
+    """Imports, signatures, settings, commands, checks, exit codes, JSON, signals, events and metrics stay."""
     settings.REDLOCK = {"default": {"NODES": "memory://frozen"}}
     found = {
         "Python": importable,

@@ -213,17 +213,6 @@ def test_the_list_and_the_chart(viewer):
     assert [text for text in ("held: 0.4 ms, 0.4 ms", "held: 14 min, 14 min") if text not in chart] == []
 
 
-def test_an_empty_history_says_how_to_go_on(viewer):
-    """Nothing yet and nothing found are different, and each has a way out."""
-    empty = [viewer.get(LIST + path).content.decode() for path in ("", "kinds/")]
-    held("orders:7", 1, 1.0)
-    unmatched = viewer.get(LIST, {"q": "nothing"}).content.decode()
-
-    assert ["INSTALLED_APPS has django_redlock.contrib.history" in page for page in empty] == [True, True]
-    assert "No former lock matches." in unmatched
-    assert '<a href="?">All former locks</a>' in unmatched
-
-
 def test_the_history_needs_its_permission_and_cannot_be_changed():
     """Staff without the permission sees nothing; with it, nobody can add or delete rows."""
     client = client_of()

@@ -193,9 +193,7 @@ def test_engine_takes_time_and_watchdogs_from_its_runtime():
 
 
 def test_seeded_generator_is_for_pauses_only():
-    """
-    Users seed ``random``, so no secret, version or id comes from it: only pauses, and the virtual time of a simulation.
-    """
+    """Users seed ``random``, so only pauses come from it, and the virtual time of a simulation."""
     drawing = {each.where for each in imports() if each.top in ("random", "uuid")}
 
     assert drawing == {

@@ -13,12 +13,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redlock import Lease, LockTakenError, QuorumUnavailableError
-from django_redlock.core.names import SECRET_SIZE, slug
+from django_redlock.core.names import SECRET_SIZE
 from django_redlock.core.protocol import SHARED
 from django_redlock.engine.heartbeat import ProcessHeartbeat
 from django_redlock.engine.process import process
 from django_redlock.engine.watchdog import note_drops
-from django_redlock.inventory import Staleness, State, find_lock, find_locks, held_locks, remove_stale, stale_keys
+from django_redlock.inventory import State, find_lock, held_locks, remove_stale, stale_keys
 from django_redlock.testing import Simulation
 from django_redlock.testing.simulation import SimulatedProcess, VirtualWatchdog
 from tests.held import found
@@ -109,11 +109,6 @@ def world() -> Iterator[World]:
         yield world
 
 
-def reasons(name: str = "orders:7") -> list[Staleness]:
-    """Return why the keys under a name are stale."""
-    return [key.reason for key in stale_keys(find_locks([slug(name)]))]
-
-
 def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
     """Nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned."""
     with pytest.warns(ResourceWarning, match=r"Lock 'orders:7' .*dropped"):
@@ -146,28 +141,6 @@ def test_an_orphaned_lock_is_known_and_left_to_end(world):
     world.sim.advance(15.0)
     assert find_lock("a") is None
     assert (found("b").state, lease.valid()) == (State.HELD, True)
-
-
-@pytest.mark.parametrize("left", [None, 3600.0])
-def test_a_lock_without_an_end_is_stale_when_its_last_lease_is_over(world, left):
-    """A lock without an expiry is stale once its process has given no sign of life for longer than a lease lasts."""
-    worker = world.process("worker")
-    lease = world.take(worker, "orders:7")
-    world.sim.advance(5.0)
-    for node in world.sim.nodes:
-        node.store.put(slug("orders:7"), node.store.records.holders[slug("orders:7")][0], left)
-    worker.stopped = True
-    before = []
-    while lease.hold.remaining(world.sim.clock()) > 0:
-        before.append(reasons())
-        world.sim.advance(1.0)
-    world.kill(worker)
-    world.sim.advance(60.0)
-
-    assert not any(before)
-    assert reasons() == [Staleness.NO_EXPIRY if left is None else Staleness.TOO_LONG]
-    world.clear()
-    assert find_lock("orders:7") is None
 
 
 # Random histories

@@ -1,7 +1,6 @@
 """``locked_command``: one run at a time of a command. With real processes: ``tests/server/live/test_run.py``."""
 
 import re
-from io import StringIO
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -106,18 +105,6 @@ def test_command_is_locked_while_it_runs(decorate, name):
     assert (holders[0][0]["kind"], holders[0][0]["label"]) == ("command", "test_locked_command")
     assert holders[0][1] == (name,)
     assert is_free(name)
-
-
-def test_handle_alone_may_be_decorated():
-    """Without parentheses as well; its return value is kept."""
-
-    class Command(Import):
-        @locked_command
-        def handle(self, **options):
-            return holder_of("command:test_locked_command")["label"]
-
-    assert call_command(Command(), stdout=StringIO()) == "test_locked_command"
-    assert is_free("command:test_locked_command")
 
 
 def test_run_that_gets_no_lock_has_an_exit_code():

@@ -511,12 +511,10 @@ def test_different_values_never_give_the_same_name(key, signs):
     ("key", "message"),
     [
         ("order:{oder_id}", "'{oder_id}' names no argument of the view; did you mean 'order_id'"),
-        ("order:{nothing}", "'{nothing}' names no argument of the view; it has order_id, pk, request"),
         ("kwarg:kp", "'kwarg:kp' names no argument of the view"),
         ("order:{pk", "is not a template"),
         ("order:{}", "must be an argument of the view"),
         ("order:{pk[0]}", "no calls, indexes"),
-        ("order:{pk!r}", "formats"),
         ("{request.__class__}", "begin with an underscore"),
         ("{pk}%{order_id}", "put a separator"),
         ("header:", "must say which, such as 'header:Idempotency-Key'"),

@@ -116,10 +116,7 @@ def test_every_kind_of_lock_is_released(outcomes: list[str], names: Any, options
 
 
 def test_lock_that_the_nodes_had_lost_is_reported(outcomes: list[str], caplog: pytest.LogCaptureFixture):
-    """
-    The body ran under a lease that was valid by its own clock, so the block raises nothing. The log and the signal
-    report the loss.
-    """
+    """The lease was valid by its own clock, so the block raises nothing; the log and the signal report the loss."""
     losses: list[Any] = []
     lock_lost.connect(losses.append)
     with simulation() as sim:

@@ -161,10 +161,7 @@ async def test_shorter_limit_is_noticed_before_a_longer_one():
 
 
 async def test_late_event_loop_does_not_use_up_a_time_limit(monkeypatch: pytest.MonkeyPatch):
-    """
-    A limit counts the time for which the event loop was served. When the loop was late for too many of the times at
-    which it was to be served, the limit has passed, and says so.
-    """
+    """A limit counts the time for which the event loop was served, and says so when that was too rarely."""
     loop, over, now = asyncio.get_running_loop(), [], 0.0
     monkeypatch.setattr(loop, "time", lambda: now)
     monkeypatch.setattr(loop, "call_at", lambda when, callback: Mock(when=when))  # the test lets the timers go off
@@ -202,10 +199,7 @@ def waits(patience: Patience, asked: float, late: float = 0.0) -> int:
 
 @pytest.mark.parametrize(("late", "charged"), [(0.01, True), (0.2, False), (30.0, False)])
 def test_wait_that_ends_late_is_not_charged_to_the_node(late: float, charged: bool):
-    """
-    A wait says something about a node only if this process had its turn when the wait was to end. The time
-    that a wait took beyond its end is never the node's.
-    """
+    """A wait counts against a node only if this process had its turn when the wait was to end."""
     patience = Patience(0.5)
 
     assert waits(patience, 0.5 / SLICES, late) == (SLICES if charged else OWED / 0.5 * SLICES)

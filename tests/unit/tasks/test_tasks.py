@@ -428,12 +428,10 @@ def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
     [
         ({"on_overlap": "drop"}, TypeError, "no option 'on_overlap': a row whose slot another run has waits"),
         ({"redelivery": "drop"}, TypeError, "redlock_reap_tasks"),
-        ({"on_lost": "raise"}, TypeError, r"task.singleton.check\(\)"),
         ({"lock_direct_calls": True}, TypeError, r"with lock\(...\)"),
         ({"on_duplicate": "rerun"}, ValueError, "scope='until_executing'"),
         ({"on_duplicate": "replace"}, ValueError, "cannot be changed"),
         ({"ttl": 5}, TypeError, "did you mean 'lease'"),
-        ({"queue": "slow"}, TypeError, r"no option 'queue'; did you mean 'queue_name'\?"),
         ({"acks_late": True}, TypeError, "unexpected keyword argument 'acks_late'"),
         ({"run_after": None}, TypeError, r"task.using\(run_after=...\)"),
         ({"key": ("shop",)}, ValueError, "not a parameter of the task"),
