@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from django_redlock.testing import FaultProxy
-from tests.services import Members, Service, _Port
+from tests.services import APART, Members, Service, _Port
 from tests.waiting import wait_until
 
 
@@ -148,16 +148,16 @@ def clock_ahead(seconds: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def cluster(*options: str, proxied: bool = False, apart: int = 0) -> Iterator[Cluster]:
-    """Start three members with the usual timing: an election takes a second or two."""
+def cluster(*options: str) -> Iterator[Cluster]:
+    """Start three members with the usual timing, proxies and clocks that differ: an election takes a second or two."""
     members = [Member(alone=False, options=options) for _ in range(3)]
     with ExitStack() as stack:
         for member in members:
-            member.proxy = stack.enter_context(FaultProxy(member.peer)) if proxied else None
+            member.proxy = stack.enter_context(FaultProxy(member.peer))
         peers = {member.folder.name: member.advertised for member in members}
         for member in members:
             member.cluster = peers
-            member.launcher = clock_ahead(members.index(member) * apart) if apart else ()
+            member.launcher = clock_ahead(members.index(member) * APART)
             member.prepare()
             member._process = member.launch()
         for member in members:

@@ -28,6 +28,7 @@ from tests.waiting import wait_until
 
 START_TIMEOUT = 120.0  # seconds; RabbitMQ takes 10 on a busy machine
 STOP_TIMEOUT = 20.0
+APART = 60  # seconds between the clocks of two members of a cluster
 
 
 class ServiceMissingError(RuntimeError):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from django_redlock.testing import FaultProxy
 from tests.lab.chaos.clock import Clock, build, compiler
-from tests.services import Members, Service, ServiceMissingError, _Port
+from tests.services import APART, Members, Service, ServiceMissingError, _Port
 
 NETTY = ":".join(f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver"))
 """What Debian's package needs for TLS and does not name."""
@@ -169,14 +169,14 @@ class Ensemble(Members):
 
 
 @contextmanager
-def ensemble(*, apart: int = 0) -> Iterator[Ensemble]:
-    """Start three members; followers reach their leader through a proxy, so that tests can cut it off."""
+def ensemble() -> Iterator[Ensemble]:
+    """Start three members, whose clocks differ; followers reach their leader through a proxy, so it can be cut off."""
     members = [Zoo(number) for number in (1, 2, 3)]
-    if apart and compiler():
+    if compiler():
         library = build(members[0].folder)
         for member in members:
             clock = Clock(library, member.folder / "clock")
-            clock.set((2 - member.number) * apart)  # the member with the highest number leads first
+            clock.set((2 - member.number) * APART)  # the member with the highest number leads first
             member.environment = clock.environment
     with ExitStack() as stack:
         for member in members:

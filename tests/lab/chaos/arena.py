@@ -27,7 +27,6 @@ from .nemesis import SERVED, Profile, rage
 
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
 WORKERS = 4
-APART = 60  # seconds between the clocks of two members of etcd or ZooKeeper
 ELECTION = 30.0  # seconds, with much to spare, in which a cluster has another leader or master, and votes again
 WARM_UP = 3.0  # seconds beyond a ttl until nodes that have just started may vote; their uptime has whole seconds
 GRACE = 60.0  # seconds that a worker may take to end: it may be waiting for a lock and for a row
@@ -126,9 +125,9 @@ class Arena:
     def __enter__(self) -> Self:
         with self._stack as stack:
             if self.profile.store == "etcd":
-                self.cluster = stack.enter_context(cluster(proxied=True, apart=APART))
+                self.cluster = stack.enter_context(cluster())
             if self.profile.store == "zookeeper":
-                self.cluster = stack.enter_context(ensemble(apart=APART))
+                self.cluster = stack.enter_context(ensemble())
             if self.profile.store == "cluster":
                 self.cluster = stack.enter_context(clusters.cluster(3, replicas=True, proxied=True))
                 self.proxies.extend(self.cluster.proxies)

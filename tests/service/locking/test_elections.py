@@ -23,7 +23,6 @@ from tests.managers import Flavour, held_by, real_manager
 from tests.zookeeper import Ensemble, Zoo
 
 pytestmark = pytest.mark.endurance  # elections take seconds each
-APART = 60  # seconds between the clocks of two members
 Store = Cluster | Ensemble
 KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("etcd", "zookeeper")]
 
@@ -32,11 +31,7 @@ KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("e
 def members(request: pytest.FixtureRequest) -> Iterator[Store]:
     missing = (Member if request.param == "etcd" else Zoo).missing()
     needs(request.param, not missing, missing)
-    with (
-        etcd.cluster("--snapshot-count", "100", proxied=True, apart=APART)
-        if request.param == "etcd"
-        else zookeeper.ensemble(apart=APART)
-    ) as three:
+    with etcd.cluster("--snapshot-count", "100") if request.param == "etcd" else zookeeper.ensemble() as three:
         yield three
 
 
