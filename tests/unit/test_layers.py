@@ -48,8 +48,6 @@ OF_RUNTIME = {
 # Who may import it: the runtime of real processes, and the watchdogs that belong to such a process.
 REAL_TIME = {"engine/manager.py", "engine/watchdog.py"}
 
-MAX_BODY = 60  # lines of a function, without its docstring
-
 
 class Import(NamedTuple):
     """One import: the file that has it, the room of that file, the full name, and whether the import is ever made."""
@@ -207,24 +205,6 @@ def test_modules_do_not_import_each_other():
     own = {module: others - {module} for module, others in dependencies().items()}
 
     TopologicalSorter(own).prepare()  # raises CycleError, which names the circle
-
-
-def test_functions_are_short():
-    """The body of a function, without its docstring, has at most 60 lines."""
-    long = [
-        f"{path} {node.name}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body(node) > MAX_BODY
-    ]
-
-    assert long == []
-
-
-def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return how many lines a function has, without its signature and its docstring."""
-    statements = node.body[ast.get_docstring(node, clean=False) is not None :]
-    return (statements[-1].end_lineno or 0) - statements[0].lineno + 1 if statements else 0
 
 
 PYTHON_LOCKS = {
