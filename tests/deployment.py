@@ -24,26 +24,14 @@ def compose() -> dict[str, Any]:
     return found
 
 
-def manifests() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text()))
-
-
 def manifest(kind: str, name: str) -> dict[str, Any]:
-    (found,) = (each for each in manifests() if each["kind"] == kind and each["metadata"]["name"] == name)
-    return found
+    every = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
+    (found,) = (each for each in every if each["kind"] == kind and each["metadata"]["name"] == name)
+    return dict(found)
 
 
-def pods() -> dict[str, dict[str, Any]]:
-    """Return the description of the pods of each Deployment, StatefulSet and Job, by name."""
-    return {
-        each["metadata"]["name"]: each["spec"]["template"]["spec"]
-        for each in manifests()
-        if "template" in each.get("spec", {})
-    }
-
-
-def container(pod: str) -> dict[str, Any]:
-    (found,) = pods()[pod]["containers"]
+def lock_container() -> dict[str, Any]:
+    (found,) = manifest("StatefulSet", "lock")["spec"]["template"]["spec"]["containers"]
     return dict(found)
 
 
@@ -56,7 +44,7 @@ def lock_users() -> dict[str, str]:
 
 
 def lock_commands() -> dict[str, list[str]]:
-    return {"compose": compose()["services"]["lock-1"]["command"], "kubernetes": container("lock")["args"]}
+    return {"compose": compose()["services"]["lock-1"]["command"], "kubernetes": lock_container()["args"]}
 
 
 def environments() -> dict[str, dict[str, str]]:
