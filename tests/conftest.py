@@ -59,13 +59,9 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture
 def nodes(servers: Servers) -> Iterator[Servers]:
-    """
-    Five real servers, all running and empty, whatever the last test did to them.
-
-    A lease that is still renewed after its test would write to them in the middle of a later one.
-    """
+    """Five real servers, all running and empty, whatever the last test did to them."""
     servers.reset()
-    yield servers
+    yield servers  # a lease that is still renewed afterwards would write to them in the middle of a later test
     theirs = {f"127.0.0.1:{server.port}" for server in servers}
     holds = [tended.hold for tended in watchdog._agenda if isinstance(tended, Lease)]
     renewed = [hold for hold in holds if hold.renewed and not hold.ended]
@@ -81,12 +77,7 @@ def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Make the first round of all connections wait for the connections to all nodes, within its timeout.
-
-    Normally it waits for at most 20 ms after its decision, so on a busy machine a bare quorum may hold a first lock.
-    Most tests that look at every node do not test this; a test that does sets the usual time itself.
-    """
+    """Make a first round wait for the connections to all nodes: usually it waits for 20 ms after its decision."""
     monkeypatch.setattr(rounds, "GRACE", 1.0)
     monkeypatch.setattr(rounds_async, "GRACE", 1.0)
 

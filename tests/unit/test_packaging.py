@@ -6,9 +6,11 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import distribution, metadata, packages_distributions
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from django.core.management import call_command
 
 import django_redlock
 
@@ -102,3 +104,13 @@ def test_module_without_its_extra_says_what_to_install():
 
     remedies = [line.rpartition("; ")[2] for line in child.stdout.splitlines()]
     assert remedies == [f'pip install "django-redlock[{extra}]"' for _, extra in EXTRAS.values()]
+
+
+@pytest.mark.django_db
+def test_no_migration_is_missing():
+    """``makemigrations --check`` finds nothing to do in any app of the package."""
+    out = StringIO()
+
+    call_command("makemigrations", "redlock", "redlock_history", check=True, dry_run=True, skip_checks=True, stdout=out)
+
+    assert "No changes detected" in out.getvalue()

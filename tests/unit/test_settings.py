@@ -135,6 +135,7 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
+    ({"ttl": 3}, "redlock.E007", "unknown key 'ttl'; write it into 'OPTIONS'. Known"),
     ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'; write 'NODES'. Known"),
     ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'; write 'ttl'. Known"),
 ]
@@ -384,20 +385,6 @@ def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
 
     assert heard == ["default lease", "default name", "default lease"]
     assert [record.exc_info is not None for record in caplog.records] == [True] * 3  # by Django; ours would repeat them
-
-
-def test_node_that_is_down_at_start_is_named_in_the_error(caplog: pytest.LogCaptureFixture):
-    """All nodes down is *no quorum*, with each node and its failure; no credentials, in the log neither."""
-    caplog.set_level(logging.DEBUG)
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        url = f"redis://user:{SECRET}@127.0.0.1:{reserved.getsockname()[1]}"
-        with override_settings(REDLOCK={"default": {"NODES": [url]}}):
-            with pytest.raises(QuorumUnavailableError, match=r"127\.0\.0\.1:\d+: refused") as caught:
-                lock("a", wait=0).acquire()
-            locks.reset()
-    assert "node down" in caplog.text
-    assert SECRET not in str(caught.value) + shown(caplog)
 
 
 def test_node_that_sentinels_look_after_is_a_warning_and_never_durable():

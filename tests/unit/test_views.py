@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import connections
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
@@ -25,7 +25,7 @@ from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.signals import lock_acquired
 from django_redlock.testing import Simulation
 from django_redlock.views import locked_view, response_to
-from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
+from tests.shop.helpers import PATIENCE, during, is_free, paid_as_others_see
 from tests.shop.models import Order
 from tests.shop.views import pay
 
@@ -223,16 +223,6 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
     assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
 
 
-@TWO_DATABASES
-def test_lock_lost_during_the_commit_is_logged(client, order, atomic_requests, leases, caplog):
-    """A view that has committed sends its response, even if its lock turns out to be gone; one error reports it."""
-    during(lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
-
-    assert client.post("/pay/7/").status_code == 200
-
-    assert losses(caplog) == [f"the lock of view tests.shop.views.pay ended before the view did: {NAME} (superseded)"]
-
-
 def losses(caplog):
     """Return the beginnings of the errors about locks of views that were lost."""
     found = [record for record in caplog.records if record.name == "django_redlock" and record.levelname == "ERROR"]
@@ -280,16 +270,6 @@ def test_transaction_around_the_lock_is_refused(client, order, atomic_requests, 
         client.post("/pay-by-method/7/")
 
     assert leases == []
-
-
-@pytest.mark.django_db(databases=["default", "warehouse"])
-def test_transaction_of_a_test_case_is_no_obstacle(client, leases):
-    """Inside Django's TestCase, whose transaction never ends, locked views work."""
-    Order.objects.using("warehouse").create(pk=7)
-
-    assert client.post("/pay/7/").status_code == 200
-    assert client.post("/pay-by-method/7/").status_code == 200
-    assert len(leases) == 2
 
 
 @pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/", "/apay-its-method/7/"])

@@ -129,7 +129,6 @@ def test_beat_entry_that_is_not_known(app, declare):
     ("options", "found"),
     [
         ({}, ["redlock.W026"]),
-        ({"scope": "while_executing", "on_overlap": "follow"}, ["redlock.W026"]),
         ({"on_duplicate": "raise"}, []),
         ({"scope": "while_executing"}, []),
         ({"ignore_result": True}, []),

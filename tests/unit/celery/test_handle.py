@@ -1,6 +1,5 @@
-"""What ``task.singleton`` reports while the nodes disagree, and what log lines show of names."""
+"""What ``task.singleton`` reports while the nodes disagree, and what listings show of notes."""
 
-import logging
 from io import StringIO
 from typing import Any
 
@@ -34,17 +33,6 @@ def test_split_slot_is_not_reported_as_free(make, memory_nodes):
     memory_nodes[1].down = False
     assert names() == set()
     assert task.singleton.holder(7) is None
-
-
-def test_log_lines_escape_names(make, worker, caplog):
-    """A name or an id with a line break does not begin a line of its own in the log."""
-    task = make(key=lambda bound: f"7\n{bound.arguments['shop_id']}", on_unavailable={"run": "run"})
-    with caplog.at_level(logging.INFO, "django_redlock"):
-        task.delay("\x1b[31m")
-        task.delay("\x1b[31m")
-
-    assert [record.message for record in caplog.records if "\n" in record.message or "\x1b" in record.message] == []
-    assert any("\\x1b[31m" in record.message for record in caplog.records)
 
 
 def listed(*options):

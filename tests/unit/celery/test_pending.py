@@ -70,6 +70,29 @@ def test_call_does_not_wait_for_a_revoked_retry(make, worker):
 # Nodes that disagree, because they were away at different times
 
 
+def test_split_record_is_settled(make, worker, memory_nodes):
+    """Of two messages of one call, each known to one node that answers, the older ends, and a caller sees the newer."""
+    calls = []
+    first, _, third = memory_nodes
+
+    def body(self, shop_id):
+        if worker.values == ["running"]:
+            calls.append(task.delay(7, "older"))
+            third.down = True
+            calls.append(task.delay(7, "newer"))
+            third.down, first.down = False, True
+
+    task = make(body, on_duplicate="rerun")
+    task.delay(7, "running")
+    worker.run()
+    calls.append(task.delay(7, "newer"))
+    worker.run_all()
+
+    assert {call.id for call in calls} == {calls[0].id}
+    assert [call.accepted for call in calls] == [True, True, False]
+    assert worker.values == ["running", "newer"]
+
+
 def test_no_task_takes_over_the_pending_call_of_another(make, worker):
     """Two tasks of one group are called during a run. Each has a run of its own, under an id of its own."""
     ran, calls = [], []
@@ -90,31 +113,6 @@ def test_no_task_takes_over_the_pending_call_of_another(make, worker):
     assert sorted(ran[1:]) == [("shop.one", "a"), ("shop.two", "a"), ("shop.two", "b")]
     assert [call.state for call in calls] == ["SUCCESS"] * 3
     assert names() == set()
-
-
-def test_node_without_the_run_does_not_refuse_the_record(make, worker, memory_nodes):
-    """A later call still finds the pending call, if a node has to confirm its record that has missed the run."""
-    calls = []
-    first, _, third = memory_nodes
-
-    def body(self, shop_id):
-        if len(worker.values) == 1:
-            third.store.reset()  # as if it had missed the run
-            third.down = True
-            calls.append(task.delay(7, "newer"))
-            third.down = False
-            assert worker.run() == "IGNORED"  # it waits for the run
-            first.down = True
-            calls.append(task.delay(7, "newest"))
-            first.down = False
-
-    task = make(body, on_duplicate="replace")
-    task.delay(7, "running")
-    worker.run()
-    worker.run_all()
-
-    assert calls[0].id == calls[1].id
-    assert worker.values == ["running", "newest"]
 
 
 # A key that is not a string

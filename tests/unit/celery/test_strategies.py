@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import pytest
-from celery import chain
 from celery.beat import Scheduler
 from celery.exceptions import TaskRevokedError
 from celery.schedules import schedule
@@ -16,7 +15,7 @@ from celery.signals import beat_init
 from django.core.management import CommandError, call_command
 
 from django_redlock import LockLostError, celery, locks
-from django_redlock.celery import DuplicateTask, Return, override_singleton, singleton_task
+from django_redlock.celery import DuplicateTask, override_singleton, singleton_task
 
 from .slots import HEADER, NAME, names, set_down, ticket_in
 
@@ -153,17 +152,6 @@ def test_follower_runs_itself_if_the_holder_is_lost(make, worker):
 
     assert worker.run() == "SUCCESS"
     assert worker.ids == ["second"]
-
-
-def test_succeed(make, worker):
-    """With ``on_overlap=Return(3)`` the message ends with that value and the chain goes on."""
-    task = make(on_overlap=Return(3))
-    after = make(lambda self, shop_id: shop_id + 1, name="shop.after")
-    with locks["default"].lock(NAME):
-        result = chain(task.s(7), after.s()).delay()
-        worker.run_all()
-
-    assert result.get(timeout=1) == 4
 
 
 # redelivery

@@ -463,7 +463,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock(work), TypeError, r"@lock needs a name.*@lock\('work'\)"),
     (lambda: lock("a")(View), TypeError, "class View cannot be decorated.*locked_view"),
     (lambda: lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
-    (lambda: lock(["a", 5]), TypeError, "A lock's name must be a str"),
+    (lambda: lock(5), TypeError, "A lock's name must be a str"),
     (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
     (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
     (lambda: lock("a").acquire(blocking=False), TypeError, r"takes no arguments; write lock\(name, wait=0\)\.acquire"),

@@ -179,6 +179,7 @@ FOREIGN: list[Any] = [
     {"fence": ["a", 1]},
     {"fence": [1, "z"], "era": "old", "written": 10**400},
     {"until": "x", "era": "old", "written": 3.0},
+    {"holder": ["x", "y"], "era": "old", "written": 3.0},
 ]
 
 
