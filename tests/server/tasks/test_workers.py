@@ -237,23 +237,6 @@ def test_calls_in_a_transaction(rows):
     assert [row for *_, row in runs_of(rows, "b")] == [later]
 
 
-def test_slot_of_a_row_that_is_gone(shop):
-    """Rows that somebody has deleted keep no call from being stored."""
-    code = (
-        "first = once.enqueue('a'); locks['default'].confirmations.send(float('inf'))\n"
-        "if os.environ['TEST_BACKEND'] == 'db':\n"
-        "    from django_tasks_db.models import DBTaskResult; DBTaskResult.objects.all().delete()\n"
-        "else:\n"
-        "    import django_rq; django_rq.get_connection().flushall()\n"
-        "second = once.enqueue('a'); print(json.dumps([second.duplicate, str(second.id)]))"
-    )
-    duplicate, task_id = shop.run(code)
-    shop.worker()
-
-    assert not duplicate
-    assert [row for *_, row in runs_of(shop, "a")] == [task_id]
-
-
 def test_module_that_is_imported_under_two_names(rows, tmp_path):
     """Each name is a task of its own. With ``group``, both share the slots."""
     source = (

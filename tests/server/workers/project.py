@@ -196,13 +196,6 @@ def compute(self: Any, what: str) -> bool:
     return bool(self.singleton.lost)
 
 
-@singleton_task(bind=True, lease=LEASE)
-def stall(self: Any, what: str, seconds: int) -> list[Any]:
-    """Keep the interpreter to itself in C, so that no other thread runs."""
-    ctypes.PyDLL(None).sleep(seconds)
-    return [self.singleton.lost, self.singleton.lease.reason]
-
-
 @singleton_task(lease=LEASE, on_lost="raise")
 def spin(what: str) -> None:
     stage(what).say("started")

@@ -11,7 +11,7 @@ from tests.conftest import needs
 from tests.managers import wait_until
 
 from . import project
-from .real import LEASE, ON_REDIS, answer, free, task
+from .real import ON_REDIS, answer, free, task
 
 pytestmark = ON_REDIS
 
@@ -46,12 +46,6 @@ def computed(started, stages):
 def prefork(start):
     start("prefork")
     return "prefork"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def stalled(prefork):
-    """A body that keeps the interpreter to itself, begun before the other tests."""
-    return send("stall", prefork, "interpreter", int(LEASE) + 2)
 
 
 def send(name, queue, *args, **options):
@@ -126,37 +120,3 @@ def test_body_that_exits(prefork, stage, what):
 
     wait_until(free("leave", what, 1))
     assert answer(send("double", prefork, 7)) == 14
-
-
-@pytest.mark.parametrize("how", ["time limit", "terminate"])
-def test_greenlet_ended_before_the_body_begins(started, stage, what, how):
-    """Under gevent, a limit or ``revoke(terminate=True)`` before the body begins frees the slot."""
-    needs("gevent", "gevent" in started, "pip install gevent")
-    limits = {"time_limit": 2} if how == "time limit" else {}
-    result = task("slow_start").apply_async((what,), queue="gevent", **limits)
-    stage.hear("before")
-    if how == "terminate":
-        result.revoke(terminate=True)
-
-    wait_until(result.ready)
-    wait_until(free("slow_start", what))
-    assert not stage.heard()
-
-
-def test_body_that_stops_the_interpreter(stalled):
-    """A body that keeps the interpreter for longer than its lease learns that it lost its slot."""
-    assert answer(stalled) == [True, "expired"]
-
-
-def test_killed_worker_of_every_pool(started, stages, what):
-    """SIGKILL of a worker that runs bodies in its own process frees their slots within a lease."""
-    calls = {pool: f"{what} {pool}" for pool in started}
-    for pool, call in calls.items():
-        send("hold", pool, call)
-        stages(call).hear("started")
-
-    for worker in started.values():
-        worker.kill()
-
-    for call in calls.values():
-        wait_until(free("hold", call))

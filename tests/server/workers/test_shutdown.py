@@ -21,15 +21,6 @@ def leaving(start):
     return {"cold": start("cold"), "soft": soft, "warm": start("warm", concurrency=1, TEST_MAX_TASKS="1")}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def delayed(worker, broker):
-    """A call with a countdown that is revoked before it is due."""
-    about = f"countdown over {broker[:5]}"
-    revoked = task("hold_long").apply_async((about,), countdown=10)
-    revoked.revoke()
-    return about, revoked
-
-
 @ON_BOTH
 @pytest.mark.parametrize("how", ["cold", "soft"])
 def test_shutdown(leaving, worker, stages, what, how):
@@ -106,15 +97,3 @@ def receive(connection, heard):
     with suppress(TimeoutError):
         connection.drain_events(timeout=0.2)
     return heard
-
-
-def test_revoked_with_a_countdown(delayed, stages, what):
-    """``cancel()`` frees the slot of a task with a countdown at once; Celery's ``revoke()`` when it is due."""
-    cancelled = task("hold_long").apply_async((what,), countdown=3600)
-    assert task("hold_long").singleton.cancel(what) == cancelled.id
-    assert free("hold_long", what)()
-
-    about, revoked = delayed
-    wait_until(free("hold_long", about))
-    wait_until(lambda: revoked.state == "REVOKED")
-    assert "started" not in stages(about).heard()
