@@ -63,14 +63,19 @@ class Related:
         return found
 
     def rows(self, queryset: QuerySet[Any]) -> list[ModelRow]:
-        """Return the distinct rows of a queryset in one query, at most one more than a lock can have."""
+        """Return the distinct rows of a queryset, at most one more than a lock can have."""
         keys = self.keys(queryset.model)
         fields = list(dict.fromkeys(["pk", *(field for _, field in keys)]))  # Django 5.2.0 returns a repeated one once
+        query = queryset.values_list(*fields)
+        first = list(query[: MAX_ROWS + 1])
+        repeated = len(first) > MAX_ROWS >= len({pk for pk, *_ in first})  # by a join, so that others may follow
         names: dict[Any, set[str]] = {}
-        for values in queryset.values_list(*fields)[: MAX_ROWS + 1]:
+        for values in query.iterator() if repeated else first:
             found = dict(zip(fields, values, strict=True))
             known = names.setdefault(found["pk"], set())
             known.update(_name(root, found[field]) for root, field in keys if None not in _parts(found[field]))
+            if len(names) > MAX_ROWS:
+                break
         return [ModelRow(pk, frozenset(each)) for pk, each in names.items()]
 
 

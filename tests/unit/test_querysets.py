@@ -335,6 +335,24 @@ def test_two_hundred_rows_are_locked_in_one_round_and_more_are_refused(leases, r
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("limit", [None, 1000], ids=["all", "slice"])
+def test_rows_that_a_join_repeats_are_all_locked(limit):
+    """A row that a join returns three times counts once; otherwise a third of these would be left out silently."""
+    orders = Order.objects.bulk_create(Order() for _ in range(100))
+    for _ in range(3):
+        Purchase.objects.create().orders.set(orders)
+    bought = Order.objects.filter(purchase__total=0)
+
+    with lock_for_update(bought.order_by("pk")[:limit]) as locked:
+        assert {order.pk for order in locked} == {order.pk for order in orders}
+        assert not is_free(order_name(orders[-1]))
+
+    Purchase.objects.create().orders.set(Order.objects.bulk_create(Order() for _ in range(101)))
+    with pytest.raises(ValueError, match="more than 200 rows"), lock_for_update(bought):
+        pytest.fail("entered")
+
+
+@pytest.mark.django_db
 def test_block_cannot_be_entered_twice():
     """One object of lock_for_update() serves one block at a time, and another one afterwards."""
     order = Order.objects.create()
