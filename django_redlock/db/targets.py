@@ -154,8 +154,8 @@ class Instances:
                     f"This {instance._meta.label} is not saved, so it has no row to lock. Save it first; no other "
                     "process can know it before."
                 )
-            related.keys(type(instance))
-        aliases = {router.db_for_write(type(instance), instance=instance) for instance in instances}
+            related.keys(model_of(instance))
+        aliases = {router.db_for_write(model_of(instance), instance=instance) for instance in instances}
         if len(aliases) > 1:
             raise ValueError(
                 f"The instances are in several databases ({', '.join(sorted(aliases))}), which have a transaction "
@@ -207,7 +207,7 @@ class Instances:
     def _by_model(self) -> list[tuple[type[Model], list[Any]]]:
         models: dict[type[Model], list[Any]] = {}
         for instance in self._instances:
-            models.setdefault(type(instance), []).append(instance)
+            models.setdefault(model_of(instance), []).append(instance)
         return list(models.items())
 
 
@@ -226,6 +226,11 @@ def check_number(rows: Sequence[object], label: str) -> None:
             f"There are more than {MAX_ROWS} rows of {label}, the most that one lock can have. Lock slices of them, or "
             f"one name for all of them: with lock('{label.lower()}:all')."
         )
+
+
+def model_of(instance: Model) -> type[Model]:
+    """Return the model of an instance; type() would not look into a lazy object, such as ``request.user``."""
+    return instance.__class__
 
 
 def _fetch(model: type[Model], db: str, instances: Iterable[Model]) -> QuerySet[Any]:
@@ -247,13 +252,13 @@ def _refresh(instance: Model, fresh: Model) -> None:
 
 
 def _row(instance: Model) -> ModelRow:
-    roots = _roots(type(instance))
+    roots = _roots(model_of(instance))
     names = frozenset(_name(root, getattr(instance, field)) for root, field in roots)
     return ModelRow(instance.pk, names, _identity(instance))
 
 
 def _identity(instance: Model) -> str:
-    return _identity_of(type(instance), instance.pk)
+    return _identity_of(model_of(instance), instance.pk)
 
 
 def _identity_of(model: type[Model], pk: object) -> str:

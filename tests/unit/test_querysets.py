@@ -13,6 +13,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, models, transaction
 from django.test import TestCase
+from django.utils.functional import SimpleLazyObject
 
 from django_redlock import LockLostError, LockTakenError, StaleTokenError, lock, locks
 from django_redlock.models import Fence
@@ -158,6 +159,20 @@ def test_instances_are_refreshed_in_place(when_locked, django_assert_num_queries
         assert [order.total for order in orders] == [2, 2, 2]
 
     assert leases[-1].names == tuple(sorted(map(order_name, orders)))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("alone", [True, False], ids=["instance", "list"])
+def test_lazy_object_is_locked_as_its_instance(leases, alone):
+    """``request.user`` is a lazy object around an instance."""
+    order = Order.objects.create()
+    lazy = SimpleLazyObject(lambda: Order.objects.get(pk=order.pk))
+    Order.objects.update(total=5)
+
+    with lock_for_update(lazy if alone else [lazy, order]) as locked:
+        assert [lazy.total, (locked if alone else locked[0]).total] == [5, 5]
+
+    assert [lease.name for lease in leases] == [order_name(order)]
 
 
 @pytest.mark.django_db
