@@ -355,11 +355,19 @@ class Guard:
                 with self._transactions():
                     return view(request, *args, **kwargs)
             lock = self._lock(request, args, kwargs)
+            held = self._held(request)
+            if outer := held.get(lock.name):
+                with self._transactions():
+                    response = view(request, *args, **kwargs)
+                    self._refuse_awaitable(response)
+                    self.ensure(outer)
+                return response
             try:
                 lease = lock.acquire()
             except (LockTakenError, QuorumUnavailableError) as error:
                 return self._refuse(request, error)
             log_loss_with(lease, self._log_loss)
+            held[lock.name] = lease
             try:
                 # The request before this one may have changed the row that the key stands for, so that row is read
                 # where it is written.
@@ -370,6 +378,8 @@ class Guard:
             except BaseException:
                 release_and_note(lease)
                 raise
+            finally:
+                del held[lock.name]
             if not self._keep_while_streaming(response, lease):
                 release_and_note(lease)
             return response
@@ -388,11 +398,17 @@ class Guard:
             if not applies:
                 return await view(request, *args, **kwargs)
             lock = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
+            held = self._held(request)
+            if outer := held.get(lock.name):
+                response = await view(request, *args, **kwargs)
+                self.ensure(outer)
+                return response
             try:
                 lease = await lock.aacquire()
             except (LockTakenError, QuorumUnavailableError) as error:
                 return await sync_to_async(self._refuse)(request, error)
             log_loss_with(lease, self._log_loss)
+            held[lock.name] = lease
             try:
                 with reads_pinned(connections):
                     response = await view(request, *args, **kwargs)
@@ -400,6 +416,8 @@ class Guard:
             except BaseException:
                 note_late_loss(lease, await arelease_at_end(lease))
                 raise
+            finally:
+                del held[lock.name]
             if not self._keep_while_streaming(response, lease):
                 note_late_loss(lease, await arelease_at_end(lease))
             return response
@@ -483,6 +501,16 @@ class Guard:
             raise BadRequest(f"@locked_view on {self.name}: {error}") from error
         options = self._options
         return locks[options.using].on_behalf(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+
+    def _held(self, request: Any) -> dict[str, Lease]:
+        """
+        Return the leases, by name, under which this request already runs: it must not be refused by its own lock.
+
+        A subclass may be decorated as its base class is, and a view may call another one with its request.
+        """
+        inner = getattr(request, "_request", request)  # the former: that of Django REST framework wraps Django's
+        leases: dict[str, dict[str, Lease]] = vars(inner).setdefault("_redlock_leases", {})
+        return leases.setdefault(self._options.using, {})
 
     def _refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
         """Return the answer to a request that did not get the lock."""

@@ -127,6 +127,60 @@ def test_waiting_request_continues_when_the_lock_is_free():
     assert (pay.__name__, pay.csrf_exempt) == ("pay", True)
 
 
+class Parent(View):
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        return HttpResponse()
+
+
+class Override(Parent):
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        with pytest.raises(LockTakenError):
+            lock(NAME, wait=0).acquire()
+        return super().post(request, pk)
+
+
+@locked_view("order:{pk}")
+class Child(Override):
+    pass
+
+
+@locked_view("order:{pk}")
+def calls_another_view(request, pk):
+    return Child.as_view()(request, pk=pk)
+
+
+@pytest.mark.parametrize(
+    "view", [Override.as_view(), Child.as_view(), calls_another_view], ids=["method", "class", "call"]
+)
+def test_request_is_not_refused_by_its_own_lock(leases, view):
+    """A subclass that is decorated as its base class is, and a view that calls another one, take the lock once."""
+    for _ in range(2):
+        assert view(requests.post("/"), pk=7).status_code == 200
+    assert len(leases) == 2
+    with lock(NAME):
+        assert view(requests.post("/"), pk=7).status_code == 409
+
+
+async def test_coroutine_may_call_another_one_under_its_lock(leases):
+    """There is one lock, which is released when the outer view is done; the next request takes it anew."""
+
+    @locked_view("order:{pk}")
+    async def inner(request, pk):
+        return HttpResponse()
+
+    @locked_view("order:{pk}")
+    async def outer(request, pk):
+        await inner(request, pk)
+        assert leases[-1].valid()
+        return await inner(request, pk)
+
+    for _ in range(2):
+        assert (await outer(requests.post("/"), pk=7)).status_code == 200
+    assert len(leases) == 2
+
+
 def test_lock_error_of_the_view_is_not_taken_for_its_own():
     """An error of a lock inside the view is left to the view, and is no 409; the lock is free afterwards."""
 
