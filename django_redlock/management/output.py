@@ -99,7 +99,7 @@ class OperatorCommand(BaseCommand):
         self.done = f"nothing was {verb.removesuffix('e')}ed"
         dry_run, interactive = options["dry_run"], options["interactive"]
         stdin: Any = options.get("stdin", sys.stdin)
-        if dry_run or (interactive and not stdin.isatty()):
+        if dry_run or (interactive and (stdin is None or not stdin.isatty())):  # None if it was closed
             hint = "" if dry_run else f" Nobody is there to ask: use --no-input to {verb}."
             self.stdout.write(f"Dry run: {planned}.{hint}")
             return False

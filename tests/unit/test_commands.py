@@ -4,6 +4,7 @@ import builtins
 import csv
 import json
 import re
+import sys
 from io import StringIO
 
 import pytest
@@ -97,7 +98,7 @@ def test_commands_with_an_unknown_alias(five, command):
 # redlock_clear
 
 
-def test_clear_is_dry_without_a_terminal(five):
+def test_clear_is_dry_without_a_terminal(five, monkeypatch):
     """With --dry-run, or without a terminal and without --no-input, nothing is deleted; each key is explained."""
     put("orders:7", left=None, age=100)
 
@@ -108,6 +109,8 @@ def test_clear_is_dry_without_a_terminal(five):
     assert "Holder: task shop.import id-1 on web-1:77." in out
     assert "Dry run: 1 key would be deleted. Nobody is there to ask" in out
     assert code == 0
+    monkeypatch.setattr(sys, "stdin", None)  # as of a process that was started with its standard input closed
+    assert "Nobody is there to ask" in run("redlock_clear")[0]
     assert find_lock("orders:7") is not None
 
 
