@@ -9,7 +9,7 @@ import pytest
 from celery.signals import worker_process_shutdown
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError
+from django.db import DatabaseError, connection
 from django.test import Client, override_settings
 from django.utils import timezone
 
@@ -180,6 +180,21 @@ def test_the_doctor_without_a_history():
     with override_settings(INSTALLED_APPS=["django_redlock"]):
         with pytest.raises(CommandError, match=r"add 'django_redlock\.contrib\.history' to INSTALLED_APPS"):
             call_command("redlock_doctor", "--advise")
+
+
+def test_the_doctor_without_the_table_of_the_history_or_with_an_unknown_alias():
+    """Both errors say what to type; an unknown alias does not look like one without any locks."""
+    with connection.schema_editor() as editor:
+        editor.delete_model(Hold)
+    try:
+        with pytest.raises(CommandError, match=r"manage\.py migrate redlock_history") as bare:
+            call_command("redlock_doctor", "--advise")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(Hold)
+    with pytest.raises(CommandError, match="no alias 'nope'") as unknown:
+        call_command("redlock_doctor", "--advise", "--using=nope")
+    assert bare.value.returncode == unknown.value.returncode == 2
 
 
 # The admin

@@ -5,8 +5,9 @@ from typing import Any
 
 from django.apps import apps
 from django.core.management.base import CommandError, CommandParser, no_translations
+from django.db import DatabaseError
 
-from ...conf import InvalidRedlockError, aliases
+from ...conf import InvalidRedlockError, aliases, read_alias
 from ...exceptions import printable
 from ...inventory.doctor import Diagnosis, diagnose
 from ...inventory.node_checks import Level, severity
@@ -85,10 +86,21 @@ class Command(OperatorCommand):
                 "and try again in a day.",
                 returncode=MISUSED,
             )
-        from ...contrib.history.models import kinds  # only here: its table may not exist
+        from ...contrib.history.models import Hold, kinds  # only here: the app may not be installed
 
         for alias in using or (None,):
-            for kind in kinds(alias):
+            try:
+                if alias is not None:
+                    read_alias(alias)  # raises if there is none
+                found = kinds(alias)
+            except InvalidRedlockError as error:
+                raise CommandError(f"{error} ({error.code})", returncode=MISUSED) from None
+            except DatabaseError as error:
+                if Hold._meta.db_table not in str(error):
+                    raise
+                text = f"The history cannot be read ({error}): type manage.py migrate {Hold._meta.app_label}"
+                raise CommandError(text, returncode=MISUSED) from None
+            for kind in found:
                 times = f", {kind.hold[0]:.2f} s (median), {kind.hold[1]:.2f} s (99 of 100)" if kind.holds else ""
                 self.stdout.write(
                     f"{kind.template}: held {kind.holds} times{times}; waited {kind.wait[0]:.2f} s, "
