@@ -4,10 +4,12 @@ from argparse import ArgumentTypeError
 from datetime import timedelta
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models.functions import Now
 
+from ...fencing import missing_table_explained
 from ...models import Fence
 from ..output import MISUSED, positive
 
@@ -44,7 +46,11 @@ class Command(BaseCommand):
             known = ", ".join(sorted(connections))
             raise CommandError(f"DATABASES has no {database!r}; it has {known}.", returncode=MISUSED)
         fences = Fence.objects.using(database)
-        now = fences.order_by().values_list(Now()).first()
+        try:
+            with missing_table_explained(database):
+                now = fences.order_by().values_list(Now()).first()
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=MISUSED) from None
         old = fences.filter(updated__lt=now[0] - timedelta(days=older_than)) if now else fences.none()
         count = old.count() if dry_run else old.delete()[0]
         what = "1 fence" if count == 1 else f"{count} fences"

@@ -2,6 +2,7 @@
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from django_redlock import LockLostError, StaleTokenError, fenced
@@ -67,6 +68,9 @@ def test_missing_table_says_what_to_type(engine, django_db_blocker):
     with django_db_blocker.unblock(), engine.database() as name, django_database("bare", engine.settings(name)):
         with pytest.raises(ImproperlyConfigured, match=r"manage\.py migrate redlock --database bare"):
             claim(lease_of("counter"), "bare")
+        with pytest.raises(CommandError, match=r"manage\.py migrate redlock --database bare") as caught:
+            call_command("redlock_prune_fences", database="bare", skip_checks=True)
+        assert caught.value.returncode == 2
 
 
 def test_open_transaction_is_refused(counting):
