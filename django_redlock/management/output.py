@@ -13,6 +13,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from io import StringIO
 from typing import Any
 from unicodedata import category, east_asian_width
 
@@ -27,6 +28,7 @@ from ..inventory.model import duration, middle
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; argparse exits with 2 as well
 NO_QUORUM = 3  # exit code
 INTERRUPTED = 130  # exit code, as shells report the end by Ctrl-C
+UNREAD = 141  # exit code, as shells report the end by a broken pipe
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
 VERSION = 1  # of the JSON document; increased when a key is removed or changes its meaning
@@ -48,25 +50,41 @@ class OperatorCommand(BaseCommand):
     A command that shows text written by others, on a terminal or through a pipe.
 
     Attributes:
-        done: What has been changed by now, and what not, in words for somebody who presses Ctrl-C.
+        done: What has been changed by now, and what not, in words for somebody who presses Ctrl-C or whose pipe breaks.
     """
 
     requires_system_checks = ()
     done = ""
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; escape what the output cannot encode, and end quietly when the reader of a pipe is gone."""
+        """
+        Run the command; escape what the output cannot encode.
+
+        When the reader of a pipe is gone, a command that changes nothing ends quietly.
+        """
         if os.environ.get("NO_COLOR") and not options.get("force_color"):
             options["no_color"] = True
+        if sys.stdout is None and not options.get("stdout"):  # the process was started with it closed
+            options["stdout"] = StringIO()
         stream = options.get("stdout") or sys.stdout
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
         try:
             printed = super().execute(*args, **options)
+            self.done = ""
             stream.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python writes to it once more at exit
+            discard(stream)
+            if self.done and not options.get("dry_run"):
+                text = f"Nobody reads the output any more: {self.done}."
+                raise CommandError(text, returncode=UNREAD) from None
             return None
+        except CommandError:
+            try:
+                stream.flush()
+            except OSError:  # at exit it would take the place of this error's exit code
+                discard(stream)
+            raise
         except KeyboardInterrupt:
             self.stderr.write("")  # the terminal has shown ^C
             text = f"Interrupted: {self.done}." if self.done else "Interrupted."
@@ -149,6 +167,11 @@ class OperatorCommand(BaseCommand):
     def width(self, wide: bool) -> int | None:
         """Return how many characters a line may have; None, for a pipe or with ``--wide``, means any number."""
         return shutil.get_terminal_size().columns if self.stdout.isatty() and not wide else None
+
+
+def discard(stream: Any) -> None:
+    """Let what is still to be written to a broken pipe vanish; Python writes to it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def agreed(question: str) -> bool:

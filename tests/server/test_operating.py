@@ -307,6 +307,30 @@ def test_command_ends_quietly_when_it_is_interrupted_or_its_reader_stops(five):
     assert (process.wait(60), errors) == (0, b"")
 
 
+def test_exit_code_does_not_depend_on_a_reader(five):
+    """A pipe that nobody reads hides neither the answer of a command nor that it did not do its work."""
+    taken("orders:7")
+    inspect = ("redlock_inspect", "--format=json", "free")
+    release = ("redlock_release", "--no-input", "orders:7")
+
+    def said(command: tuple[str, ...], **env: str) -> list[str]:
+        process = project(five, command, **env)
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        with process.stderr:
+            lines = process.stderr.read().decode().splitlines()
+        process.wait(60)
+        return lines
+
+    assert said(inspect, PYTHONUNBUFFERED="") == ["CommandError: free is free.", f"{inspect} ended with 1"]
+    assert said(release, PYTHONUNBUFFERED="1") == [
+        "CommandError: Nobody reads the output any more: nothing was released.",
+        f"{release} ended with 141",
+    ]
+    assert find_lock("orders:7") is not None
+
+
 # redlock_top
 
 

@@ -8,6 +8,7 @@ import sys
 from io import StringIO
 
 import pytest
+from django.core.management import call_command
 
 from django_redlock import lock, locks
 from django_redlock.inventory import MAX_NAMES, find_lock, held_locks
@@ -110,7 +111,9 @@ def test_clear_is_dry_without_a_terminal(five, monkeypatch):
     assert "Dry run: 1 key would be deleted. Nobody is there to ask" in out
     assert code == 0
     monkeypatch.setattr(sys, "stdin", None)  # as of a process that was started with its standard input closed
+    monkeypatch.setattr(sys, "stdout", None)
     assert "Nobody is there to ask" in run("redlock_clear")[0]
+    call_command("redlock_clear")  # writes nothing, as its standard output is closed, too
     assert find_lock("orders:7") is not None
 
 

@@ -49,6 +49,7 @@ class Command(OperatorCommand):
     @no_translations
     def handle(self, *, using: str, names: list[str] | None, older_than: int | None, **options: Any) -> None:
         """Show what is stale and why, ask for confirmation, and delete it."""
+        self.done = "nothing was deleted"
         snapshot = listing(using, names)
         self.warn(snapshot, "what is stale")
         keys = stale_keys(snapshot)

@@ -75,6 +75,7 @@ class Command(OperatorCommand):
         **options: Any,
     ) -> None:
         """Show the locks, ask for confirmation, and release them."""
+        self.done = "nothing was released"
         if bool(names) == bool(match):
             both = " Not both." if names else ""
             raise CommandError(f"Name the locks, or choose them with --match.{both}", returncode=MISUSED)
