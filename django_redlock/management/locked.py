@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
-from ..conf import DEFAULT_ALIAS
+from ..conf import DEFAULT_ALIAS, InvalidRedlockError
 from ..core.protocol import LOST as HAD_ENDED
 from ..core.protocol import EndReason
 from ..core.rules import check_wait, optional_seconds
@@ -182,7 +182,11 @@ def _locked(
         outer = getattr(self, "lease", None)
         if isinstance(outer, Lease) and outer.name == name and outer.valid():
             return handle(self, *args, **given)
-        lease = acquire(locks[using].on_behalf(name, kind="command", label=label, **options), skip_exit_code)
+        try:
+            lock = locks[using].on_behalf(name, kind="command", label=label, **options)
+        except (InvalidRedlockError, ValueError) as error:  # the settings, or a value that no lock's name can have
+            raise CommandError(str(error)) from None
+        lease = acquire(lock, skip_exit_code)
         if lease is None:
             return None
         self.lease = lease  # type: ignore[attr-defined]

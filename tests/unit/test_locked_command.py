@@ -176,6 +176,20 @@ def test_missing_value_is_an_error_and_never_a_shared_lock(key, options, message
         call_command(command(locked_command(key), lambda self: pytest.fail("ran")), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "{supplier}"}, "has characters that UTF-8 cannot encode"),
+        ({"using": "nope"}, "REDLOCK has no alias 'nope'"),
+        ({"ttl": 1e6}, r"ttl must be from 0\.1 to 60 seconds"),
+    ],
+)
+def test_lock_that_cannot_be_named_or_configured_is_no_traceback(options, message):
+    """The shell passes bytes that are not UTF-8 as half of a surrogate pair; settings may lack the alias."""
+    with pytest.raises(CommandError, match=message):
+        call_command(command(locked_command(**options), lambda self: pytest.fail("ran")), supplier="\udcff")
+
+
 @pytest.mark.parametrize("key", ["{supplier", "{0}", "{supplier[0]}", "", 7])
 def test_key_that_can_never_be_resolved_is_refused_at_once(key):
     """A mistake, in ``wait`` as well, is an error at import; the hint for a key names options, and no request."""
