@@ -100,6 +100,12 @@ class Rows:
                 "lock_for_update() cannot read the rows of union(), intersection() or difference() again; combine the "
                 "conditions with Q objects."
             )
+        query = queryset.query
+        if query.where.contains_over_clause or any(each.contains_over_clause for each in query.annotations.values()):
+            raise TypeError(
+                "lock_for_update() reads the locked rows again, without the others that a window function looks at; "
+                "choose the rows by their primary keys, with filter(pk__in=[...])."
+            )
         related.keys(queryset.model)
         queryset = queryset.all()
         queryset._for_write = True  # type: ignore[attr-defined]  # like select_for_update(): a replica may lag

@@ -12,6 +12,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, models, transaction
+from django.db.models.functions import Rank
 from django.test import TestCase
 from django.utils.functional import SimpleLazyObject
 
@@ -38,6 +39,7 @@ from tests.shop.models import (
 )
 
 PURCHASES = Purchase.objects.all()
+PLACE = models.Window(Rank(), order_by="total")
 TWO_DATABASES = pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 
 
@@ -309,6 +311,8 @@ def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch, late):
         ({1, 2}, {}, TypeError, "needs a model instance, a list of instances or a queryset, not set"),
         ([1, 2], {}, TypeError, "of a list needs model instances, not int"),
         (Order.objects.values("total"), {}, TypeError, r"leave out values\(\)"),
+        (Order.objects.annotate(place=PLACE), {}, TypeError, "without the others that a window function looks at"),
+        (Order.objects.alias(place=PLACE).filter(place=3), {}, TypeError, r"filter\(pk__in=\[\.\.\.\]\)"),
         (Order.objects.all().union(Order.objects.all()), {}, TypeError, "Q objects"),
         (Order.objects.all(), {"nowait": True, "skip_locked": True}, ValueError, "nowait, skip_locked and wait"),
         (Order.from_db("default", ["id"], [7]), {"skip_locked": True}, ValueError, "use nowait"),
