@@ -8,6 +8,7 @@ keeps the row locked until the end. All reads afterwards return what earlier hol
 commit later. This needs no clock, no lock and no property of the tokens.
 """
 
+import math
 import os
 import random
 import time
@@ -27,6 +28,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from .core.rules import is_whole
 from .engine.lease import Lease, fence_out
 from .engine.lock import Block
 from .engine.options import check_switch, explained
@@ -107,7 +109,8 @@ def fenced(
 
     Raises:
         TypeError: *lease* is not a lease, or *route_reads* is not a bool.
-        ValueError: The lease is shared, or the options exclude each other.
+        ValueError: The lease is shared, *using* is empty, *retries* is no whole number, or the options exclude each
+            other.
 
     Entering the block raises ``LockLostError``, ``StaleTokenError`` when the database has seen a later holder (the
     lease is lost then), ``RuntimeError`` when a transaction is already open, ``ImproperlyConfigured`` when the routers
@@ -134,7 +137,11 @@ def fenced(
             "retries=... and nested=True exclude each other: only the outermost transaction can run again."
         )
     check_switch("route_reads", route_reads)
+    if not is_whole(retries, 0, math.inf):
+        raise ValueError(f"retries must be a whole number from 0, not {retries!r}.")
     aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
+    if not aliases:
+        raise ValueError("using names no database, so that nothing would be fenced; name at least one.")
     leases.sort(key=lambda each: each.names)  # the same order everywhere: no two blocks wait for each other
     return Fenced(tuple(leases), aliases, margin, retries, nested, route_reads)
 

@@ -479,6 +479,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: pickle.dumps(lease()), TypeError, "cannot be pickled or copied"),
     (lambda: lock("a").release(), AttributeError, r"no 'release'.*lease = .*acquire\(\)"),
     (lambda: fenced(lock("a")), TypeError, r"fenced\(\) needs a lease.*as lease, fenced\(lease\)"),
+    (lambda: fenced(lease(), using=[]), ValueError, "using names no database, so that nothing would be fenced"),
+    (lambda: fenced(lease(), retries=-1), ValueError, "retries must be a whole number from 0, not -1"),
     (lambda: lock("a", shared="no"), TypeError, "shared must be True or False, not 'no'"),
     (lambda: lock("a").acquire(5), TypeError, r"acquire\(\) takes no arguments; write lock\(name, wait=\.\.\.\)"),
     (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
