@@ -9,7 +9,7 @@ import pytest
 from celery.signals import worker_process_shutdown
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
 from django.test import Client, override_settings
 from django.utils import timezone
 
@@ -111,17 +111,18 @@ def test_hostile_names_are_bounded(recorder):
     assert "\x00" not in Hold.objects.get().name
 
 
-def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [DatabaseError, InterfaceError])
+def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog, error):
     """Rows that cannot be written are counted in the log, and nothing else happens."""
 
     def fail(*args, **options):
-        raise DatabaseError("secret details")
+        raise error("secret details")
 
     monkeypatch.setattr(Hold.objects, "bulk_create", fail)
     lock("orders:7").acquire().release()
 
     assert recorder.flush() == 0
-    assert "the history of 1 locks was not written: DatabaseError" in caplog.text
+    assert f"the history of 1 locks was not written: {error.__name__}" in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from datetime import timedelta
 from typing import Any
 
-from django.db import DatabaseError, close_old_connections, connections
+from django.db import Error, close_old_connections, connections
 from django.utils import timezone
 
 from ...exceptions import printable
@@ -67,7 +67,7 @@ class Recorder:
             if steady() - self._pruned > HOUR:
                 self._pruned = steady()
                 Hold.objects.filter(ended__lt=timezone.now() - KEEP).delete()
-        except DatabaseError as error:
+        except Error as error:  # not only a DatabaseError: a closed connection is an InterfaceError
             log.warning("the history of %d locks was not written: %s", len(rows), type(error).__name__)
             return 0
         return len(rows)
