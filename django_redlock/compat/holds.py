@@ -108,8 +108,12 @@ class TimedLease(Chore):
     async def end_at(self, until: float) -> bool:
         """Change when the timeout ends; return whether a quorum agreed."""
         # A shorter timeout applies before the nodes know of it, because their answer may never come.
-        self.until = min(self.until, until)
-        agreed = await self._extend(until, self._flavour)
+        before, self.until = self.until, min(self.until, until)
+        try:
+            agreed = await self._extend(until, self._flavour)
+        except ValueError:  # no lease can be that short, so nothing was asked for
+            self.until = before
+            raise
         if agreed:
             self.until = until
         for changed in (self.lease, self):  # the watchdog may have to look at them earlier now

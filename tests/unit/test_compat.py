@@ -454,6 +454,18 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
     assert lock.lease.reason == "expired"
 
 
+async def test_refused_extension_changes_nothing(make, sim):
+    """A timeout that is too short for a lease is an error, after which the lock is held as long as before."""
+    lock = make(timeout=4 * TTL)
+    await done(lock.acquire())
+
+    with pytest.raises(ValueError, match="too short for a node_timeout"):
+        await done(lock.extend(0.3, replace_ttl=True))
+    await wait(sim, lock, 3 * TTL)
+
+    assert await done(lock.owned())
+
+
 async def test_nothing_is_held_longer_than_the_options_allow(make, options):
     """The error names the option, or the number of extensions; an extension to nothing is refused, too."""
     options(max_hold=100, max_extensions=1)
