@@ -195,8 +195,13 @@ class LockedMethod:
             lock_api_view(owner, decorator, only=name)
         elif hasattr(owner, "dispatch") and name.upper() in KNOWN_METHODS:
             method_decorator(decorator, name="dispatch")(owner)
-        else:
+        elif hasattr(owner, "dispatch"):
             raise TypeError(f"@locked_view decorates views, and {called}() gets no request. Decorate the class.")
+        else:
+            raise TypeError(
+                f"@locked_view on {called}(): {owner.__name__} is not a view class. Let it inherit from one, such as "
+                "View or APIView, or decorate the view class that inherits from it."
+            )
 
 
 def lock_api_view(view: Any, options: Options, *, only: str = "") -> Any:

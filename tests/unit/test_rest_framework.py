@@ -170,6 +170,14 @@ def test_lock_of_an_action_that_cannot_work_is_found_when_the_class_is_made():
             def helper(self, order): ...
 
     assert "Helpers.helper() gets no request. Decorate the class." in messages(wrong.value)
+    with pytest.raises((TypeError, RuntimeError)) as wrong:
+
+        class Mixin:
+            @action(detail=True, methods=["post"])
+            @locked_view("order:{pk}")
+            def pay(self, request, pk): ...
+
+    assert "Mixin.pay(): Mixin is not a view class. Let it inherit from one" in messages(wrong.value)
 
 
 def messages(error):
