@@ -163,6 +163,7 @@ class Decorator(Options):
             return lock_api_view(view, self)
         if not hasattr(view, "dispatch"):
             raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
+        method_of(view, "dispatch")
         return method_decorator(self, name="dispatch")(view)
 
 
@@ -194,6 +195,7 @@ class LockedMethod:
         if hasattr(owner, "perform_content_negotiation"):
             lock_api_view(owner, decorator, only=name)
         elif hasattr(owner, "dispatch") and name.upper() in KNOWN_METHODS:
+            method_of(owner, "dispatch")
             method_decorator(decorator, name="dispatch")(owner)
         elif hasattr(owner, "dispatch"):
             raise TypeError(f"@locked_view decorates views, and {called}() gets no request. Decorate the class.")
@@ -202,6 +204,25 @@ class LockedMethod:
                 f"@locked_view on {called}(): {owner.__name__} is not a view class. Let it inherit from one, such as "
                 "View or APIView, or decorate the view class that inherits from it."
             )
+
+
+def method_of(view: Any, name: str) -> Any:
+    """
+    Return a method of a class, to be decorated; if the class inherits it, give the class one that calls ``super()``.
+
+    The inherited function itself would leave out what comes between both classes where a view inherits from several,
+    such as a class whose ``initial()`` checks permissions.
+    """
+    method = getattr(view, name)
+    if name in vars(view):
+        return method
+
+    @wraps(method)
+    def inherited(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(view, self), name)(request, *args, **kwargs)
+
+    setattr(view, name, inherited)
+    return inherited
 
 
 def lock_api_view(view: Any, options: Options, *, only: str = "") -> Any:
@@ -215,7 +236,7 @@ def lock_api_view(view: Any, options: Options, *, only: str = "") -> Any:
         options: The checked options of :func:`locked_view`.
         only: The only action or method that is locked; empty means all.
     """
-    dispatch, initial = view.dispatch, view.initial
+    dispatch, initial = method_of(view, "dispatch"), method_of(view, "initial")
     guard = Guard(
         f"{view.__module__}.{view.__qualname__}",
         inspect.signature(lambda request, *args, **kwargs: None),

@@ -13,7 +13,9 @@ from django.views import View
 pytest.importorskip("rest_framework", reason="needs Django REST framework: pip install djangorestframework")
 
 from rest_framework.decorators import action
-from rest_framework.test import APIClient
+from rest_framework.exceptions import PermissionDenied
+from rest_framework.response import Response
+from rest_framework.test import APIClient, APIRequestFactory
 from rest_framework.viewsets import ViewSet
 
 from django_redlock import StaleTokenError, lock, locked_view, locks
@@ -151,6 +153,28 @@ def test_other_actions_have_no_lock_and_keep_their_transaction(api, order, atomi
         assert api.post("/pay-below/7/", headers={"x-token": "42"}).status_code == 409
 
     assert len(leases) == 1
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["class", "action"])
+def test_class_beside_a_locked_one_still_checks_permissions(whole):
+    """In a ViewSet that inherits from several classes, the lock leaves out no initial() of another one."""
+
+    class Pay(ViewSet):
+        authentication_classes = permission_classes = ()
+
+        def create(self, request, pk):
+            return Response()
+
+        create = create if whole else locked_view("order:{pk}")(create)
+
+    class Forbidden(ViewSet):
+        def initial(self, request, *args, **kwargs):
+            raise PermissionDenied
+
+    class Both(locked_view("order:{pk}")(Pay) if whole else Pay, Forbidden):
+        pass
+
+    assert Both.as_view({"post": "create"})(APIRequestFactory().post("/"), pk=7).status_code == 403
 
 
 def test_lock_of_an_action_that_cannot_work_is_found_when_the_class_is_made():

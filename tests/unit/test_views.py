@@ -163,6 +163,28 @@ def test_request_is_not_refused_by_its_own_lock(leases, view):
         assert view(requests.post("/"), pk=7).status_code == 409
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["class", "method"])
+def test_class_beside_a_locked_one_still_decides(whole):
+    """In a view that inherits from several classes, the lock leaves out no dispatch() of another one."""
+
+    class Pay(View):
+        def post(self, request, pk):
+            return HttpResponse()
+
+        post = post if whole else locked_view("order:{pk}")(post)
+
+    class Forbidden(View):
+        def dispatch(self, request, *args, **kwargs):
+            return HttpResponse(status=403)
+
+    class Both(locked_view("order:{pk}")(Pay) if whole else Pay, Forbidden):
+        pass
+
+    assert Both.as_view()(requests.post("/"), pk=7).status_code == 403
+    with lock(NAME):
+        assert Both.as_view()(requests.post("/"), pk=7).status_code == 409
+
+
 async def test_coroutine_may_call_another_one_under_its_lock(leases):
     """There is one lock, which is released when the outer view is done; the next request takes it anew."""
 
