@@ -226,6 +226,8 @@ def test_the_list_and_the_chart(viewer):
     assert 'redlock-good">released<' in listed
     assert 'redlock-bad">lost: expired<' in listed
     assert 'redlock-warn">surprised<' in listed
+    counted = viewer.get(LIST, {"_facets": "True"}).content.decode()
+    assert ("lost: expired (31)" in counted, ">expired (31)" in counted) == (True, False)
     assert [text for text in ("held: 0.4 ms, 0.4 ms", "held: 14 min, 14 min") if text not in chart] == []
 
 

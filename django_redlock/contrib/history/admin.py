@@ -44,7 +44,8 @@ class OutcomeFilter(admin.AllValuesFieldListFilter):
     def choices(self, changelist: Any) -> Iterator[Any]:
         """Yield the choices with their labels."""
         for choice in super().choices(changelist):
-            yield choice | {"display": _label(str(choice["display"]))[1]}
+            outcome, *count = str(choice["display"]).split(" (")  # the count follows if the user shows counts
+            yield choice | {"display": " (".join([str(_label(outcome)[1]), *count])}
 
 
 @admin.register(Hold)
