@@ -37,13 +37,13 @@ class Related:
             ``"self"`` is the row itself, which is always locked.
 
     Raises:
-        TypeError: *of* is not a tuple or list.
+        TypeError: *of* is not a tuple or list of str.
     """
 
     def __init__(self, of: Sequence[str]) -> None:
         if isinstance(of, str):
             raise TypeError(f"of must be a tuple or list such as ({of!r},), not the str {of!r}.")
-        if not isinstance(of, Sequence):
+        if not isinstance(of, Sequence) or not all(isinstance(path, str) for path in of):
             raise TypeError(f"of must be a tuple or list such as ('customer',), not {of!r}.")
         self._paths = [path for path in of if path != "self"]
 

@@ -317,6 +317,7 @@ def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch, late):
         (Order.objects.all(), {"nowait": True, "skip_locked": True}, ValueError, "nowait, skip_locked and wait"),
         (Order.from_db("default", ["id"], [7]), {"skip_locked": True}, ValueError, "use nowait"),
         (PURCHASES, {"of": "customer"}, TypeError, r"such as \('customer',\), not the str"),
+        (PURCHASES, {"of": [Purchase.customer]}, TypeError, r"such as \('customer',\), not \[<"),
         (PURCHASES, {"of": ["customer__name"]}, ValueError, "__name': shop.Customer has no 'name'; it has region"),
         (PURCHASES, {"of": ["total"]}, ValueError, "shop.Purchase.total is not a relation to one row"),
     ],
