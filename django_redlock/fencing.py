@@ -95,7 +95,8 @@ def fenced(
     ``arun()`` do the same in asynchronous code.
 
     Args:
-        lease: An exclusive lease, or several of them; the fences of all their names are claimed.
+        lease: An exclusive lease, or several of them; the fences of all their names are claimed. An empty list claims
+            none, so the block is an ordinary transaction.
         using: Alias in ``DATABASES``, or several. Each database has a fence of its own, because the fence must live
             with the data. All fences are claimed before the body, in alphabetical order of the aliases; the
             transactions are committed one after the other.
