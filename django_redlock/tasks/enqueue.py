@@ -198,12 +198,12 @@ class RowCall:
         if not (task_id := stored_here(using, name, secret)):
             return holder
         try:
-            self.row = self.task.get_backend().get_result(task_id)
-            return replace(holder, task_id=task_id, state=SlotState.QUEUED)
+            self.row = self._stored_row(task_id)
         except NotImplementedError:  # nobody can tell
             return holder
-        except no_row():
+        if self.row is None:
             return self._claim(secret)
+        return replace(holder, task_id=task_id, state=SlotState.QUEUED)
 
     def _store(self, claim: Claim | None = None) -> Any:
         """Have the backend store the row; its slot names the row once workers can see it."""
@@ -241,14 +241,29 @@ class RowCall:
 
     def _row_of(self, task_id: str, running: bool) -> Any:
         """Return the result of the holder's row, from whichever backend has it; None if there is no row."""
+        try:
+            return self._stored_row(task_id)
+        except NotImplementedError:  # the slot says all that is known
+            return self._result(task_id, TaskResultStatus.RUNNING if running else TaskResultStatus.READY, [])
+
+    def _stored_row(self, task_id: str) -> Any:
+        """
+        Return the result of a row, from whichever backend has it; None if there is no row.
+
+        Raises:
+            NotImplementedError: The backend of the task cannot tell, and no other one has the row.
+        """
+        silent: NotImplementedError | None = None
         for alias in dict.fromkeys((self.task.backend, *task_backends)) if task_id else ():
             try:
                 return task_backends[alias].get_result(task_id)
             except no_row():
                 continue
-            except NotImplementedError:
-                if alias == self.task.backend:  # which cannot tell, so the slot says all that is known
-                    return self._result(task_id, TaskResultStatus.RUNNING if running else TaskResultStatus.READY, [])
+            except NotImplementedError as error:
+                if alias == self.task.backend:
+                    silent = error
+        if silent:
+            raise silent
         return None
 
     def _is_over(self, holder: Holder) -> bool:

@@ -101,13 +101,20 @@ def test_slot_of_a_row_that_is_gone_is_taken_over(monkeypatch, error):
     assert jobs.keep.enqueue(7).accepted
 
 
+@pytest.mark.django_db(transaction=True)
 def test_row_of_another_backend_is_joined():
-    """All backends of a task share its slots, so a row that another one has is not gone."""
-    first = settled(jobs.keep.using(backend="other").enqueue(7))
-
+    """All backends of a task share its slots, so a row that another one has is not gone; also before the commit."""
+    with transaction.atomic():
+        first = jobs.keep.using(backend="other").enqueue(7)
+        within = jobs.keep.enqueue(7)
+    settled()
     second = jobs.keep.enqueue(7)
+    waits = settled(jobs.report.using(backend="kept").enqueue(1))
+    at_once = jobs.report.enqueue(1)  # whose own backend knows no rows
 
-    assert (second.id, second.duplicate, rows()) == (first.id, True, [])
+    assert {(each.id, each.duplicate, each.backend) for each in (within, second)} == {(first.id, True, "other")}
+    assert (at_once.id, at_once.duplicate, at_once.backend) == (waits.id, True, "kept")
+    assert [row.id for row in rows()] == [waits.id]
 
 
 def test_call_that_is_too_late_for_the_slot_of_a_row_that_is_gone(monkeypatch):
