@@ -33,7 +33,7 @@ from ..exceptions import LockTakenError, QuorumUnavailableError, RedlockError, p
 from ..handler import lock, locks
 from ..keys import TaskKey, signature_of
 from ..singleton.options import SingletonOptions
-from ..singleton.slots import FREE, LIFETIME, Seen, Ticket, free, look
+from ..singleton.slots import FREE, LIFETIME, Seen, SlotState, Ticket, free, look
 
 PATIENCE = 30.0  # seconds after which a run that waits for its slot looks who has it
 PAUSE = 0.5  # seconds between two attempts while the nodes do not answer, on average
@@ -217,7 +217,16 @@ class Run(Chore):
                 self._look()  # it may have been cancelled while it waited
         place = places.get(ticket.waiting, FREE)
         if ticket.waiting != ticket.running and place.holder.task_id in (None, ticket.task_id):
-            free(ticket.using, ticket.waiting, place.secret)  # one that is only claimed may be its own
+            self._leave_queue(place.secret)  # one that is only claimed may be its own
+
+    def _leave_queue(self, secret: str) -> None:
+        """Free the slot with which the row waited; without one for its run, leave it taken for ``hold_for``."""
+        ticket, hold = self.ticket, self.function.singleton_options.hold_for
+        if ticket.running or not hold or not secret:
+            free(ticket.using, ticket.waiting, secret)
+            return
+        with suppress(LockTakenError, QuorumUnavailableError):  # it has ended, or ends with its time
+            ticket.take(ticket.waiting, hold, self.function.name, SlotState.HELD, adopt=secret)
 
     def _look(self) -> dict[str, Seen]:
         """

@@ -17,6 +17,10 @@ if django.VERSION >= (6, 0):
     def until(shop_id):
         ran.append(("until", shop_id, until.singleton.lease))
 
+    @singleton_task(backend="kept", scope="until_executing", hold_for=60)
+    def rare(shop_id):
+        ran.append(("rare", shop_id))
+
     @singleton_task(backend="kept", scope="until_and_while_executing")
     def pair(shop_id):
         ran.append(("pair", shop_id))

@@ -212,6 +212,18 @@ def test_only_what_waits_has_a_slot():
     assert not jobs.until.singleton.is_locked(7)
 
 
+def test_throttle_of_calls_that_only_wait():
+    """With ``until_executing``, ``hold_for`` keeps the slot taken from the start of the run, by the row that has begun."""
+    result = settled(jobs.rare.enqueue(7))
+    task_backends["default"]._execute_task(result)
+    throttled = jobs.rare.enqueue(7)
+
+    assert (throttled.duplicate, throttled.id, throttled.reason) == (True, result.id, "held")
+    assert 50 < jobs.rare.singleton.holder(7).ttl <= 60
+    assert jobs.rare.using(backend="default").enqueue(8).accepted
+    assert jobs.rare.singleton.holder(8).state == "held"
+
+
 def test_row_without_the_slot_leaves_it_to_the_row_that_waits_with_it():
     """With ``until_executing``, a row that has no slot frees none when it begins."""
     first = settled(jobs.until.enqueue(7))
