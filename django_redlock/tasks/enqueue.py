@@ -106,11 +106,13 @@ class StoredRow(NamedTuple):
         secret: The secret of the slot.
         task_id: The row's id.
         until: When the claim lapses, on the steady clock.
+        ends: When the slot that names the row will end.
     """
 
     secret: str
     task_id: str
     until: float
+    ends: float
 
 
 class StoredRows(threading.local):
@@ -122,10 +124,10 @@ class StoredRows(threading.local):
 _here = StoredRows()
 
 
-def stored_here(using: str, name: str, secret: str) -> str:
-    """Return the id of a row that this thread has stored, and that its slot with this *secret* may not name yet."""
+def stored_here(using: str, name: str, secret: str) -> StoredRow | None:
+    """Return the row that this thread has stored, and that its slot with this *secret* may not name yet."""
     stored = _here.stored.get((using, name))
-    return stored.task_id if stored and stored.secret == secret else ""
+    return stored if stored and stored.secret == secret else None
 
 
 @dataclass
@@ -195,15 +197,15 @@ class RowCall:
         """Name the row of the holder if this same transaction stored it; take the slot over if it was rolled back."""
         using, name = self.ticket.using, self.ticket.waiting
         secret = peek(using, name).secret
-        if not (task_id := stored_here(using, name, secret)):
+        if not (stored := stored_here(using, name, secret)):
             return holder
         try:
-            self.row = self._stored_row(task_id)
+            self.row = self._stored_row(stored.task_id)
         except NotImplementedError:  # nobody can tell
             return holder
         if self.row is None:
             return self._claim(secret)
-        return replace(holder, task_id=task_id, state=SlotState.QUEUED)
+        return replace(holder, task_id=stored.task_id, state=SlotState.QUEUED)
 
     def _store(self, claim: Claim | None = None) -> Any:
         """Have the backend store the row; its slot names the row once workers can see it."""
@@ -220,7 +222,7 @@ class RowCall:
     def _name_slot(self, claim: Claim, result: Any) -> None:
         """Have the slot name the row, after the commit of the transactions that it may be part of."""
         place, now = (self.ticket.using, self.ticket.waiting), locks[self.ticket.using].runtime.clock()
-        stored = StoredRow(self.ticket.secret, str(result.id), now + CLAIM)
+        stored = StoredRow(self.ticket.secret, str(result.id), now + CLAIM, now + self.ttl)
         _here.stored = {name: each for name, each in _here.stored.items() if each.until > now} | {place: stored}
         named = claim._replace(owner=claim.owner._replace(ref=stored.task_id))
         after_commit(partial(named.confirm, self.ttl), getattr(result, "db_result", None))

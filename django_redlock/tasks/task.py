@@ -17,6 +17,7 @@ from django.utils.module_loading import import_string
 
 from ..core.names import NOTE
 from ..engine.lease import Lease
+from ..handler import locks
 from ..keys import CallKey
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others
@@ -254,9 +255,13 @@ class Singleton(Slots[P]):
         return self._cancelled(args, kwargs)
 
     def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> None:
+        stored, left = stored_here(ticket.using, name, seen.secret), seen.left
+        if stored:  # the slot may still be the claim, which lapses soon
+            left = max(left, stored.ends - locks[ticket.using].runtime.clock())
         # The row may wait for longer than its slot lasts.
-        ticket.take(cancelled_name(ticket.task_id), seen.left + 30 * 86_400, self._task.name, NOTE)
+        ticket.take(cancelled_name(ticket.task_id), left + 30 * 86_400, self._task.name, NOTE)
         free(ticket.using, name, seen.secret)
 
     def _id_of(self, name: str, seen: Seen) -> str | None:
-        return super()._id_of(name, seen) or stored_here(self._task.singleton_options.using, name, seen.secret)
+        stored = stored_here(self._task.singleton_options.using, name, seen.secret)
+        return super()._id_of(name, seen) or (stored.task_id if stored else None)

@@ -292,7 +292,7 @@ def test_row_that_was_just_stored_can_be_cancelled():
     here = jobs.keep.enqueue(7)
     assert jobs.keep.singleton.cancel(7) == here.id
     with transaction.atomic():
-        within = jobs.keep.enqueue(8)
+        within = jobs.keep.using(run_after=timezone.now() + timedelta(days=60)).enqueue(8)
         assert jobs.keep.singleton.cancel(8) == within.id
     stored = []
     elsewhere = threading.Thread(target=lambda: stored.append(jobs.keep.enqueue(9).id))
@@ -302,6 +302,7 @@ def test_row_that_was_just_stored_can_be_cancelled():
     settled()
 
     assert not any(jobs.keep.singleton.is_locked(shop) for shop in (7, 8, 9))
+    assert find_lock(f"cancelled:{within.id}").remaining > 89 * 86400  # when it would begin, that is still known
 
 
 def test_claim_that_names_no_row_cannot_be_cancelled():
