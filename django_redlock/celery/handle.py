@@ -74,10 +74,11 @@ class Singleton(Slots[P]):
         """
         return self._cancelled(args, kwargs)
 
-    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> None:
+    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> bool:
         discard_seen(ticket, name, seen, self._task)  # first, because the revocation may fail
         self._task.app.control.revoke(ticket.task_id)
         store_revoked(self._task, ticket.task_id, "Cancelled.", not self._task.ignore_result)
+        return True
 
     def _strategies(self, options: SingletonOptions) -> str:
         return f"{super()._strategies(options)}, on_overlap={options.overlap!r}"

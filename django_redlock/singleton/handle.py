@@ -249,8 +249,8 @@ class Slots(Generic[P]):
         for name, seen in slots:
             task_id = self._id_of(name, seen)
             if seen.value and task_id and seen.holder.waits:
-                self._cancel(self._task.singleton_ticket(task_id, args, kwargs), name, seen)
-                return task_id
+                if self._cancel(self._task.singleton_ticket(task_id, args, kwargs), name, seen):
+                    return task_id
         self._check_decided(slots)
         return None
 
@@ -258,8 +258,8 @@ class Slots(Generic[P]):
         """Return the id of the task that has a slot; None if no task has it, or if only its caller knows the id yet."""
         return seen.holder.task_id
 
-    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> None:
-        """Cancel the task of a ticket, which waits with the slot *name*, and free the slot."""
+    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> bool:
+        """Cancel the task of a ticket, which waits with the slot *name*, and free the slot; return whether it did."""
         raise NotImplementedError
 
     def _own_lease(self) -> Lease | None:

@@ -25,6 +25,7 @@ from asgiref.sync import sync_to_async
 from django.tasks.signals import task_finished, task_started
 from django.utils.json import normalize_json
 
+from ..core.names import NOTE
 from ..core.protocol import Outcome
 from ..engine.lease import Lease, note_late_loss
 from ..engine.lock import decorators
@@ -212,12 +213,12 @@ class Run(Chore):
                 places, patience = self._look(), PATIENCE
         if self._over:  # a coroutine was cancelled, and this thread has gone on
             self.give_up()
-        if patience:
-            with suppress(QuorumUnavailableError):
-                self._look()  # it may have been cancelled while it waited
         place = places.get(ticket.waiting, FREE)
         if ticket.waiting != ticket.running and place.holder.task_id in (None, ticket.task_id):
             self._leave_queue(place.secret)  # one that is only claimed may be its own
+        if patience or ticket.waiting:
+            with suppress(QuorumUnavailableError):
+                self._look(begun=True)  # it may have been cancelled meanwhile
 
     def _leave_queue(self, secret: str) -> None:
         """Free the slot with which the row waited; without one for its run, leave it taken for ``hold_for``."""
@@ -228,12 +229,15 @@ class Run(Chore):
         with suppress(LockTakenError, QuorumUnavailableError):  # it has ended, or ends with its time
             ticket.take(ticket.waiting, hold, self.function.name, SlotState.HELD, adopt=secret)
 
-    def _look(self) -> dict[str, Seen]:
+    def _look(self, begun: bool = False) -> dict[str, Seen]:
         """
         Return the row that waits with each slot of this one; itself if a node has that, though no quorum may.
 
         A slot that no row waits with is FREE here. The slot of the run may be that of a row which waits, whatever the
         scope: before a deploy, the scope may have been another one.
+
+        Args:
+            begun: Whether the run has left the queue, so that ``cancel()`` may withdraw its note.
 
         Raises:
             CancelledTask: The row was cancelled.
@@ -241,11 +245,28 @@ class Run(Chore):
         ticket = self.ticket
         names = dict.fromkeys(filter(None, (ticket.running, ticket.waiting)))
         cancelled, *places = look(ticket.using, cancelled_name(ticket.task_id), *names)
-        if cancelled.sightings or self._over:
+        is_cancelled = cancelled.sightings and not (begun and self._is_withdrawn(cancelled))
+        if self._over or is_cancelled:
             raise CancelledTask(f"Task {printable(ticket.task_id)} was cancelled before it began.")
         waiting = [[each for each in seen.sightings if each.holder.waits] for seen in places]
         first = [min(rows, key=lambda row: row.holder.task_id != ticket.task_id, default=FREE) for rows in waiting]
         return dict(zip(names, first, strict=True))
+
+    def _is_withdrawn(self, note: Seen) -> bool:
+        """
+        Return whether the caller of ``cancel()`` has withdrawn its note, because it found that the run has begun.
+
+        Both change the note, so whoever is first decides, and the other one knows.
+        """
+        if not note.value:  # too few nodes have it to decide
+            return False
+        ticket, name, task = self.ticket, cancelled_name(self.ticket.task_id), self.function.name
+        with suppress(QuorumUnavailableError):
+            try:
+                ticket.take(name, note.left, task, NOTE, adopt=note.secret, strict=True)
+            except LockTakenError:
+                return True
+        return False
 
     def _take(self, place: Seen, wait: float) -> Lease:
         """Take the slot, also from any row that waits: that row runs later, as one that has none."""

@@ -16,7 +16,9 @@ from django import tasks
 from django.utils.module_loading import import_string
 
 from ..core.names import NOTE
+from ..core.protocol import Outcome
 from ..engine.lease import Lease
+from ..engine.manager import fresh_secret
 from ..handler import locks
 from ..keys import CallKey
 from ..singleton.handle import Slots
@@ -254,13 +256,17 @@ class Singleton(Slots[P]):
         """
         return self._cancelled(args, kwargs)
 
-    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> None:
+    def _cancel(self, ticket: Ticket, name: str, seen: Seen) -> bool:
         stored, left = stored_here(ticket.using, name, seen.secret), seen.left
         if stored:  # the slot may still be the claim, which lapses soon
             left = max(left, stored.ends - locks[ticket.using].runtime.clock())
         # The row may wait for longer than its slot lasts.
-        ticket.take(cancelled_name(ticket.task_id), left + 30 * 86_400, self._task.name, NOTE)
-        free(ticket.using, name, seen.secret)
+        note, secret = cancelled_name(ticket.task_id), fresh_secret()
+        ticket.take(note, left + 30 * 86_400, self._task.name, NOTE, secret)
+        if free(ticket.using, name, seen.secret) not in (Outcome.TAKEN, Outcome.EXPIRED):
+            return True
+        # A worker was quicker, but may have found the note; then it has taken that over.
+        return free(ticket.using, note, secret) in (Outcome.TAKEN, Outcome.UNKNOWN)
 
     def _id_of(self, name: str, seen: Seen) -> str | None:
         stored = stored_here(self._task.singleton_options.using, name, seen.secret)

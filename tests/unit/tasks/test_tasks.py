@@ -26,7 +26,9 @@ from django.utils import timezone
 
 from django_redlock import LockTakenError, QuorumUnavailableError, keys, lock, locks
 from django_redlock.inventory import find_lock
-from django_redlock.tasks import DuplicateTask, SingletonTask, reaper, singleton_task
+from django_redlock.tasks import DuplicateTask, Singleton, SingletonTask, reaper, singleton_task
+from django_redlock.tasks import task as singleton
+from django_redlock.tasks.run import Run
 from tests.managers import wait_until
 
 from . import jobs
@@ -325,6 +327,61 @@ def test_cancelled_row_does_not_run():
     task_backends["default"]._execute_task(result)
     assert result.errors[0].exception_class_path == "django_redlock.tasks.run.CancelledTask"
     assert jobs.ran == []
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("task", ["keep", "pair", "until"])
+@pytest.mark.parametrize(
+    ("first", "runs"), [("cancel", False), ("worker", True), ("note", False), ("withdrawal", True)]
+)
+def test_row_that_is_cancelled_while_it_begins(monkeypatch, task, first, runs):
+    """Either it does not run, or ``cancel()`` says that no row waits, whatever the worker and the caller do first."""
+    task, result = getattr(jobs, task), settled(getattr(jobs, task).enqueue(7))
+    worker = threading.Thread(target=lambda: task_backends["default"]._execute_task(result))
+    looked, noted, found, over = (threading.Event() for _ in range(4))
+    look, withdrawn, cancel, free = Run._look, Run._is_withdrawn, Singleton._cancel, singleton.free
+
+    def slow_look(self, begun=False):
+        seen = look(self, begun)
+        if not begun:
+            looked.set()
+            {"cancel": over, "note": noted, "withdrawal": noted}.get(first, looked).wait(60)
+        return seen
+
+    def slow_withdrawn(self, note):
+        found.set()
+        if first == "withdrawal":
+            over.wait(60)
+        return withdrawn(self, note)
+
+    def slow_cancel(self, *args):
+        worker.start()
+        looked.wait(60)
+        if first == "worker":
+            worker.join(60)
+        return cancel(self, *args)
+
+    def slow_free(*args):
+        noted.set()
+        if first == "note":
+            worker.join(60)
+        elif first == "withdrawal":
+            found.wait(60)
+        return free(*args)
+
+    for owner, name, slow in (
+        (Run, "_look", slow_look),
+        (Run, "_is_withdrawn", slow_withdrawn),
+        (Singleton, "_cancel", slow_cancel),
+        (singleton, "free", slow_free),
+    ):
+        monkeypatch.setattr(owner, name, slow)
+    cancelled = task.singleton.cancel(7)
+    over.set()
+    worker.join(60)
+
+    assert (cancelled, len(jobs.ran)) == ((None, 1) if runs else (result.id, 0))
+    assert not task.singleton.is_locked(7)
 
 
 @pytest.mark.server
