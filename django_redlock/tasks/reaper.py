@@ -10,6 +10,7 @@ Nodes that have just restarted answer, but have forgotten who lives. So the reap
 they do not grant it before whoever lives could show it again.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -32,6 +33,7 @@ from ..singleton.slots import SlotState, Ticket, peek
 from .run import SingleFunction, life_name
 
 REPEATS = 1  # how often a row is put back
+LISTING = 60.0  # seconds that listing all locks may take
 APART = 3.0  # seconds between two looks at least: once the nodes answer again, all that lives shows it by then
 
 
@@ -173,6 +175,12 @@ def is_abandoned(row: Any, ticket: Ticket, lease: float) -> bool:
 
 
 def is_held(ticket: Ticket) -> bool:
-    """Return whether a run of the row has a slot of any name: the key may have been another one before a deploy."""
-    owners = [lock.owner for lock in held_locks(ticket.using, limit=100_000, seconds=APART).locks]
-    return any(owner and owner.ref == ticket.task_id and not owner.state for owner in owners)
+    """
+    Return whether a run of the row may have a slot of any name: the key may have been another one before a deploy.
+
+    If the nodes do not answer any more, or did not list all locks in time, it may.
+    """
+    listing = held_locks(ticket.using, limit=sys.maxsize, seconds=LISTING)
+    owners = [lock.owner for lock in listing.locks]
+    found = any(owner and owner.ref == ticket.task_id and not owner.state for owner in owners)
+    return found or not listing.has_quorum or not listing.complete

@@ -485,6 +485,19 @@ def test_reaper_says_what_it_needs():
     assert (missing.value.returncode, wrong.value.returncode) == (2, 2)
 
 
+def test_reaper_leaves_alone_what_may_have_a_slot_of_another_name(monkeypatch):
+    """If the nodes go away before they have listed all locks, nobody knows whether a run has one of before a deploy."""
+    function = jobs.keep.func.singleton_function
+    known, gone = function.singleton_ticket("known", (7,), {}), function.singleton_ticket("gone", (7,), {})
+    before = locks["default"].on_behalf("task:of:before", kind="task", ref="known")
+    with before:
+        assert (reaper.is_held(known), reaper.is_held(gone)) == (True, False)
+        for node in locks["default"].nodes:
+            monkeypatch.setattr(node, "down", True)
+
+        assert reaper.is_held(known)
+
+
 @pytest.mark.server
 @pytest.mark.django_db
 def test_reaper_goes_on_after_an_error_of_the_database(monkeypatch):
