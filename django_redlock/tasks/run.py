@@ -11,12 +11,12 @@ wait for each other.
 
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
+from importlib import import_module
 from inspect import iscoroutinefunction
 from math import inf
 from typing import Any
@@ -345,5 +345,5 @@ def follow() -> None:
     """Learn of each run that begins, also from a backend with the signals of the package before ``django.tasks``."""
     task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")
     task_finished.connect(_note_end, dispatch_uid="django_redlock.tasks")
-    if backport := sys.modules.get("django_tasks.signals"):
-        backport.task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")
+    with suppress(ImportError):  # a backend may import it only after the last task of the project was declared
+        import_module("django_tasks.signals").task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")

@@ -260,3 +260,31 @@ def test_module_that_is_imported_under_two_names(rows, tmp_path):
     rows.worker()
     assert begun(rows, "a") == [["jobs"]]
     assert sorted(begun(rows, "b", 2)) == [["inner.jobs"], ["jobs"]]
+
+
+def test_only_task_of_a_project_that_is_imported_early(make, tmp_path):
+    """An app that imports its one task when Django starts does so before anything has imported the worker's package."""
+    shop = make("rq")
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "__init__.py").touch()
+    (tmp_path / "early" / "apps.py").write_text(
+        "from django.apps import AppConfig\n"
+        "class Early(AppConfig):\n"
+        "    name = 'early'\n"
+        "    def ready(self): import early.tasks\n"
+    )
+    (tmp_path / "early" / "tasks.py").write_text(
+        "from pathlib import Path; import os\n"
+        "from django_redlock.tasks import singleton_task\n"
+        "@singleton_task(scope='while_executing')\n"
+        "def alone(what):\n"
+        "    Path(os.environ['TEST_NOTES'], what).write_text(f'ended {alone.singleton.lease is not None}\\n')\n"
+    )
+    (tmp_path / "early_settings.py").write_text(
+        "from tests.server.tasks.task_settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'early']\n"
+    )
+    shop.env |= {"PYTHONPATH": f"{shop.env['PYTHONPATH']}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "early_settings"}
+    shop.worker()
+    shop.run("from early.tasks import alone; alone.enqueue('a'); print('0')")
+
+    assert wait_until(lambda: shop.notes("a", "ended")) == [["True"]]
