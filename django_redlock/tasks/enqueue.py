@@ -10,8 +10,11 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from importlib import import_module
+from math import inf
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -128,6 +131,17 @@ def stored_here(using: str, name: str, secret: str) -> StoredRow | None:
     """Return the row that this thread has stored, and that its slot with this *secret* may not name yet."""
     stored = _here.stored.get((using, name))
     return stored if stored and stored.secret == secret else None
+
+
+def _confirm_now(**about: Any) -> None:
+    for using in {using for using, _ in _here.stored}:
+        locks[using].confirmations.send(inf)
+
+
+def confirm_at_end() -> None:
+    """Have slots name the rows that a task has stored, before django-tasks-rq ends its process with ``os._exit``."""
+    with suppress(ImportError):
+        import_module("django_tasks.signals").task_finished.connect(_confirm_now, dispatch_uid="django_redlock.tasks")
 
 
 @dataclass

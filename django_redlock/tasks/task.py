@@ -24,7 +24,7 @@ from ..keys import CallKey
 from ..singleton.handle import Slots
 from ..singleton.options import OPTIONS, OnUnavailable, Scope, SingletonOptions, check_function, check_others
 from ..singleton.slots import Seen, Ticket, free
-from .enqueue import BaseTask, RowCall, SingletonResult, stored_here
+from .enqueue import BaseTask, RowCall, SingletonResult, confirm_at_end, stored_here
 from .run import SingleFunction, cancelled_name, follow, running
 
 P = ParamSpec("P")
@@ -113,6 +113,7 @@ def singleton_task(function: Callable[..., Any] | None = None, /, **options: Any
         check_function(function, (tasks.Task,))
         single = SingleFunction(function, chosen, theirs.get("takes_context", False))
         follow()
+        confirm_at_end()
         single.wrapped.singleton_function = single
         task: Any = tasks.task(**theirs)(single.wrapped)
         return _mixed(task.__class__)(**{each.name: getattr(task, each.name) for each in fields(task)})

@@ -5,7 +5,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+
+from django.utils import timezone
 
 from django_redlock.tasks import singleton_task
 
@@ -41,6 +44,12 @@ def once(context, what, seconds=0.03):
     with noted(what, context.task_result.id):
         time.sleep(seconds)
     return what
+
+
+@singleton_task(takes_context=True)
+def parent(context, what):
+    child = once.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(f"{what} child")
+    note(what, f"stored {child.id}")
 
 
 @singleton_task(takes_context=True, key=("what",), scope="while_executing", lease=LEASE)

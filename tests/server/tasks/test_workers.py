@@ -262,6 +262,16 @@ def test_module_that_is_imported_under_two_names(rows, tmp_path):
     assert sorted(begun(rows, "b", 2)) == [["inner.jobs"], ["jobs"]]
 
 
+def test_row_that_a_task_stores_last(shop):
+    """Its slot names it, also if the worker ends the process of each task at once."""
+    shop.worker()
+    shop.run("parent.enqueue('a'); print('0')")
+    [[child]] = wait_until(lambda: shop.notes("a", "stored"))
+    code = "found = once.singleton.holder('a child'); print(json.dumps([found.id, str(found.state)]))"
+
+    assert wait_until(lambda: (seen := shop.run(code))[0] and seen) == [child, "queued"]
+
+
 def test_only_task_of_a_project_that_is_imported_early(make, tmp_path):
     """An app that imports its one task when Django starts does so before anything has imported the worker's package."""
     shop = make("rq")

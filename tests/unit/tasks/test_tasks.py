@@ -215,7 +215,7 @@ def test_only_what_waits_has_a_slot():
 
 
 def test_throttle_of_calls_that_only_wait():
-    """With ``until_executing``, ``hold_for`` keeps the slot taken from the start of the run, by the row that has begun."""
+    """With ``until_executing``, ``hold_for`` keeps the slot taken from the start of the run."""
     result = settled(jobs.rare.enqueue(7))
     task_backends["default"]._execute_task(result)
     throttled = jobs.rare.enqueue(7)
