@@ -248,9 +248,10 @@ class Slots(Generic[P]):
         slots = once_confirmed(self._task.singleton_ticket("", args, kwargs), look_again)
         for name, seen in slots:
             task_id = self._id_of(name, seen)
-            if seen.value and task_id and seen.holder.waits:
-                if self._cancel(self._task.singleton_ticket(task_id, args, kwargs), name, seen):
-                    return task_id
+            if not (seen.value and task_id and seen.holder.waits):
+                continue
+            if self._cancel(self._task.singleton_ticket(task_id, args, kwargs), name, seen):
+                return task_id
         self._check_decided(slots)
         return None
 
