@@ -5,14 +5,11 @@ A block of Python whose first line is ``# path/of/file.py`` is that file; with `
 file. A block of the language ``console`` has commands behind ``$``.
 """
 
-import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Self
 
 import django_redlock
 
@@ -52,27 +49,8 @@ class Reader:
         for name in ("DJANGO_SETTINGS_MODULE", "PYTHONSAFEPATH", "DJANGO_ALLOW_ASYNC_UNSAFE"):
             self.environment.pop(name, None)
 
-    def __enter__(self) -> Self:
-        """Start the process whose forks run the commands of Python: a fork costs a fraction of a start."""
-        self._preloaded = subprocess.Popen(
-            # -P: the package under test comes from PYTHONPATH, not from the checkout.
-            [sys.executable, "-P", "-m", "tests.preloaded"],
-            cwd=ROOT,
-            env=self.environment | {"PYTHONPATH": os.pathsep.join([self.environment["PYTHONPATH"], str(ROOT)])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._preloaded.communicate(timeout=LONGEST)
-
     def type(self, command: str) -> str:
         """Run a command, which must succeed, and return what it printed."""
-        argv = shlex.split(command)
-        if argv[0].endswith(("python", "celery")) and "$" not in command:
-            return self.fork([argv[0].rpartition("/")[2], *argv[1:]])
         done = subprocess.run(
             command,
             shell=True,
@@ -85,27 +63,6 @@ class Reader:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
-
-    def fork(self, argv: list[str], *, wait: bool = True) -> str:
-        """Run ``python FILE`` or ``celery``, and return what it printed, or its process id if it is left running."""
-        output, errors = self.folder / ".output", self.folder / ".errors"
-        wait = wait and "--detach" not in argv  # without it the worker starts at once, not in a second process
-        job = {
-            "argv": [word for word in argv if word != "--detach"],
-            "folder": str(self.folder),
-            "output": str(output) if wait else os.devnull,
-            "errors": str(errors) if wait else os.devnull,
-            "wait": wait,
-        }
-        assert self._preloaded.stdin
-        assert self._preloaded.stdout
-        print(json.dumps(job), file=self._preloaded.stdin, flush=True)
-        result = self._preloaded.stdout.readline().strip()
-        if not wait:
-            return result
-        printed = output.read_text(encoding="utf-8")
-        assert result == "0", f"{shlex.join(argv)}\n{printed}{errors.read_text(encoding='utf-8')}"
-        return printed
 
     def write(self, block: str) -> None:
         """Write the file that a block of Python names, or add the block to it."""

@@ -14,16 +14,15 @@ INSTALLATION = ["python3 -m venv .venv", ".venv/bin/pip install django-redlock"]
 
 def test_quickstart_without_redis_works_from_an_empty_folder(tmp_path: Path):
     """The lines of the page, typed one after the other, take a lock, list it, and report who holds it."""
-    typed, outputs = [], []
+    typed, outputs, reader = [], [], Reader(tmp_path)
 
-    with Reader(tmp_path) as reader:
-        for language, text in blocks("docs/start/quickstart.md", "With a database"):
-            if language == "python":
-                reader.write(text)
-            for command in commands(text) if language == "console" else []:
-                typed.append(command)
-                if command not in INSTALLATION:
-                    outputs.append(reader.type(command))
+    for language, text in blocks("docs/start/quickstart.md", "With a database"):
+        if language == "python":
+            reader.write(text)
+        for command in commands(text) if language == "console" else []:
+            typed.append(command)
+            if command not in INSTALLATION:
+                outputs.append(reader.type(command))
 
     assert typed[:2] == INSTALLATION
     assert len(typed) == 7
