@@ -11,7 +11,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from django_redlock.testing import FaultProxy
-from tests.services import APART, Members, Service, _Port
+from django_redlock.testing.servers import reserve_port
+from tests.services import APART, Members, Service
 from tests.waiting import wait_until
 
 
@@ -28,8 +29,8 @@ class Member(Service):
     ) -> None:
         self._certificates = certificates
         super().__init__()
-        self._peer = _Port()
-        self.cluster: dict[str, str] = {self.folder.name: f"http://127.0.0.1:{self._peer.number}"}
+        self._peer = reserve_port(self)
+        self.cluster: dict[str, str] = {self.folder.name: f"http://127.0.0.1:{self._peer}"}
         self.state = "new"
         self.proxy: FaultProxy | None = None  # between the other members and this one
         self.launcher: tuple[str, ...] = ()  # what starts it
@@ -39,7 +40,7 @@ class Member(Service):
     @property
     def peer(self) -> str:
         """The URL at which it listens to the other members."""
-        return f"http://127.0.0.1:{self._peer.number}"
+        return f"http://127.0.0.1:{self._peer}"
 
     @property
     def advertised(self) -> str:

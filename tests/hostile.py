@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -35,31 +36,31 @@ MANY = 3000  # a reply that never ends is sent in this many pieces of up to 64 k
 Attack = Iterator[bytes]
 
 
+@dataclass
 class Hostile:
     """The process of a hostile server in front of the honest one; *options* are those in its URL."""
 
-    def __init__(self, kind: str, honest: str, process: "subprocess.Popen[str]", port: int, options: str = "") -> None:
-        self.kind = kind
-        self.honest = honest
-        self.port = port
-        self._process = process
-        self._options = options
-        self._stage = ""
+    kind: str
+    honest: str
+    process: "subprocess.Popen[str]"
+    port: int
+    options: str
+    stage: str = ""
 
     @property
     def url(self) -> str:
         """Its URL, with a user if the login is attacked."""
-        user = "default:sesame@" if self._stage == "auth" or self.kind in ("redis", "rediss") else ""
-        return f"{self.kind}://{user}127.0.0.1:{self.port}{self._options}"
+        user = "default:sesame@" if self.stage == "auth" or self.kind in ("redis", "rediss") else ""
+        return f"{self.kind}://{user}127.0.0.1:{self.port}{self.options}"
 
     def attack(self, stage: str, form: str) -> None:
         """Answer the requests of one kind like this from now on; other requests reach the honest server."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stage = stage
-        self._process.stdin.write(json.dumps([stage, form]) + "\n")
-        self._process.stdin.flush()
-        assert self._process.stdout.readline() == "ready\n"
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stage = stage
+        self.process.stdin.write(json.dumps([stage, form]) + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ready\n"
 
 
 @contextmanager
@@ -221,18 +222,16 @@ def asks_zookeeper(stage: str, op: int, watched: bool) -> bool:
     }[stage]
 
 
+@dataclass
 class Relay:
     """One connection of a client, and the one to the honest server."""
 
-    def __init__(
-        self, client: socket.socket, kind: str, port: int, attacked: list[str], tls: ssl.SSLContext | None
-    ) -> None:
-        self.client = client
-        self.tls = tls
-        self.kind = kind
-        self.attacked = attacked  # the stage and the form, which change
-        self.server = socket.create_connection(("127.0.0.1", port))
-        self.begun = False
+    client: socket.socket
+    server: socket.socket
+    kind: str
+    attacked: list[str]  # the stage and the form, which change
+    tls: ssl.SSLContext | None
+    begun: bool = False
 
     def run(self) -> None:
         """Serve the connection until one side ends it."""
@@ -310,8 +309,8 @@ def main(kind: str, port: int, *certificate: str) -> None:
     def serve() -> None:
         while True:
             client, _ = listener.accept()
-            relay: Callable[[], None] = Relay(client, kind, port, attack, tls).run
-            threading.Thread(target=relay, daemon=True).start()
+            relay = Relay(client, socket.create_connection(("127.0.0.1", port)), kind, attack, tls)
+            threading.Thread(target=relay.run, daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
         print(listener.getsockname()[1], flush=True)

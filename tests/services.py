@@ -35,13 +35,6 @@ class ServiceMissingError(RuntimeError):
     """The program is not installed; the message says what to type."""
 
 
-class _Port:
-    """Keeps a port for as long as this object lives."""
-
-    def __init__(self) -> None:
-        self.number = reserve_port(self)
-
-
 class Service:
     """One server, which a ``with`` block starts."""
 
@@ -80,15 +73,6 @@ class Service:
         if not found:
             raise ServiceMissingError(cls.remedy)
         return found
-
-    @classmethod
-    def missing(cls) -> str:
-        """Return what to type if the program is not installed; nothing if it is."""
-        try:
-            cls.find()
-        except ServiceMissingError as error:
-            return str(error)
-        return ""
 
     @property
     def running(self) -> bool:
@@ -464,24 +448,21 @@ class RabbitMQ(Service):
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
     def prepare(self) -> None:
-        self._epmd_port, self._distribution_port = _Port(), _Port()
+        self._epmd_port, self._distribution_port = reserve_port(self), reserve_port(self)
         (self.folder / "enabled_plugins").write_text("[].")
         (self.folder / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n")
 
     def launch(self) -> Popen[bytes]:
         # Otherwise the server starts one in the background, which stays behind.
         if self._epmd is None or self._epmd.poll() is not None:
-            self._epmd = self.spawn("epmd", "-port", str(self._epmd_port.number), "-address", "127.0.0.1")
-        return self.spawn(self.find(), **self._environment())
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            "ERL_EPMD_PORT": str(self._epmd_port.number),
+            self._epmd = self.spawn("epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1")
+        environment = {
+            "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": f"redlock{self.port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_DIST_PORT": str(self._distribution_port.number),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_MNESIA_BASE": str(self.folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self.folder / "logs"),
             "RABBITMQ_LOGS": "-",
@@ -493,6 +474,7 @@ class RabbitMQ(Service):
             "RABBITMQ_ALLOW_INPUT": "1",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput +S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none",
         }
+        return self.spawn(self.find(), **environment)
 
     def ping(self) -> None:
         from amqp import Connection

@@ -10,8 +10,9 @@ from subprocess import Popen
 from typing import Any, ClassVar
 
 from django_redlock.testing import FaultProxy
+from django_redlock.testing.servers import reserve_port
 from tests.lab.chaos.clock import Clock, build, compiler
-from tests.services import APART, Members, Service, ServiceMissingError, _Port
+from tests.services import APART, Members, Service, ServiceMissingError
 
 NETTY = ":".join(f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver"))
 """What Debian's package needs for TLS and does not name."""
@@ -31,7 +32,7 @@ class Zoo(Service):
         self.number = number
         self.lines = lines
         self.java = java
-        self._peer, self._election = _Port(), _Port()
+        self._peer, self._election = reserve_port(self), reserve_port(self)
         self.ensemble: tuple[str, ...] = ()
         self.proxy: FaultProxy | None = None  # between its followers and this one while it leads
         self.environment: dict[str, str] = {}
@@ -40,12 +41,12 @@ class Zoo(Service):
     @property
     def peer(self) -> str:
         """Where its followers connect to while it leads."""
-        return f"tcp://127.0.0.1:{self._peer.number}"
+        return f"tcp://127.0.0.1:{self._peer}"
 
     def line(self, *, proxied: bool) -> str:
         """Return the line that names it in the settings of a member, directly or with its proxy."""
-        port = self.proxy.port if proxied and self.proxy else self._peer.number
-        return f"server.{self.number}=127.0.0.1:{port}:{self._election.number}"
+        port = self.proxy.port if proxied and self.proxy else self._peer
+        return f"server.{self.number}=127.0.0.1:{port}:{self._election}"
 
     def private_url(self) -> str:
         return f"zookeeper://127.0.0.1:{self.port}"

@@ -23,16 +23,11 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 django.setup()
 
-from tests.etcd import Member  # noqa: E402
-from tests.services import Database, SQLite, django_database  # noqa: E402
-from tests.zookeeper import Zoo  # noqa: E402
+from tests.services import Database, ServiceMissingError, SQLite, django_database  # noqa: E402
 
 from .arena import HEADS, Arena, Result  # noqa: E402
 from .counter import ALIAS, create  # noqa: E402
 from .nemesis import PROFILES, Profile  # noqa: E402
-
-MISSING = {"etcd": Member.missing, "zookeeper": Zoo.missing}
-"""What says, for a kind of cluster, why it cannot run, and what to install; nothing if it can."""
 
 
 def main() -> int:
@@ -56,11 +51,12 @@ def main() -> int:
     print(f"seed {options.seed}\n\n{HEADS}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for profile in profiles:
-            if missing := MISSING.get(profile.store, str)():
-                print(f"{profile.name} was left out: {missing}")
-                continue
             random.seed(options.seed)  # so that one profile can be repeated without those before it
-            result = one(SQLite(Path(folder)), profile, options.minutes * 60)
+            try:
+                result = one(SQLite(Path(folder)), profile, options.minutes * 60)
+            except ServiceMissingError as error:
+                print(f"{profile.name} was left out: {error}")
+                continue
             print(result.line(), flush=True)
             failed += result.failures
     print("", *failed[:10], sep="\n")
