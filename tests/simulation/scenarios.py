@@ -1,8 +1,4 @@
-"""
-Situations that rarely occur by chance, with chance in everything else.
-
-A scenario takes a seed and returns the violations that the oracles found.
-"""
+"""Situations that rarely occur by chance: each takes a seed and returns the violations that the oracles found."""
 
 from collections.abc import Callable, Set
 from dataclasses import replace
@@ -215,12 +211,7 @@ def moved_set(schedule: Schedule, holder: Client, cold: Client) -> Routine:
 
 
 def leader_dies_with_the_holder(seed: int) -> Violations:
-    """
-    A holder dies, and the leader of the only store changes before or after it.
-
-    The lock is not free before the deadline, and is free one ttl and one election after it, apart from what is unknown
-    about the leader's clock.
-    """
+    """A holder dies, and the store's leader changes: after the deadline the lock is free by a ttl and an election."""
     profile = replace(CALM, sizes=((1, None),), stores=(1,), cancel=0.0)
     schedule = Schedule(replace(profile, apart=(0.0, 60.0)[seed % 2]), seed)
     world, oracles, (store,) = schedule.world, schedule.oracles, schedule.stores

@@ -1,12 +1,8 @@
 """
 Compare this checkout with another version of the package, in turns: ``--against WHEEL`` of the benchmark.
 
-Each measurement is made in a process of its own, which imports one of the two versions; old and new take turns, so that
-other load on the machine affects both alike. The figures are the least processor time of the client per lock, or per
-call of a singleton task, and the most of them per second, because other load makes both worse and never better. Each
-process has keys of its own: what an earlier one left on the servers would turn a free lock into one that is taken.
-
-A child uses names that every version has: ``lock``, ``locks``, ``singleton_task`` and the setting.
+Each measurement is made in a process of its own, with keys of its own; old and new take turns. The figures are the
+least processor time of the client per lock or call and the most of them per second: other load makes both worse only.
 """
 
 import asyncio
@@ -29,8 +25,7 @@ CALLS = 400
 TASKS = 100
 THREADS = 16
 
-Work = Callable[[], int]
-"""Takes locks or makes calls; returns how many."""
+Work = Callable[[], int]  # takes locks or makes calls; returns how many
 
 CASES: dict[str, tuple[int, str, float]] = {
     "free-n1": (1, "one", 0.75),

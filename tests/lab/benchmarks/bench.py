@@ -51,11 +51,7 @@ def set_up() -> None:
 
 
 def ours(alias: str, urls: list[str], *, prefix: str = "", **options: Any) -> "LockManager":
-    """
-    Return the locks of an alias of ``REDLOCK`` made of these servers, as a project would have them.
-
-    Servers that have just started vote at once, because nothing was locked before.
-    """
+    """Return the locks of an alias of ``REDLOCK`` made of these servers, which vote at once after their start."""
     from django_redlock import locks
 
     if alias not in settings.REDLOCK:

@@ -1,9 +1,4 @@
-"""
-How long a free lock takes on every kind of node that this machine can run.
-
-All servers run at the same time, on this machine, and the kinds take turns. A kind without its server is left out by
-name.
-"""
+"""How long a free lock takes on every kind of node that this machine can run; the kinds take turns."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,9 +1,4 @@
-"""
-What was measured: printed as tables, and put into ``tables.md``.
-
-The text of that file is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the table of the section
-with that key. A section that a run has not measured stays as it is.
-"""
+"""What was measured: printed as tables, and put between ``<!-- figures: KEY -->`` and ``<!-- end -->`` of tables.md."""
 
 import platform
 import re

@@ -53,13 +53,9 @@ def soak(minutes: float, folder: Path, nodes: Servers, backend: FaultProxy) -> l
 
 
 def call(book: Any, project: Any, key: int) -> None:
-    """
-    Call the task of one key, and record the answer.
-
-    Celery subscribes to the result of a call before it sends it, which takes long while the result backend is away. The
-    option keeps it from that; the header has the worker store the result.
-    """
+    """Call the task of one key, and record the answer."""
     at = time.monotonic()
+    # Celery would subscribe to the result before it sends, which takes long without backend; the worker stores it.
     result = project.work.apply_async((key,), ignore_result=True, headers={"ignore_result": False})
     book.called(key, result.id, result.accepted, at)
 

@@ -2,11 +2,8 @@
 The remaining keys on the lock nodes, and the messages that the broker has lost.
 
 With Redis as broker, kombu takes a message out of its list (BRPOP) before it records it as not acknowledged
-(``unacked``). A worker that is killed between the two takes the message with it. The soak proves this for each message
-and does not assume it. The message of the task's last attempt is in no list of the broker and not among the
-unacknowledged ones. In addition, one of these holds: no worker ever recorded it; the last action of a worker was to
-record it without acknowledging it, so that it had been put back; more messages of that attempt were sent than workers
-ever recorded; or a quorum of nodes has its slot as its sender took it.
+(``unacked``). A worker that is killed between the two takes the message with it. The soak proves this for each message:
+it is nowhere in the broker, and ``Loss.proof()`` has further evidence.
 """
 
 import os
@@ -43,12 +40,7 @@ class Slot:
         return len(same) > len(nodes) // 2
 
     def missed(self, slots: list["Slot"], nodes: Sized, doer: int | None, killed: set[int]) -> bool:
-        """
-        Return whether too few nodes for a slot have it, because the process that freed it was killed too early.
-
-        A node that is away misses that the slot was freed. *doer*, the process that ran the task, sends the release to
-        it again when it is back, unless that process was killed first.
-        """
+        """Return whether too few nodes for a slot have it, as *doer* died before it could free it on a node again."""
         same = {slot.node for slot in slots if (slot.name, slot.task) == (self.name, self.task)}
         return len(same) <= len(nodes) // 2 and doer in killed
 

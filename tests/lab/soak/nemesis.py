@@ -88,10 +88,7 @@ class Fleet:
 
 
 class Nemesis:
-    """
-    Kills children, workers and one node at a time, which comes back empty; from time to time a node only stops for a
-    while, or the result backend is away.
-    """
+    """Kills children, workers and one node at a time; sometimes a node only stops, or the result backend is away."""
 
     def __init__(self, fleet: Fleet, nodes: Servers, backend: FaultProxy) -> None:
         self._fleet = fleet

@@ -66,12 +66,10 @@ class Records:
 
     def never_noted(self, task: str) -> int:
         """Return how many messages of the last attempt of a task have been sent, and noted by no worker."""
-        (attempt,) = self._database.execute("SELECT MAX(attempt) FROM sent WHERE task = ?", (task,)).fetchone()
-        (sent,) = self._database.execute(
-            "SELECT COUNT(*) FROM sent WHERE task = ? AND attempt = ?", (task, attempt)
-        ).fetchone()
-        (noted,) = self._database.execute(
-            "SELECT COUNT(DISTINCT tag) FROM broker WHERE task = ? AND attempt = ?", (task, attempt)
+        last = "task = :task AND attempt = (SELECT MAX(attempt) FROM sent WHERE task = :task)"
+        sent, noted = self._database.execute(
+            f"SELECT (SELECT COUNT(*) FROM sent WHERE {last}), (SELECT COUNT(DISTINCT tag) FROM broker WHERE {last})",
+            {"task": task},
         ).fetchone()
         return max(0, int(sent) - int(noted))
 
@@ -88,10 +86,9 @@ class Records:
 
     def uncovered(self) -> list[tuple[str, int, float, bool]]:
         """
-        Return the calls that were answered as duplicates although no run of the call that they were told of ended then.
+        Return the duplicates of calls of which no run ended afterwards.
 
-        Each has the id of that call, its key, when it was made, and whether another run of the key ended later. A run
-        is over a moment after its body has ended, and still has its slot until then.
+        Each has that call's id, its key, its moment, and whether another run of the key ended later.
         """
         return self._database.execute(
             "SELECT task, key, at, EXISTS (SELECT 1 FROM run WHERE run.key = call.key AND ended AND over >= at) "
