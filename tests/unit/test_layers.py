@@ -71,14 +71,12 @@ def imports_in(path: str, tree: ast.Module) -> Iterator[Import]:
     """Yield the imports of a file of the package: at its top, in functions and for type checkers alone."""
     parts = Path(path).parts
     parents = ("django_redlock", *parts[:-1])
-    typing = {id(node) for branch in ast.walk(tree) if is_for_type_checkers(branch) for node in ast.walk(branch)}
+    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    annotating = [branch for branch in branches if ast.unparse(branch.test) == "TYPE_CHECKING"]
+    typing = {id(node) for branch in annotating for node in ast.walk(branch)}
     for node in ast.walk(tree):
         for name in imported_names(node, parents):
             yield Import(path, parts[0].removesuffix(".py"), name, id(node) not in typing)
-
-
-def is_for_type_checkers(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def imported_names(node: ast.AST, parents: tuple[str, ...]) -> list[str]:
@@ -117,23 +115,6 @@ def parsed(source: str) -> ast.Module:
 @cache
 def imports() -> list[Import]:
     return [found for path, tree in trees().items() for found in imports_in(path, tree)]
-
-
-def module_of(path: str) -> str:
-    """Return the name of a module within the package, such as ``core.rules``; empty for the package itself."""
-    return ".".join(Path(path).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
-
-
-def dependencies() -> dict[str, set[str]]:
-    """Return which module of the package imports which others, other than for annotations alone."""
-    found: dict[str, set[str]] = {module_of(path): set() for path in trees()}
-    for each in imports():
-        if each.top == "django_redlock" and each.at_run_time:
-            target = each.name.partition(".")[2]
-            while target not in found:  # the import is in a module, or is one
-                target = target.rpartition(".")[0]
-            found[module_of(each.where)].add(target)
-    return found
 
 
 def test_imports_lead_down():
@@ -202,9 +183,17 @@ def test_seeded_generator_is_for_pauses_only():
 
 def test_modules_do_not_import_each_other():
     """There are no circles of imports, including imports in functions, but not those for annotations alone."""
-    own = {module: others - {module} for module, others in dependencies().items()}
+    modules = {path: ".".join(Path("django_redlock", path).with_suffix("").parts) for path in trees()}
+    names = {path: module.removesuffix(".__init__") for path, module in modules.items()}
+    found: dict[str, set[str]] = {name: set() for name in names.values()}
+    for each in imports():
+        if each.top == "django_redlock" and each.at_run_time:
+            target = each.name
+            while target not in found:  # the import is in a module, or is one
+                target = target.rpartition(".")[0]
+            found[names[each.where]] |= {target} - {names[each.where]}
 
-    TopologicalSorter(own).prepare()  # raises CycleError, which names the circle
+    TopologicalSorter(found).prepare()  # raises CycleError, which names the circle
 
 
 PYTHON_LOCKS = {
