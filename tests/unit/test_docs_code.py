@@ -130,13 +130,8 @@ def stand_ins(folder: Path) -> dict[str, Any]:
     return {
         **vars(shop_models),
         **dict.fromkeys(functions, nothing),
-        **{
-            "Item": SimpleNamespace(objects=SimpleNamespace(get=lambda **found: item)),
-            "TestCase": TestCase,
-            "View": View,
-            "models": models,
-            "transaction": transaction,
-        },
+        **{"Item": SimpleNamespace(objects=SimpleNamespace(get=lambda **found: item))},
+        **{"TestCase": TestCase, "View": View, "models": models, "transaction": transaction},
         **{"BASE_DIR": folder, "DATABASES": {}, "INSTALLED_APPS": [], "MIDDLEWARE": [], "F": F},
         **{"due_invoices": lambda: ["1"], "pages": lambda *args: ["1"], "order": order, "report": "report"},
         **{"render_report": nothing_async, "render": nothing},
@@ -149,12 +144,9 @@ def stand_ins(folder: Path) -> dict[str, Any]:
 def celery_app(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A Celery app in memory, of this test alone."""
     celery, state = pytest.importorskip("celery"), import_module("celery._state")
-    for name, value in {
-        "_apps": weakref.WeakSet(),
-        "_on_app_finalizers": set(state._on_app_finalizers),
-        "default_app": None,
-    }.items():
-        monkeypatch.setattr(state, name, value)
+    monkeypatch.setattr(state, "_apps", weakref.WeakSet())
+    monkeypatch.setattr(state, "_on_app_finalizers", set(state._on_app_finalizers))
+    monkeypatch.setattr(state, "default_app", None)
     monkeypatch.setattr(state._tls, "current_app", None)
     app = celery.Celery("documented", broker="memory://", backend="cache+memory://")
     for name in ("mysite", "mysite.celery"):  # where the reader's project has its app

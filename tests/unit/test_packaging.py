@@ -58,7 +58,8 @@ def test_package_is_complete():
 @wheel_only
 def test_readme_and_urls_have_the_address_of_the_repository():
     """A package index shows the README outside the repository, where a path in it leads nowhere."""
-    about, address = metadata("django-redlock"), repository()
+    about, settings = metadata("django-redlock"), tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    address = settings["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
     links = re.findall(r"\]\(([^)]+)\)", about["Description"])
 
     assert len(links) > 10
@@ -67,12 +68,6 @@ def test_readme_and_urls_have_the_address_of_the_repository():
     assert list(urls) == ["Homepage", "Documentation", "Changelog", "Issues", "Source"]
     assert all(url.startswith(address) for url in urls.values())
     assert f"]({address}/raw/v{django_redlock.__version__}/docs/images/held-locks.png)" in about["Description"]
-
-
-def repository() -> str:
-    """Return the only place that has the address."""
-    settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
-    return str(settings["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"])
 
 
 EXTRAS = {
