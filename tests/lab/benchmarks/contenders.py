@@ -1,8 +1,7 @@
 """
 Comparable libraries, each used as its own documentation says, ours in the same shape, and raw sockets.
 
-A *taker* waits for a lock and returns a function that releases it. Clients and their connections are made once; lock
-objects are made for each use, as in a request or a task.
+A *taker* waits for a lock and returns a function that releases it; clients are made once, locks for each use.
 """
 
 import asyncio

@@ -1,9 +1,4 @@
-"""
-The workers' records, and what must hold for them.
-
-Everything happened on one machine, whose steady clock is the same for all processes. The times during which workers
-considered the lock theirs are intervals, and two intervals that overlap are a violation.
-"""
+"""The workers' records, with the times of the machine's steady clock, and what must hold for them."""
 
 import json
 from bisect import bisect_left
