@@ -17,13 +17,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 import django_redlock
-from django_redlock import (
-    InvalidRedlockError,
-    LockManager,
-    QuorumUnavailableError,
-    lock,
-    locks,
-)
+from django_redlock import InvalidRedlockError, LockManager, QuorumUnavailableError, lock, locks
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers

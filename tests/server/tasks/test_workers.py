@@ -214,29 +214,6 @@ def test_rolled_back_call(rows):
     assert [row for *_, row in runs_of(rows, "a")] == [task_id]
 
 
-def test_calls_in_a_transaction(rows):
-    """The second call of a transaction joins the first, and the slot names the row as soon as workers can see it."""
-    code = (
-        "from django.db import transaction; seen = []\n"
-        "with transaction.atomic():\n"
-        "    first = once.enqueue('a'); second = once.enqueue('a')\n"
-        "    seen.append(once.singleton.holder('a').id)\n"
-        "    transaction.on_commit(lambda: seen.append(str(once.enqueue('b').id)))\n"
-        "until = time.time() + 60\n"
-        "while once.singleton.holder('a').id != first.id and time.time() < until: time.sleep(.01)\n"
-        "third = once.enqueue('a')\n"
-        "answers = [second.id == first.id, second.duplicate, third.id == first.id, third.duplicate]\n"
-        "print(json.dumps([answers, seen, str(first.id)]))"
-    )
-    answers, (during, later), task_id = rows.run(code)
-    rows.worker()
-
-    assert answers == [True, True, True, True]
-    assert during is None
-    assert [row for *_, row in runs_of(rows, "a")] == [task_id]
-    assert [row for *_, row in runs_of(rows, "b")] == [later]
-
-
 def test_module_that_is_imported_under_two_names(rows, tmp_path):
     """Each name is a task of its own. With ``group``, both share the slots."""
     source = (
