@@ -46,6 +46,14 @@ def needs(thing: str, found: object, remedy: str) -> None:
         pytest.skip(f"needs {thing}: {remedy}")
 
 
+def needs_service(name: str, kind: type[Service]) -> None:
+    """Skip the running test unless the program of a service is installed."""
+    try:
+        kind.find()
+    except ServiceMissingError as error:
+        needs(name, None, str(error))
+
+
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
     """Five real servers, shared by all tests of this process; tests normally use ``nodes`` instead."""
@@ -94,11 +102,8 @@ def fixtures_of(name: str, kind: type[Service]) -> tuple[Any, Any]:
 
     @pytest.fixture(scope="session", name=f"{name}_server")
     def shared() -> Iterator[Service]:
-        try:
-            private = kind()
-        except ServiceMissingError as error:
-            needs(name, None, str(error))
-        with private:
+        needs_service(name, kind)
+        with kind() as private:
             yield private
 
     @pytest.fixture(name=name)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import needs
+from tests.conftest import needs_service
 from tests.deployment import CHECKOUT
 from tests.etcd import Member
 from tests.zookeeper import Zoo
@@ -17,8 +17,8 @@ from tests.zookeeper import Zoo
 @pytest.mark.parametrize("kind", ["cluster", "etcd", "zookeeper"])
 def test_shop_runs_over_a_cluster(kind: str):
     """Pages, commands and tasks of the shop work while members of the cluster are killed and come back."""
-    missing = {"etcd": Member.missing, "zookeeper": Zoo.missing}.get(kind, str)()
-    needs(kind, not missing, missing)
+    if kind != "cluster":
+        needs_service(kind, Member if kind == "etcd" else Zoo)
 
     ran = subprocess.run(
         [sys.executable, str(CHECKOUT / "example_project" / "manage.py"), "demo", "--nodes", kind, "--seconds", "24"],

@@ -17,7 +17,7 @@ from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.testing import FaultProxy
 from django_redlock.testing.proxy import Direction
 from tests import etcd, zookeeper
-from tests.conftest import needs
+from tests.conftest import needs_service
 from tests.etcd import Cluster, Member
 from tests.managers import Flavour, held_by, real_manager
 from tests.zookeeper import Ensemble, Zoo
@@ -29,8 +29,7 @@ KINDS = [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in ("e
 
 @pytest.fixture(scope="module", params=KINDS)
 def members(request: pytest.FixtureRequest) -> Iterator[Store]:
-    missing = (Member if request.param == "etcd" else Zoo).missing()
-    needs(request.param, not missing, missing)
+    needs_service(request.param, Member if request.param == "etcd" else Zoo)
     with etcd.cluster("--snapshot-count", "100") if request.param == "etcd" else zookeeper.ensemble() as three:
         yield three
 
