@@ -163,7 +163,7 @@ class Decorator(Options):
             return lock_api_view(view, self)
         if not hasattr(view, "dispatch"):
             raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
-        method_of(view, "dispatch")
+        own_method(view, "dispatch")
         return method_decorator(self, name="dispatch")(view)
 
 
@@ -195,7 +195,7 @@ class LockedMethod:
         if hasattr(owner, "perform_content_negotiation"):
             lock_api_view(owner, decorator, only=name)
         elif hasattr(owner, "dispatch") and name.upper() in KNOWN_METHODS:
-            method_of(owner, "dispatch")
+            own_method(owner, "dispatch")
             method_decorator(decorator, name="dispatch")(owner)
         elif hasattr(owner, "dispatch"):
             raise TypeError(f"@locked_view decorates views, and {called}() gets no request. Decorate the class.")
@@ -206,9 +206,9 @@ class LockedMethod:
             )
 
 
-def method_of(view: Any, name: str) -> Any:
+def own_method(view: Any, name: str) -> Any:
     """
-    Return a method of a class, to be decorated; if the class inherits it, give the class one that calls ``super()``.
+    Return a method of a class, to be decorated; if the class inherits it, first give it one that calls ``super()``.
 
     The inherited function itself would leave out what comes between both classes where a view inherits from several,
     such as a class whose ``initial()`` checks permissions.
@@ -236,7 +236,7 @@ def lock_api_view(view: Any, options: Options, *, only: str = "") -> Any:
         options: The checked options of :func:`locked_view`.
         only: The only action or method that is locked; empty means all.
     """
-    dispatch, initial = method_of(view, "dispatch"), method_of(view, "initial")
+    dispatch, initial = own_method(view, "dispatch"), own_method(view, "initial")
     guard = Guard(
         f"{view.__module__}.{view.__qualname__}",
         inspect.signature(lambda request, *args, **kwargs: None),

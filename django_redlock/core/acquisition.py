@@ -284,7 +284,11 @@ class Acquisition:
             self._enrolled.clear()
 
     def _traces(self, leaving: bool) -> set[int]:
-        """Return the nodes that may have something of the attempt under way, or, if *leaving*, the waiter's place."""
+        """
+        Return the nodes that may have something of the attempt under way, or, if *leaving*, the waiter in their queue.
+
+        A node that refused the attempt, or was never asked, has at most the waiter in its queue.
+        """
         attempt, queued = self._attempt, leaving and bool(self.waiter.name)
         nodes = set(self._enrolled) if queued else set()
         if not attempt.given_back:
@@ -295,11 +299,7 @@ class Acquisition:
         return nodes
 
     def _withdrawal(self, nodes: set[int], leaving: bool, timeout: float) -> Round:
-        """
-        Return the round that releases the attempt under way on *nodes*: all that may have executed it.
-
-        A node that refused the attempt, or was never asked, has at most the waiter in its queue.
-        """
+        """Return the round that releases the attempt under way on *nodes*, and takes the waiter out of their queues."""
         attempt, waiter = self._attempt, self.waiter.name if leaving else ""
         release = Release(attempt.slugs, attempt.secret, 0.0, waiter, self.wanted.shared, self._queue)
         # A detached lock may last for hours, and each failed attempt would leave a tombstone for just as long.

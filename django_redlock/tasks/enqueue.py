@@ -10,10 +10,8 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from importlib import import_module
 from math import inf
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
@@ -30,7 +28,7 @@ from ..exceptions import QuorumUnavailableError, printable
 from ..handler import locks
 from ..singleton.options import SingletonOptions
 from ..singleton.slots import BOTH, CLAIM, WAITING, Claim, DuplicateTask, Holder, SlotState, once_confirmed, peek
-from .run import SingleFunction
+from .run import SingleFunction, backport_signals
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,8 +138,8 @@ def _confirm_now(**about: Any) -> None:
 
 def confirm_at_end() -> None:
     """Have slots name the rows that a task has stored, before django-tasks-rq ends its process with ``os._exit``."""
-    with suppress(ImportError):
-        import_module("django_tasks.signals").task_finished.connect(_confirm_now, dispatch_uid="django_redlock.tasks")
+    if backport := backport_signals():
+        backport.task_finished.connect(_confirm_now, dispatch_uid="django_redlock.tasks")
 
 
 @dataclass

@@ -345,5 +345,12 @@ def follow() -> None:
     """Learn of each run that begins, also from a backend with the signals of the package before ``django.tasks``."""
     task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")
     task_finished.connect(_note_end, dispatch_uid="django_redlock.tasks")
-    with suppress(ImportError):  # a backend may import it only after the last task of the project was declared
-        import_module("django_tasks.signals").task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")
+    if backport := backport_signals():
+        backport.task_started.connect(_note_start, dispatch_uid="django_redlock.tasks")
+
+
+def backport_signals() -> Any:
+    """Return the signals of the package before ``django.tasks``; None if it is not installed."""
+    with suppress(ImportError):  # imported now: a backend may do so only after the last task was declared
+        return import_module("django_tasks.signals")
+    return None

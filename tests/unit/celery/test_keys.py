@@ -85,7 +85,7 @@ def many(x: Any, *args: Any, **options: Any) -> None: ...
     [
         ((object(),), {}, TypeError, r"argument 'x', a object, .*Name the parameters that matter with key="),
         ((ENDLESS,), {}, ValueError, "argument 'x'"),
-        ((10**5000,), {}, ValueError, "'x', a int, cannot be part"),  # Python does not write so many digits
+        ((10**5000,), {}, ValueError, "'x', a int, cannot be part"),  # Python refuses to write it
         ((User(pk=7),), {}, ValueError, r"argument 'x', a User, .*auth.User is not saved"),
         ((1, [0, {"a": object()}]), {}, TypeError, re.escape("argument \"args[0][1]['a']\", a object, cannot be part")),
         ((1,), {"other": object()}, TypeError, re.escape("argument \"options['other']\", a object, cannot be part")),
@@ -93,7 +93,7 @@ def many(x: Any, *args: Any, **options: Any) -> None: ...
     ids=["object", "endless", "long number", "unsaved", "element", "option"],
 )
 def test_argument_that_has_no_key_is_named(name, args, kwargs, error, message):
-    """What cannot be part of a key is an error that names the parameter, or the element of it, and the remedy."""
+    """The error about a value that no key can have names the parameter, or the element of it, and the remedy."""
     with pytest.raises(error, match=message):
         name(*args, function=many, **kwargs)
 

@@ -317,7 +317,7 @@ class Limit(BaseException):
 @pytest.mark.parametrize("options", [{}, {"on_duplicate": "replace"}, {"acks_late": True}])
 @pytest.mark.parametrize("where", ["prerun", "init", "before_start"])
 def test_ended_before_the_body_begins(app, worker, monkeypatch, where, options, error):
-    """What ends a task before its body ends its slot, too, unless the process is stopped and acknowledges late."""
+    """An end before the body frees the slot as well, unless the process is stopped and acknowledges late."""
 
     def fail(*about, **more):
         raise error

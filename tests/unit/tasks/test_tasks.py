@@ -486,7 +486,7 @@ def test_reaper_says_what_it_needs():
 
 
 def test_reaper_leaves_alone_what_may_have_a_slot_of_another_name(monkeypatch):
-    """If the nodes go away before they have listed all locks, nobody knows whether a run has one of before a deploy."""
+    """If the nodes go away before all locks are listed, nobody knows whether a run has one from before a deploy."""
     function = jobs.keep.func.singleton_function
     known, gone = function.singleton_ticket("known", (7,), {}), function.singleton_ticket("gone", (7,), {})
     before = locks["default"].on_behalf("task:of:before", kind="task", ref="known")
