@@ -165,7 +165,8 @@ class RowCall:
         self.options.check_lease(locks[self.options.using].rules, self.function.name)
         self.ticket = self.function.singleton_ticket("", self.args, self.kwargs, fresh_secret())
         self.row: Any = None  # the result of the row that has the slot
-        delay = (self.task.run_after - timezone.now()).total_seconds() if self.task.run_after else 0.0
+        after = self.task.run_after  # aware or not, whatever USE_TZ says
+        delay = after.timestamp() - timezone.now().timestamp() if after else 0.0
         self.ttl = max(0.0, delay) + self.options.queue_ttl  # of the slot of the waiting row
 
     def send(self) -> Any:

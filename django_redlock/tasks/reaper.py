@@ -109,8 +109,7 @@ class Reaper:
             now = locks[ticket.using].runtime.clock()
             self._abandoned[row.id] = row.started_at, seen if began == row.started_at else now
             if now - self._abandoned[row.id][1] >= APART and not is_held(ticket):
-                worker = row.worker_ids[-1] if row.worker_ids else ""
-                yield Reaped(function.name, str(row.id), worker, self._reap(row, ticket, function))
+                yield Reaped(function.name, str(row.id), worker_of(row), self._reap(row, ticket, function))
         if unanswered:
             raise unanswered
 
@@ -137,13 +136,18 @@ class Reaper:
             same = self._same(row).select_for_update().first()
             if same is None:
                 return "left alone: it has ended meanwhile"
-            same.set_failed(WorkerDied(f"The worker {printable(row.worker_ids[-1])} died while it ran this task."))
+            same.set_failed(WorkerDied(f"The worker {printable(worker_of(row))} died while it ran this task."))
         task_finished.send(sender=type(row.task.get_backend()), task_result=same.task_result)
         return "failed"
 
     def _same(self, row: Any) -> Any:
         """Return the query for the row, if it is still in the run that was seen."""
         return type(row).objects.filter(pk=row.pk, status=TaskResultStatus.RUNNING, started_at=row.started_at)
+
+
+def worker_of(row: Any) -> str:
+    """Return the name of the worker that took a row last."""
+    return str(row.worker_ids[-1]) if row.worker_ids else "unknown"
 
 
 def slot_of(row: Any) -> tuple[SingleFunction | None, Ticket]:

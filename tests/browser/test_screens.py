@@ -355,6 +355,22 @@ def test_old_rows_show_the_time_of_the_server(site, open_page, nodes):
         assert lease.valid()
 
 
+def test_a_lock_whose_time_is_over_is_old_until_the_page_asks_again(site, open_page):
+    """Nobody knows then whether it has ended or been renewed: its row says when it was last known."""
+    lease = locks["default"].lock("orders:7", ttl=600).acquire()
+    page = open_page()
+    rows = page.locator("#result_list tbody tr")
+
+    rows.locator(".redlock-left").evaluate("element => { element.dataset.left = 3; }")
+    page.clock.fast_forward(3500)
+    expect(rows).to_have_class("redlock-old")
+    expect(rows.locator(".redlock-left time")).to_have_text("0:00")
+    expect(rows.locator(".redlock-lastknown")).to_contain_text("last known")
+    page.clock.fast_forward(2000)
+    expect(rows.locator(".redlock-lastknown")).to_have_count(0)
+    assert lease.release() == "released"
+
+
 def test_a_server_that_hangs_makes_the_page_old(site, open_page):
     """
     A request that is never answered, or otherwise than expected, does not leave a page that looks up to date: rows and

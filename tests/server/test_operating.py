@@ -4,12 +4,14 @@ import builtins
 import json
 import logging
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import StringIO
 
 import pytest
@@ -269,10 +271,10 @@ for args in {commands!r}:
 """
 
 
-def project(five: Servers, *commands: tuple[str, ...], **env: str) -> subprocess.Popen[bytes]:
+def project(five: Servers, *commands: tuple[str, ...], stdout: int = -1, **env: str) -> subprocess.Popen[bytes]:
     """Run commands as ``manage.py`` does, one after the other, each in a process that first prints its id."""
     code = PROJECT.format(urls=five.urls, commands=commands)
-    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **env}, stdout=-1, stderr=-1)
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **env}, stdout=stdout, stderr=-1)
 
 
 def test_what_an_output_cannot_encode_is_escaped(five):
@@ -305,6 +307,26 @@ def test_command_ends_quietly_when_it_is_interrupted_or_its_reader_stops(five):
         errors = process.stderr.read()
 
     assert (process.wait(60), errors) == (0, b"")
+
+
+def test_top_gives_the_terminal_its_screen_back(five):
+    """Whether Ctrl-C or SIGTERM ends it, what was on the screen before is there again."""
+    for number, code in ((signal.SIGINT, 0), (signal.SIGTERM, 143)):
+        ours, theirs = pty.openpty()
+        process = project(five, ("redlock_top", "--interval=0.5"), stdout=theirs)
+        os.close(theirs)
+        with open(ours, "rb", buffering=0) as terminal:
+            said = b""
+            while b"nodes answer" not in said:
+                said += terminal.read(1024)
+            os.kill(int(said.split()[0]), number)
+            with suppress(OSError):  # a terminal whose programs have ended
+                while more := terminal.read(1024):
+                    said += more
+        _, errors = process.communicate(timeout=60)
+
+        assert said.count(b"\x1b[?1049h") == said.count(b"\x1b[?1049l") == 1
+        assert (f"ended with {code}".encode() in errors) == bool(code)
 
 
 def test_exit_code_does_not_depend_on_a_reader(five):

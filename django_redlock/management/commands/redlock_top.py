@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import sys
 import time
+from contextlib import suppress
 from textwrap import wrap
 from typing import Any
 
@@ -17,6 +19,11 @@ from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds
 CLEAR = "\x1b[H\x1b[2J"
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"  # the terminal's other screen, which has no lines to scroll back to
 LINES = 40  # locks on a screen
+
+
+def leave(signum: int, frame: object) -> None:
+    """End the process in the usual way, so that the terminal gets its first screen back."""
+    sys.exit(128 + signum)
 
 
 class Command(OperatorCommand):
@@ -35,6 +42,9 @@ class Command(OperatorCommand):
     def handle(self, *, using: str, interval: float, once: bool, wide: bool, **options: Any) -> None:
         """Show the locks and the nodes again after each interval, until Ctrl-C."""
         anew = self.stdout.isatty() and sys.platform != "win32" and not once
+        if anew:
+            with suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGTERM, leave)
         try:
             self.stdout.write(ENTER if anew else "", ending="")
             while True:

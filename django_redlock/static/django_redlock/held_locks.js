@@ -33,6 +33,7 @@
             cell.querySelector('time').textContent = clock(left);
             const bar = cell.querySelector('progress');
             if (bar) { bar.value = left; }
+            if (!left) { grown(cell.closest('tr')); } // it has ended, or been renewed since
         }
     }
 
@@ -195,11 +196,10 @@
         status.textContent = unknown(data.unknown);
     }
 
-    async function detail(reply, asked) {
+    async function detail(reply) {
         const page = new DOMParser().parseFromString(await reply.text(), 'text/html');
         const fresh = page.querySelector('[data-refresh]');
         if (!fresh) { return; }
-        fresh.querySelectorAll('[data-left]').forEach((cell) => { cell.dataset.asked = asked; });
         if ('blind' in fresh.dataset && !('blind' in part.dataset)) { // what was known of the lock stays, and looks old
             aged();
             status.textContent = unknown([fresh.dataset.blind]);

@@ -154,23 +154,24 @@ def test_row_is_not_reaped_while_its_worker_writes_the_outcome(rows):
 
 
 def test_row_that_no_longer_fits_its_task_hinders_no_other(rows):
-    """After a deploy, the arguments of an old row may have no key; the reaper then acts on the others."""
+    """After a deploy, the arguments of an old row may have no key; the reaper then acts on all others."""
     code = (
         "from datetime import timedelta; from django.utils import timezone\n"
         "from django_redlock.tasks import reaper; from django_tasks_db.models import DBTaskResult\n"
-        "ids = [str(long.enqueue(what).id) for what in 'ab']\n"
-        "long.singleton.release('b'); old = timezone.now() - timedelta(hours=1)\n"
+        "ids = [str(long.enqueue(what).id) for what in 'abc']\n"
+        "[long.singleton.release(what) for what in 'bc']; old = timezone.now() - timedelta(hours=1)\n"
         "DBTaskResult.objects.update(status='RUNNING', started_at=old, worker_ids=['dead'])\n"
         "DBTaskResult.objects.filter(id=ids[0]).update(args_kwargs={'args': [], 'kwargs': {'gone': 1}})\n"
-        "found = reaper.Reaper('default'); seen = [*found.look()]\n"
+        "DBTaskResult.objects.filter(id=ids[2]).update(worker_ids=[])\n"
+        "found = reaper.Reaper('default', fail=True); seen = [*found.look()]\n"
         "time.sleep(reaper.APART); seen += found.look()\n"
         "from io import StringIO; from django.core.management import call_command\n"
         "call_command('redlock_reap_tasks', stdout=(out := StringIO()))\n"
-        "print(json.dumps([ids[1], [[each.task_id, each.outcome] for each in seen], out.getvalue()]))"
+        "print(json.dumps([ids[1:], [[each.task_id, each.worker, each.outcome] for each in seen], out.getvalue()]))"
     )
-    other, seen, said = rows.run(code)
+    others, seen, said = rows.run(code)
 
-    assert seen == [[other, "put back"]]
+    assert sorted(seen) == sorted([row, who, "failed"] for row, who in zip(others, ("dead", "unknown"), strict=True))
     assert said == "No row of a dead worker.\n"
 
 

@@ -162,12 +162,16 @@ def test_refused_row_leaves_no_slot():
 
 
 def test_slot_lasts_until_the_delayed_row_has_begun():
-    """``queue_ttl`` counts from ``run_after``, and a call may choose it."""
-    jobs.keep.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(7)
+    """``queue_ttl`` counts from ``run_after``, which may have a time zone whatever the project uses."""
+    hour = timezone.now() + timedelta(hours=1)
+    jobs.keep.using(run_after=hour).enqueue(7)
     jobs.keep.using(queue_ttl=60).enqueue(8)
+    with override_settings(USE_TZ=False):
+        jobs.keep.using(run_after=hour).enqueue(9)
+        jobs.keep.using(run_after=timezone.make_naive(hour)).enqueue(10)
     settled()
 
-    assert 4100 < jobs.keep.singleton.holder(7).ttl <= 4200
+    assert all(4100 < jobs.keep.singleton.holder(shop).ttl <= 4200 for shop in (7, 9, 10))
     assert 50 < jobs.keep.singleton.holder(8).ttl <= 60
 
 
