@@ -16,6 +16,7 @@ from io import StringIO
 from types import SimpleNamespace
 
 import pytest
+from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.db import OperationalError, transaction
@@ -161,14 +162,14 @@ def test_refused_row_leaves_no_slot():
     assert not jobs.keep.singleton.is_locked(7)
 
 
-def test_slot_lasts_until_the_delayed_row_has_begun():
+def test_slot_lasts_until_the_delayed_row_has_begun(monkeypatch):
     """``queue_ttl`` counts from ``run_after``, which may have a time zone whatever the project uses."""
     hour = timezone.now() + timedelta(hours=1)
     jobs.keep.using(run_after=hour).enqueue(7)
     jobs.keep.using(queue_ttl=60).enqueue(8)
-    with override_settings(USE_TZ=False):
-        jobs.keep.using(run_after=hour).enqueue(9)
-        jobs.keep.using(run_after=timezone.make_naive(hour)).enqueue(10)
+    monkeypatch.setattr(settings, "USE_TZ", False)  # not override_settings, which uses connections of other tests
+    jobs.keep.using(run_after=hour).enqueue(9)
+    jobs.keep.using(run_after=timezone.make_naive(hour)).enqueue(10)
     settled()
 
     assert all(4100 < jobs.keep.singleton.holder(shop).ttl <= 4200 for shop in (7, 9, 10))
