@@ -173,7 +173,7 @@ def check_block(plan: Plan, block: str) -> None:
             f"Lock {name!r} has if_taken='skip', which is for decorators: a block cannot be skipped. Write "
             f"'lease = lock({name!r}).{method}()', which gives None when the lock is taken."
         )
-    if options["cancel_on_lost"] and block not in ("async with", "aacquire"):
+    if options["cancel_on_lost"] and block != "async with":
         raise RuntimeError(f"Lock {name!r} has cancel_on_lost, which works with 'async with' only.")
     if options["on_commit"] and block != "with":
         raise RuntimeError(f"Lock {name!r} has on_commit=True, which works with 'with' only.")

@@ -474,6 +474,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock("a", limit=0), ValueError, "limit must be a whole number from 1 to 1000, not 0"),
     (lambda: lock(["a", "b"], limit=2), ValueError, "limit=2 and several names cannot be combined"),
     (lambda: lock("a", cancel_on_lost=True).acquire(), RuntimeError, "works with 'async with' only"),
+    (
+        lambda: asyncio.run(lock("a", cancel_on_lost=True).aacquire()),
+        RuntimeError,
+        "has cancel_on_lost, which works with 'async with' only",
+    ),
     (lambda: locks.default, AttributeError, r"locks has no 'default'; write locks\['default'\]"),
     (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
     (lambda: pickle.dumps(lease()), TypeError, "cannot be pickled or copied"),
