@@ -182,7 +182,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             manager.surroundings.entering(self.names, manager.rules, options["on_commit"])
         manager.surroundings.blocking()
         if who in self._threads:
-            self._threads.check(who, self.name, options["reentrant"])
+            self._threads.tidy(who)
         lease = None
         try:
             lease = self._take(described, who)
@@ -230,7 +230,7 @@ class Lock(Explained, advice=ATTRIBUTES):
         if self._plan.particular:
             check_block(self._plan, "async with")
         if who in self._tasks:
-            self._tasks.check(who, self.name, self._plan.options["reentrant"])
+            self._tasks.tidy(who)
         lease = None
         try:
             lease = await self._atake(self.description(), who)

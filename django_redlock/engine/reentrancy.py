@@ -149,14 +149,11 @@ class OpenBlocks(dict[object, list[Tie]]):
         if len(ties) > 1 and (others := [tie for tie in ties if tie() is not block]):
             self[block.who] = others
 
-    def check(self, who: object, name: str, nests: bool) -> None:
+    def tidy(self, who: object) -> None:
         """
-        Make sure that *who* may enter; forget the blocks whose statement ended without leaving them.
+        Forget the blocks of *who* whose statement ended without leaving them.
 
         Their locks are released in the background. So one attempt at the same lock may still find it taken.
-
-        Raises:
-            RuntimeError: *who* is inside already, and the lock does not nest.
         """
         ties = self.pop(who, [])
         inside = [tie for tie in ties if tie.open]
@@ -165,11 +162,6 @@ class OpenBlocks(dict[object, list[Tie]]):
                 tie.abandon()
         if inside:
             self[who] = inside
-        if inside and not nests:
-            raise RuntimeError(
-                f"Lock {name!r} is already entered here; it would wait for itself. Pass the lease on instead, or "
-                "write lock(..., reentrant=True)."
-            )
 
     def leaving(self, who: object, name: str) -> OpenBlock:
         """

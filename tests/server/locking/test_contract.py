@@ -282,7 +282,7 @@ async def test_contended_lock_lets_one_in_at_a_time(make: Manager, flavour: Flav
 
 
 async def test_one_lock_object_is_not_entered_twice(memory: Manager, flavour: Flavour):
-    """Entering a lock object again raises instead of waiting for itself or losing the first lease."""
+    """Entering a lock object again raises instead of waiting for itself or losing the first lease; wait=0 asks."""
     manager = memory()
     lock = manager.lock("a")
 
@@ -291,13 +291,34 @@ async def test_one_lock_object_is_not_entered_twice(memory: Manager, flavour: Fl
         recurse()
 
     async with flavour.entered(lock) as lease:
-        with pytest.raises(RuntimeError, match="already entered"):
+        with pytest.raises(RuntimeError, match="would wait for itself"):
             async with flavour.entered(lock):
                 pytest.fail("entered twice")
         assert lease.valid()
-    with pytest.raises(RuntimeError, match="already entered"):
+    with pytest.raises(RuntimeError, match="would wait for itself"):
         recurse()
+    impatient = manager.lock("a", wait=0)
+    async with flavour.entered(impatient):
+        with pytest.raises(LockTakenError):
+            async with flavour.entered(impatient):
+                pytest.fail("entered twice")
+    assert held_by(manager, "{a}")
     assert held_by(manager, "{b}")
+
+
+@pytest.mark.parametrize("options", [{"shared": True}, {"limit": 2}], ids=["shared", "limit"])
+async def test_one_lock_object_is_entered_twice_where_two_would_be(
+    memory: Manager, flavour: Flavour, options: dict[str, Any]
+):
+    """A thread or task may hold two permits, or share a lock twice, also if it keeps one lock object."""
+    lock = memory().lock("a", wait=5, **options)
+
+    async with flavour.entered(lock) as outer:
+        async with flavour.entered(lock) as inner:
+            assert inner is not outer
+        assert outer.valid()
+
+    assert (outer.reason, inner.reason) == ("released", "released")
 
 
 async def test_body_may_release_early(memory: Manager, flavour: Flavour):
