@@ -540,7 +540,7 @@ class LeaseHold(HoldState):
     @property
     def entered(self) -> bool:
         """Whether the holder is still inside: it has not yet left the lock as often as it has entered it."""
-        return self.depth > 0
+        return self.depth > 0 and not self.forked
 
     @property
     def in_block(self) -> bool:

@@ -47,6 +47,22 @@ def test_child_does_not_hold_the_locks_of_its_parent(
     assert fork(parent) == 0
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_child_that_is_forked_inside_a_block_waits_for_its_parent(real: Manager, reentrant: bool):
+    """The child is another caller: it does not wait for itself, and it is not inside a reentrant lock."""
+    lock = real(3).lock("a", wait=PATIENCE, reentrant=reentrant)
+
+    def child() -> None:
+        with lock as lease:
+            assert lease.valid()
+
+    with lock:
+        pid = start(child)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert code == 0
+
+
 def test_forked_child_has_connections_and_a_name_of_its_own(real: Manager):
     """Parent and child use one lock at once; neither reads the other's replies, and each holds it in its own name."""
     manager = real(retry_delay=0.002, ttl=60.0, node_timeout=10.0)
