@@ -480,7 +480,7 @@ class Acquirer:
                         manager.ask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
-                        if waiting:
+                        if waiting and not step.silent:
                             waiting()
                         notifications.wait(waiter, step.seconds, step.notified)
                     else:
@@ -517,7 +517,7 @@ class Acquirer:
                         await manager.aask(step)
                     elif waiter.name:
                         explain_waiting(self._nodes, acquisition, step)
-                        if waiting:
+                        if waiting and not step.silent:
                             waiting()
                         await notifications.wait(waiter, step.seconds, step.notified)
                     else:

@@ -330,26 +330,28 @@ class WaitCheck:
             )
 
     def _look(self) -> None:
-        own = [lease for lease in taken_here() if self._waits_for(lease)]
+        own, limit = [lease for lease in taken_here() if self._waits_for(lease)], self._wanted.limit
         frame = caller_frame()
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        for lease in own:
-            hold = lease.hold
-            if hold.in_block and hold.taken_by == self._who:
-                raise RuntimeError(
-                    f"Lock {named(self._wanted.names)!r} is held by this thread or task itself, since {_place(lease)}; "
-                    f"at {self._where} it would wait for itself. Pass the lease on, write reentrant=True in both "
-                    "places, or wait=0."
-                )
-        if own:
+        inside = [lease for lease in own if lease.hold.in_block and lease.hold.taken_by == self._who]
+        if len(inside) >= limit:
+            raise RuntimeError(
+                f"Lock {named(self._wanted.names)!r} is held by this thread or task itself, since {_place(inside[0])}; "
+                f"at {self._where} it would wait for itself. Pass the lease on, write reentrant=True in both "
+                "places, or wait=0."
+            )
+        if len(own) >= limit:
             self._own, self._due = own[0], self._manager.runtime.clock() + self._wanted.ttl
 
     def _waits_for(self, lease: "Lease") -> bool:
-        """Return whether nobody can take the lock while *lease* is held."""
+        """
+        Return whether *lease* is one of those that keep the caller out of the lock.
+
+        Those who share a lock wait for each other, too: this caller waits behind somebody who waits for *lease*.
+        """
         hold, wanted = lease.hold, self._wanted
-        if hold.keeper is not self._manager or not hold.limit == wanted.limit == 1 or (hold.shared and wanted.shared):
-            return False
-        return not set(hold.names).isdisjoint(wanted.names)
+        same = hold.keeper is self._manager and hold.limit == wanted.limit
+        return same and not set(hold.names).isdisjoint(wanted.names)
 
 
 def _place(lease: "Lease") -> str:

@@ -108,6 +108,31 @@ def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], 
     assert lock("self", wait=0).acquire().release() == "released"
 
 
+def test_block_that_has_all_permits_raises_at_once():
+    """A thread that would wait for one of its own permits raises; one that waits for others' permits too waits."""
+    with lock("permits", limit=2):
+        other = lock("permits", limit=2).acquire()
+        with pytest.raises(LockTakenError):
+            lock("permits", limit=2, wait=0.01).acquire()
+        other.release()
+        with lock("permits", limit=2), pytest.raises(RuntimeError, match="would wait for itself"):
+            lock("permits", limit=2, wait=5).acquire()
+
+
+def test_reader_that_would_wait_behind_a_writer_that_waits_for_it_raises_at_once():
+    """A shared lock that is entered again while a writer waits would wait for its own outer block."""
+    writers: list[Any] = []
+    writer = threading.Thread(target=lambda: writers.append(lock("read").acquire().release()))
+    with lock("read", shared=True):
+        writer.start()
+        while lease := lock("read", shared=True).try_acquire():
+            lease.release()
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            lock("read", shared=True, wait=5).acquire()
+    writer.join()
+    assert writers == ["released"]
+
+
 async def test_task_that_would_wait_for_itself_raises_at_once():
     """The same error for a task; another task waits."""
     async with lock("self"):
