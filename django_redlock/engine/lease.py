@@ -316,12 +316,12 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             RuntimeError: The lease is in a block already, whose end would leave the rest of the outer one without it.
         """
         self.ensure()
-        if self.hold.in_block or self.hold.in_own_block:
+        if not self.hold.by_hand:
             raise RuntimeError(
                 f"The lease of {self.name!r} is in a block already, which releases it at its end. Use the lease there, "
                 "without a block of its own."
             )
-        self.hold.in_own_block = True
+        self.hold.by_hand -= 1
 
     def _checked(self, ttl: float | None) -> float | None:
         return ttl if ttl is None else self.hold.keeper.rules.check_ttl(ttl)
@@ -520,8 +520,8 @@ class LeaseHold(HoldState):
         self.taken_by: object = None  # the thread or task
         self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction
         self.block: ref[OpenBlock] | None = None  # the with statement of the lock that holds it
-        self.in_own_block = False  # whether ``with lease:`` was entered
         self.depth = 1  # how often the holder has entered the lock and not yet left it
+        self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
         self.drop: Drop | None = None
         self.report_at = 0.0  # when the watchdog looks whether the loss is reported, after it

@@ -303,6 +303,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             return None  # a released lease cannot be entered again, however it ended
         lease.ensure()
         lease.hold.depth += 1
+        lease.hold.by_hand += 1
         return lease
 
 

@@ -141,6 +141,7 @@ class OpenBlocks(dict[object, list[Tie]]):
         tie.lease, tie.kept = lease, block if by_hand else None
         block.lease = lease
         lease.hold.block = lease.hold.block or ref(block)  # the outermost, if the lock is reentrant
+        lease.hold.by_hand -= 1
         self.setdefault(block.who, []).append(tie)
 
     def leave(self, block: OpenBlock) -> None:

@@ -163,6 +163,32 @@ async def test_reentrant_lock_is_entered_again_without_a_network_call(memory: Ma
     assert acquired == ["lock_acquired", "lock_released"]
 
 
+async def test_reentrant_lock_is_entered_again_by_hand_and_by_a_function_that_may_be_skipped(
+    memory: Manager, flavour: Flavour
+):
+    """A lease may have as many blocks as it was entered; the lock is free after the last one."""
+    manager = memory()
+    lock = manager.lock("a", reentrant=True, if_taken="skip")
+
+    def work(depth: int) -> str:
+        return locked(depth - 1) if depth else "done"
+
+    async def awork(depth: int) -> str:
+        return await alocked(depth - 1) if depth else "done"
+
+    locked, alocked = lock(work), lock(awork)
+
+    assert (await alocked(2) if isinstance(flavour, Asyncio) else locked(2)) == "done"
+    assert held_by(manager, "{a}")
+    async with flavour.entered(manager.lock("a", reentrant=True)) as outer:
+        async with flavour.entered(await flavour.acquire(lock)) as inner:
+            with pytest.raises(RuntimeError, match="in a block already"):
+                async with flavour.entered(inner):
+                    pytest.fail("one block more than it was entered")
+        assert outer.valid()
+    assert held_by(manager, "{a}")
+
+
 async def test_reentrant_lock_is_not_shared_and_exclusive_at_once(memory: Manager, flavour: Flavour):
     """A holder that asks for the lock exclusively beside its own shared hold would wait for itself."""
     manager = memory()
