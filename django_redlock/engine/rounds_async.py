@@ -153,9 +153,12 @@ class AsyncGather:
         await asyncio.wait([settled], timeout=poll.round.timeout / SLICES)
         if not poll.round.closed:
             poll.settled = asyncio.get_running_loop().create_future()
-            spared, poll.spared = poll.spared, set()
+            spared, poll.spared, now = poll.spared, set(), self._clock()
             for node in spared:
-                self._connect(node, poll)
+                if line := self._usable(node, poll.round, now):  # another round has connected meanwhile
+                    self._send(node, line, poll, now)
+                else:
+                    self._connect(node, poll)
 
     async def _hear_out(self, poll: "PendingRound") -> None:
         """Wait for the other replies to a refused round, for as long as its patience lasts."""

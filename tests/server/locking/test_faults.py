@@ -435,6 +435,26 @@ async def test_node_that_the_quorum_needs_is_asked_although_it_failed_lately(nod
     assert await flavour.release(lease) == "released"
 
 
+async def test_tasks_that_come_back_to_a_node_one_after_another_use_one_link(nodes: Servers):
+    """A task that has spared a node for a while uses the link that another made meanwhile, and leaves none open."""
+    manager = real_manager(nodes.urls[:3], node_timeout=2.0)
+    breaker, now = manager.driver.gather.breakers[0], manager.runtime.clock()
+    breaker.failed(now, "refused")
+    breaker.until = now + 3600.0
+    await (await manager.lock("warm up", wait=0).aacquire()).arelease()
+    nodes[1].freeze()
+
+    async def take(number: int) -> Lease:
+        await asyncio.sleep(number * 0.05)
+        return await manager.lock(f"a{number}", wait=0).aacquire()
+
+    leases = await asyncio.gather(*map(take, range(3)))
+    await asyncio.gather(*(lease.arelease() for lease in leases))
+    await manager.aclose()
+
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "django_redlock link"]
+
+
 def test_threads_wait_for_the_one_that_tries_a_node_that_failed(nodes: Servers):
     """One thread tries to connect, and the others share what it finds instead of giving up at once."""
     manager = real_manager(nodes.urls[:1])
