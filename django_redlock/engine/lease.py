@@ -520,6 +520,7 @@ class LeaseHold(HoldState):
         self.taken_by: object = None  # the thread or task
         self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction
         self.block: ref[OpenBlock] | None = None  # the with statement of the lock that holds it
+        self.kept = False  # whether the block is over, and the end of the thread's transaction ends the hold
         self.depth = 1  # how often the holder has entered the lock and not yet left it
         self.by_hand = 1  # how often the holder has entered it without a block, which ``with lease:`` may be
         self.takeover = granted.rounds[0] if wanted.adopt else None  # the round that took the lock over
@@ -544,9 +545,9 @@ class LeaseHold(HoldState):
 
     @property
     def in_block(self) -> bool:
-        """Whether the body of ``with lock(...)`` runs, so that only the thread or task inside can end the hold."""
+        """Whether only the thread or task that took the lock can end the hold: it is inside ``with lock(...)``."""
         block = self.block() if self.block else None
-        return block is not None and not block.over
+        return self.kept or (block is not None and not block.over)
 
     # Used by the watchdog
 

@@ -423,6 +423,22 @@ def test_lock_for_the_commit_that_was_lost_in_its_block_rolls_back():
     assert not connections["default"].in_atomic_block
 
 
+@pytest.mark.django_db(transaction=True)
+def test_lock_for_the_commit_is_taken_twice_in_one_transaction_only_if_it_is_reentrant():
+    """Only the end of the transaction could free it, so its thread would wait for itself."""
+    with transaction.atomic():
+        with lock("commit", on_commit=True):
+            pass
+        with pytest.raises(RuntimeError, match="would wait for itself"), lock("commit", on_commit=True, wait=5):
+            pytest.fail("taken twice")
+    with transaction.atomic():
+        for _ in range(2):
+            with lock("commit", on_commit=True, reentrant=True):
+                pass
+        assert lock("commit").try_acquire() is None
+    assert lock("commit", wait=0).acquire().release() == "released"
+
+
 async def test_lock_for_the_commit_is_for_blocks_of_synchronous_code():
     """Django's transactions are synchronous, and acquire() leaves the release to its caller."""
     with pytest.raises(RuntimeError, match="on_commit=True, which works with 'with' only"):
