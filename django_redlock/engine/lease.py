@@ -204,12 +204,12 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
         self.hold.keeper.surroundings.blocking()
-        return self.hold.keeper.extend([self], self._checked(ttl)) == 1
+        return self.hold.keeper.extend([self], ttl) == 1
 
     @explained
     async def aextend(self, ttl: float | None = None) -> bool:
         """Do what :meth:`extend` does without blocking."""
-        return await self.hold.keeper.aextend([self], self._checked(ttl)) == 1
+        return await self.hold.keeper.aextend([self], ttl) == 1
 
     def release(self, wait: bool = True) -> Outcome:
         """
@@ -322,9 +322,6 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
                 "without a block of its own."
             )
         self.hold.by_hand -= 1
-
-    def _checked(self, ttl: float | None) -> float | None:
-        return ttl if ttl is None else self.hold.keeper.rules.check_ttl(ttl)
 
     def _ended_later(self, round: Round) -> None:
         """Report the outcome of a release that nobody waited for; no block can raise a loss then, so it is logged."""

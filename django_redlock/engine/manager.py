@@ -307,6 +307,9 @@ class LockManager:
         Args:
             leases: Leases of this manager.
             ttl: Length of the leases from now on, in seconds; None keeps the length of each.
+
+        Raises:
+            ValueError: The ttl cannot work; the message says what to write.
         """
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
@@ -326,6 +329,7 @@ class LockManager:
 
     def _renewals(self, leases: Sequence[Lease], ttl: float | None) -> Iterator[tuple[Round, list[Lease]]]:
         """Yield each round and the leases that it extends; a lease that ended meanwhile is in none."""
+        ttl = None if ttl is None else self.rules.check_ttl(ttl)
         for first in range(0, len(leases), BATCH):
             now = self.runtime.clock()
             some = [lease for lease in leases[first : first + BATCH] if lease.valid()]

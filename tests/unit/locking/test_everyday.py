@@ -554,6 +554,21 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
+@pytest.mark.parametrize("ttl", [600, 0, -1, float("nan"), True, "3"])
+async def test_several_leases_are_extended_for_no_ttl_that_a_lock_may_not_have(ttl: Any):
+    """A lease that is longer than max_ttl would outlast the time for which a restarted node gives no vote."""
+    lease = await lock("bound").aacquire()
+    before = lease.hold.deadline
+
+    with pytest.raises(ValueError, match="ttl must be"):
+        await locks["default"].aextend([lease], ttl=ttl)
+    with pytest.raises(ValueError, match="ttl must be"):
+        await asyncio.to_thread(locks["default"].extend, [lease], ttl=ttl)
+
+    assert lease.hold.deadline == before
+    assert await lease.arelease() == "released"
+
+
 @pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES, ids=[message[:30] for _, _, message in MISTAKES])
 def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Exception], message: str):
     """The error shows users of redis-py's locks how to use this one."""
