@@ -8,6 +8,7 @@ from io import StringIO
 import pytest
 from celery.signals import worker_process_shutdown
 from django.contrib.auth.models import Permission, User
+from django.core import mail
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, InterfaceError, connection
 from django.test import Client, override_settings
@@ -28,7 +29,8 @@ LIST = "/admin/redlock_history/hold/"
 
 @pytest.fixture
 def recorder(monkeypatch) -> Iterator[Recorder]:
-    """A recorder that writes on command."""
+    """A recorder that writes on command, as without a test runner."""
+    monkeypatch.delattr(mail, "outbox")
     recorder = Recorder()
     monkeypatch.setattr(recorder._thread, "start", lambda: None)
     with nodes_in_memory():
@@ -73,8 +75,18 @@ def test_ended_locks_are_recorded(recorder):
     assert recorder.flush() == 0
 
 
+def test_a_test_run_of_a_project_records_nothing(recorder, monkeypatch):
+    """The rows of a test would be written when its database is gone, into that of the project."""
+    with monkeypatch.context() as runner:
+        runner.setattr(mail, "outbox", [], raising=False)
+        lock("orders:7").acquire().release()
+
+    assert recorder.flush() == 0
+
+
 def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
     """A lock that ends sends no query; a thread records it a moment later, also after something beside that failed."""
+    monkeypatch.delattr(mail, "outbox")
     monkeypatch.setattr(recorders, "EVERY", 0.01)
     recorder, failed, done = Recorder(), threading.Event(), threading.Event()
     recorder.flush = lambda: done.set() or recorder._rows.clear() or 0  # type: ignore[method-assign]
