@@ -234,15 +234,16 @@ async def addresses(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[str]] = loop.create_future()
 
-    def deliver(addresses: list[str], error: OSError | None) -> None:
+    def deliver(addresses: list[str], error: Exception | None) -> None:
         if not found.done():
             found.set_exception(error) if error else found.set_result(addresses)
 
     def look_up() -> None:
-        known, failure = [], None
+        known: list[str] = []
+        failure: Exception | None = None
         try:
             known = [str(at[0]) for *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        except OSError as error:
+        except Exception as error:  # whatever it was, the coroutine must learn of it; a bad name is a ValueError
             failure = error
         call_soon(loop, deliver, known, failure)
 
