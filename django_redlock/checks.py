@@ -217,6 +217,8 @@ def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
             link = config.nodes[index].connect(PATIENCE)
         except LinkError as error:
             return error.detail if error.failure.lasting else ""
+        except Exception:  # such as that of a credential provider, whose service this network may not reach
+            return ""
         link.close()
         admission.greet(index, link.greeting)
         return admission.exclusion(index)

@@ -347,7 +347,9 @@ def known_cause(error: BaseException) -> LinkError | None:
             failure = Failure.RESET
         case ssl.SSLError():
             # Servers written in Go report a missing certificate as a bad one.
-            wanted = any(alert in (error.reason or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE"))
+            wanted = any(
+                alert in (getattr(error, "reason", None) or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE")
+            )
             failure = Failure.NO_CLIENT_CERTIFICATE if wanted else Failure.TLS_FAILED
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             failure = Failure.OPEN_FILES

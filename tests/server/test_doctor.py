@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import redis
 from django.test import override_settings
+from redis.credentials import CredentialProvider
 
+from django_redlock.checks import check_deployment
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
 from tests.clusters import PASSWORD, cluster, cluster_nodes
@@ -88,6 +90,27 @@ def test_reason_why_a_server_cannot_be_reached(three):
         dead.kill()
         assert reason(proxy.url, three) in ("closed", "reset")
     assert "mode" not in ids(found(["redis+cluster://127.0.0.1:1", *three[1:]]))  # which nobody knows
+
+
+class Away(CredentialProvider):
+    def get_credentials(self) -> tuple[str, str]:
+        raise RuntimeError("the token service is away")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "detail"),
+    [
+        ("redis", {"credential_provider": Away()}, "unreachable"),
+        ("rediss", {"ssl_ciphers": "none-such"}, "TLS failed"),
+    ],
+)
+def test_node_whose_options_raise_an_error_of_their_own(three, scheme, options, detail):
+    """It cannot be reached, whatever the connection raises; the doctor and the checks report the other nodes."""
+    node = {"URL": three[0].replace("redis", scheme), "OPTIONS": options}
+
+    assert reason(node, three) == detail
+    with override_settings(REDLOCK={"default": {"NODES": [node, *three[1:]]}}):
+        assert "redlock.W104" not in {message.id for message in check_deployment()}
 
 
 def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):

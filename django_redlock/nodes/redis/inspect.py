@@ -20,7 +20,7 @@ from ...core.protocol import Failure
 from ..base import LinkError, Node, run, shown
 from ..clock import steady
 from .discovered import DiscoveredNode
-from .errors import BROKEN, link_error, parse_error
+from .errors import link_error, parse_error
 from .handshake import BlockingDialer, Exchange, exchange
 from .node import RedisNode
 from .wire import resp, unchanged
@@ -129,7 +129,7 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
         connection, deaf = _find(node, timeout) if isinstance(node, DiscoveredNode) else (_open(node, timeout), ())
         blank = replace(blank, deaf=deaf)
         return _ask(node, connection, rights, blank)
-    except (LinkError, *BROKEN) as error:
+    except Exception as error:  # whatever it was, as that of a credential provider, the other nodes are inspected
         failed = link_error(error)
         # Of the commands that redis-py sends to make a connection, only SELECT needs a right.
         refused = ("+select",) if failed.failure is Failure.NOPERM and connection is None else ()
