@@ -110,7 +110,7 @@ class Rules:
         if self.quorum is not None and not is_whole(self.quorum, majority(self.nodes), self.nodes):
             raise ValueError(
                 f"quorum must be a whole number from {majority(self.nodes)} (the majority of {self.nodes} nodes) "
-                f"to {self.nodes}, not {self.quorum!r}."
+                f"to {self.nodes}, not {quoted(self.quorum)}."
             )
 
     def _check_durations(self) -> None:
@@ -124,17 +124,17 @@ class Rules:
 
     def _check_choices(self) -> None:
         if not isinstance(self.renew, bool):
-            raise ValueError(f"renew must be True or False, not {self.renew!r}.")
+            raise ValueError(f"renew must be True or False, not {quoted(self.renew)}.")
         for field in ("restart_guard", "clock_guard"):
-            if getattr(self, field) not in (True, False, None):
-                raise ValueError(f"{field} must be True, False or None, not {getattr(self, field)!r}.")
+            if not isinstance(getattr(self, field), bool | None):
+                raise ValueError(f"{field} must be True, False or None, not {quoted(getattr(self, field))}.")
         for field in ("durable", "allow_evicting"):
             if not isinstance(getattr(self, field), (tuple, list)):
                 raise ValueError(f"{field} must be a list of the names of nodes, not {quoted(getattr(self, field))}.")
         if self.max_extensions is not None and not is_whole(self.max_extensions, 0, float("inf")):
-            raise ValueError(f"max_extensions must be a whole number or None, not {self.max_extensions!r}.")
+            raise ValueError(f"max_extensions must be a whole number or None, not {quoted(self.max_extensions)}.")
         if self.in_transaction not in ("warn", "error", "allow"):
-            raise ValueError(f"in_transaction must be 'warn', 'error' or 'allow', not {self.in_transaction!r}.")
+            raise ValueError(f"in_transaction must be 'warn', 'error' or 'allow', not {quoted(self.in_transaction)}.")
 
     def check_ttl(self, ttl: float) -> float:
         """
@@ -218,7 +218,7 @@ class Rules:
 def number(what: str, value: object, kind: str = "a finite number of seconds") -> float:
     """Return *value* if it is a finite number, else raise ValueError naming *what* and its *kind*."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -HUGE < value < HUGE:
-        raise ValueError(f"{what} must be {kind}, not {repr(value)[:40]}.")
+        raise ValueError(f"{what} must be {kind}, not {quoted(value)[:40]}.")
     return float(value)
 
 
@@ -270,7 +270,7 @@ def check_release(release: object) -> None:
         ValueError: It is something else.
     """
     if release not in ("wait", "send", None):
-        raise ValueError(f"release must be 'wait', 'send' or None, not {release!r}.")
+        raise ValueError(f"release must be 'wait', 'send' or None, not {quoted(release)}.")
 
 
 def check_wait(wait: Waits) -> Waits:

@@ -119,12 +119,16 @@ NODES: list[tuple[Any, str, str]] = [
     ([SENTINELS | {"SERVICE": "mymaster"}], "redlock.E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
 ]
 
+WITHOUT_URLS = ("quorum", "ttl", "wait", "renew", "max_extensions", "restart_guard", "in_transaction", "release")
+
 # Other keys beside three good nodes.
 ENTRIES: list[tuple[Any, str, str]] = [
     ({"KEY_PREFIX": "a{b"}, "redlock.E009", "without braces and white space"),
     ({"KEY_PREFIX": f"redis://:{SECRET}@{{a}}"}, "redlock.E009", "not a URL"),
     ({"OPTIONS": {"ttl": 0}}, "redlock.E006", "ttl must be more than 0"),
     ({"OPTIONS": {"allow_evicting": f"redis://:{SECRET}@a"}}, "redlock.E006", "nodes, not a URL"),
+    *(({"OPTIONS": {option: f"redis://:{SECRET}@a"}}, "redlock.E006", "not a URL") for option in WITHOUT_URLS),
+    ({"OPTIONS": {"clock_guard": 0}}, "redlock.E006", "clock_guard must be True, False or None, not 0"),
     ({"OPTIONS": {"TTL": 3}}, "redlock.E007", "did you mean 'ttl'?"),
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
