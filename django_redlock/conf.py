@@ -315,8 +315,8 @@ def _sentinel_urls(where: str, entries: Any) -> tuple[str, ...]:
     urls: list[str] = []
     for entry in entries if isinstance(entries, (list, tuple)) else ():
         match entry:
-            case str() if _scheme(where, entry) in ("redis", "rediss", "valkey", "valkeys"):
-                urls.append(entry)
+            case str() if _scheme(where, _url(entry)) in ("redis", "rediss", "valkey", "valkeys"):
+                urls.append(_url(entry))
             case [str(host), int(port)]:
                 urls.append(f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}")
             case _:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis import exceptions
 from redis.asyncio import connection as aioconnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
@@ -146,7 +145,10 @@ class Endpoint:
         self.options = frozenset(given)
         """The names of the connection's options, from the URL and the settings."""
         self.user = str(given.get("username") or "default")
-        self.database = int(given.get("db") or 0)
+        try:
+            self.database = int(given.get("db") or 0)
+        except (TypeError, ValueError):  # the message would quote the value
+            raise ValueError("its option db is not a number") from None
         self.encrypted = issubclass(self._class, SSLConnection)
         self.verified = self.encrypted and given["ssl_cert_reqs"] != "none" and given["ssl_check_hostname"]
         """Whether connections are encrypted, and the certificate and the host's name are verified."""
@@ -199,12 +201,13 @@ class Endpoint:
             fixed["socket_keepalive"] = True
         try:
             return self._class(**(self._arguments | fixed | where))
-        except TypeError as error:
-            unknown = str(error).rpartition("argument ")[2].replace(". Did you", "; did you")  # from Python 3.12 on
+        except Exception as error:  # for a value that redis-py cannot use, it may be any
+            _, found, rest = str(error).partition("unexpected keyword argument ")
+            if not found:
+                raise ValueError(f"redis-py refuses its options ({type(error).__name__})") from None
+            unknown = rest.replace(". Did you", "; did you")  # from Python 3.12 on
             tls = "; it is for TLS: write rediss instead of redis in the scheme" if "'ssl_" in unknown else ""
             raise ValueError(f"redis-py's connection has no option {unknown}{tls}") from None
-        except exceptions.RedisError as error:
-            raise ValueError(f"redis-py refuses its options ({type(error).__name__})") from None
 
     def new_async(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         """
