@@ -72,6 +72,16 @@ def test_list_as_json(five):
     assert lease.secret[:8] not in out
 
 
+def test_json_without_a_quorum_is_not_complete(five):
+    """A program that reads no more than this key does not take an unknown list for an empty one."""
+    for node in five[:3]:
+        node.down = True
+
+    data = json.loads(run("redlock_list", "--format=json")[0])
+
+    assert (data["complete"], data["locks"], data["quorum"]["met"]) == (False, [], False)
+
+
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once", "redlock_clear"])
 def test_commands_without_a_quorum(five, command):
     """With too few nodes a command shows no lock, does not say that there are more, deletes none and exits with 3."""

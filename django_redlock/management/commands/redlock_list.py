@@ -92,7 +92,7 @@ def document(snapshot: Snapshot, locks: list[LockReport]) -> str:
             "version": VERSION,
             "using": snapshot.alias,
             "taken": iso(snapshot.taken),
-            "complete": snapshot.complete,
+            "complete": snapshot.complete and snapshot.has_quorum,
             "quorum": {
                 "nodes": len(snapshot.nodes),
                 "answering": snapshot.answering,
