@@ -195,6 +195,13 @@ def test_the_doctor_without_a_history():
             call_command("redlock_doctor", "--advise")
 
 
+def test_advice_is_no_json():
+    """A program that asked for JSON does not get text."""
+    with pytest.raises(CommandError, match="leave out --format json") as refused:
+        call_command("redlock_doctor", "--advise", "--format=json")
+    assert refused.value.returncode == 2
+
+
 def test_the_doctor_without_the_table_of_the_history_or_with_an_unknown_alias():
     """Both errors say what to type; an unknown alias does not look like one without any locks."""
     with connection.schema_editor() as editor:

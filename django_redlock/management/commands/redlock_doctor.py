@@ -61,6 +61,8 @@ class Command(OperatorCommand):
     ) -> None:
         """Inspect the nodes and write the findings."""
         if advise:
+            if format == "json":
+                raise CommandError("--advise prints text only: leave out --format json.", returncode=MISUSED)
             self._advise(using)
             return
         try:
