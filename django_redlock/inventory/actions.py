@@ -76,6 +76,8 @@ def force_release(
         return vote
     round = _delete(manager, slug, vote, tombstone=_refused_for(manager, vote))
     outcome = _outcome(round, manager.rules, vote.secret == SHARED)
+    if outcome is ActionResult.CHANGED and vote.fingerprint == NO_STRING:
+        outcome = ActionResult.WRONG_TYPE
     _report(manager, "released by force", slug, outcome, reason)
     return outcome
 
@@ -175,7 +177,8 @@ def remove_stale(key: StaleKey) -> ActionResult:
     kinds = _kinds(round, vote.rows)
     if kinds <= DELETED:
         return ActionResult.REMOVED
-    return ActionResult.CHANGED if kinds <= DELETED | {Kind.BUSY} else ActionResult.FAILED
+    changed = kinds <= DELETED | {Kind.BUSY} and key.reason is not Staleness.WRONG_TYPE
+    return ActionResult.CHANGED if changed else ActionResult.FAILED
 
 
 DELETED = frozenset({Kind.RELEASED, Kind.GONE})  # the kinds of reply of a node that has no such key any more

@@ -30,7 +30,7 @@ from ..core.rules import EXPIRY_ROUNDING
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
-from .model import LAST_SECOND, Life, LockReport, NodeStatus, Snapshot, State, View, Waiting, owner_of
+from .model import LAST_SECOND, NO_STRING, Life, LockReport, NodeStatus, Snapshot, State, View, Waiting, owner_of
 
 PAGE = 50  # names in one request, which costs a node a quarter of a millisecond, or twice that when it is busy
 MAX_NAMES = 1000  # names in one listing, unless asked for more
@@ -504,6 +504,8 @@ def read_value(value: str) -> tuple[str, str]:
 
     The cache helps because every node has the same value, and so has the next page that somebody loads.
     """
+    if "\ufffd" in secret_of(value):  # bytes that are no text, which no request of this library can name
+        return NO_STRING, ""
     about = value[value.find("{") :] if "{" in value else ""
     return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""
 

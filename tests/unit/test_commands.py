@@ -191,7 +191,8 @@ def test_keys_of_other_programs_on_real_servers(five_servers):
         with server.client() as client:
             client.set("redlock:{persisted}:h", value(age=100))
             client.rpush("redlock:{list}:h", "x")
-            client.zadd("redlock:index", {"{persisted}": "inf", "{list}": "inf"})
+            client.set("redlock:{bytes}:h", b"\x80\x04\x95")  # a pickle
+            client.zadd("redlock:index", {"{persisted}": "inf", "{list}": "inf", "{bytes}": "inf"})
     with five_servers[0].client() as client:
         client.set("redlock:{foreign}:h", "hello", px=50_000)
         client.zadd("redlock:index", {"{foreign}": "inf"})
@@ -203,17 +204,20 @@ def test_keys_of_other_programs_on_real_servers(five_servers):
     for name, why in (
         ("persisted", "it has no expiry"),
         ("list", "it is empty or not a string"),
+        ("bytes", "it is empty or not a string"),
         ("foreign", "its value"),
     ):
         assert re.search(rf"^{name} on .*: {why}", out, re.MULTILINE)
     assert out.endswith("Deleted 2 keys.\n")
-    assert "list: a node that has it did not delete it. Delete it there: DEL redlock:{list}:h" in err
+    for name in ("list", "bytes"):
+        assert f"{name}: a node that has it did not delete it. Delete it there: DEL redlock:{{{name}}}:h" in err
     assert code == 1
     assert "not a string" in inspected
     assert "list: another program holds it; it cannot be asked." in released[0]
     assert "list: not released: its key is not a string, so another program wrote it." in released[0]
     assert "Delete it there: DEL redlock:{list}:h" in released[0]
     assert released[1:] == ("Not all were released.", 1)
+    assert "Delete it there: DEL redlock:{bytes}:h" in run("redlock_release", "bytes", "--no-input")[0]
 
 
 def test_clear_of_a_key_that_changes(five, monkeypatch):
