@@ -84,7 +84,7 @@ def _without_frames(read: Callable[P, T]) -> Callable[P, T]:
     Raise errors about the settings without the frames in which they arose.
 
     The variables of these frames hold the settings, passwords included. Django's debug page and error trackers show the
-    variables of every frame in a traceback.
+    variables of every frame in a traceback. Some of them also show an error that ``from None`` hides.
     """
 
     @wraps(read)
@@ -92,6 +92,7 @@ def _without_frames(read: Callable[P, T]) -> Callable[P, T]:
         try:
             return read(*args, **kwargs)
         except InvalidRedlockError as error:
+            error.__context__ = None
             raise error.with_traceback(None) from None
 
     return reading

@@ -193,6 +193,7 @@ def test_mistake_says_what_where_and_what_to_write(
         reported = check_settings()
 
     assert isinstance(caught.value, ImproperlyConfigured)
+    assert caught.value.__context__ is None  # its frames would hold the settings
     if code:
         assert [each.id for each in reported] == [code]
     assert SECRET not in str(caught.value) + repr(caught.value) + str(reported) + shown(caplog)
