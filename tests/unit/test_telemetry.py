@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,6 +179,30 @@ def test_metrics_are_installed_as_often_as_the_apps_are_ready():
 
     assert counts == [1, None]
     assert not first._names_to_collectors
+
+
+WITH_FILES = """
+from django.conf import settings
+settings.configure(REDLOCK={})
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from django_redlock.contrib import prometheus, telemetry
+
+telemetry.MAX_LABELS = 0
+prometheus.install(own := CollectorRegistry())
+prometheus._installed[-1][1]._labels.of("orders:7")
+multiprocess.MultiProcessCollector(exported := CollectorRegistry())
+print(*[b"redlock_unlabelled 1.0" in generate_latest(own), b"unlabelled" in generate_latest(exported)])
+"""
+
+
+@pytest.mark.server
+def test_multiprocess_mode_reports_no_gauge_that_stays_at_0(tmp_path):
+    """Its files have no place for a number that a function returns; the process itself reports the number."""
+    surroundings = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+
+    ran = subprocess.run([sys.executable, "-c", WITH_FILES], env=surroundings, capture_output=True, text=True)
+
+    assert ran.stdout.split() == ["True", "False"], ran.stderr
 
 
 def test_the_app_installs_the_metrics():

@@ -16,7 +16,7 @@ from ...handler import locks
 from ..telemetry import Labels, listen, outcome_of, unlisten
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
@@ -28,7 +28,16 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class NodesCollector(Collector):
-    """Report held locks and the state of the nodes; a scrape reads them in about a second at most."""
+    """
+    Report held locks and the state of the nodes; a scrape reads them in about a second at most.
+
+    Args:
+        labels: The labels of this process, which are reported as well. A gauge of their own would stay at 0 in the
+            multiprocess mode of prometheus_client, which calls no function of a gauge.
+    """
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing, so that registering the collector makes no network call."""
@@ -61,7 +70,8 @@ class NodesCollector(Collector):
                 votes.add_metric([alias, node.name], node.votes)
             spare.add_metric([alias], snapshot.spare)
             listed.add_metric([alias], snapshot.complete and snapshot.has_quorum)
-        yield from (held, up, votes, spare, listed)
+        text = "How often a lock was labelled *: too many names."
+        yield from (held, up, votes, spare, listed, GaugeMetricFamily("redlock_unlabelled", text, self._labels.rest))
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
@@ -70,8 +80,6 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
         return
     uninstall()
     labels = Labels()
-    rest = Gauge("redlock_unlabelled", "How often a lock was labelled *: too many names.", registry=registry)
-    rest.set_function(lambda: labels.rest)
     waits = _histogram("redlock_wait_seconds", "How long it took to get a lock, or until one gave up.", registry)
     holds = _histogram("redlock_hold_seconds", "How long a lock was held, and how that ended.", registry)
     lost = Counter("redlock_lost", "Locks that their holders lost.", ["alias", "lock", "outcome"], registry=registry)
@@ -102,9 +110,9 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
         lock_forced=lambda sender, outcome, **about: forced.labels(sender.alias, outcome).inc(),
         node_down=lambda sender, node, **about: downs.labels(sender.alias, node).inc(),
     )
-    nodes = NodesCollector()
+    nodes = NodesCollector(labels)
     registry.register(nodes)
-    _installed.extend((registry, collector) for collector in (rest, waits, holds, lost, forced, downs, nodes))
+    _installed.extend((registry, collector) for collector in (waits, holds, lost, forced, downs, nodes))
 
 
 def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
