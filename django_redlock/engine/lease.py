@@ -307,6 +307,10 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
         if outcome in LOST:
             raise_loss(self, outcome, body_failed=kind is not None)
 
+    def watch(self) -> None:
+        """Have the watchdog look at the lease again, which may be due earlier than it was (internal)."""
+        self.hold.keeper.runtime.watchdog.watch(self)
+
     def _begin_block(self) -> None:
         """
         Note that a block of this lease begins, which releases it at its end.
@@ -405,6 +409,14 @@ class AsyncLease(Lease):
         raise TypeError(
             f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
         )
+
+    def watch(self) -> None:
+        """Have the watchdog of the event loop look at the lease again, whichever thread calls (internal)."""
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._watch)
+
+    def _watch(self) -> None:
+        self.hold.keeper.runtime.loop_watchdog().watch(self)
 
     def _apart(self, function: Callable[[], object]) -> bool:
         return False

@@ -341,6 +341,8 @@ class LockManager:
                 round = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
                 for lease, term in chosen:
                     lease.hold.asked(round, term)
+                    if ttl is not None:
+                        lease.watch()
                 yield round, [lease for lease, _ in chosen]
                 if round.count(*ANSWERS) < round.needed:
                     return  # the nodes are silent: do not delay the leases of other aliases

@@ -280,6 +280,22 @@ async def test_extension_may_change_the_length_of_the_lease(make: Manager, flavo
     assert await flavour.release(lease) == "released"
 
 
+async def test_lease_that_is_made_much_shorter_is_looked_at_in_time(virtual: Virtual, flavour: Flavour):
+    """A lease is renewed every third of its new ttl, and the loss of one that is not is noticed at its new end."""
+    manager, lost = virtual(ttl=60.0, node_timeout=0.1), []
+    leases = [await take(flavour, manager, name, renew=renew) for name, renew in (("a", True), ("b", False))]
+    leases[1].on_lost(lambda lease: lost.append(virtual.sim.clock()))
+    began = virtual.sim.clock()
+
+    for lease in leases:
+        assert await flavour.extend(lease, ttl=3.0)
+    await virtual.wait(10.0)
+
+    assert leases[0].valid()
+    assert [2.0 < noticed - began < 4.0 for noticed in lost] == [True]
+    await flavour.release(leases[0])
+
+
 async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
     """More than 200 names are sent in parts, all or nothing, also to nodes that forgot their scripts."""
     manager = real_manager(nodes.urls)
