@@ -525,6 +525,7 @@ class LeaseHold(HoldState):
         self.keeper = keeper
         self.clock = keeper.runtime.clock
         self.renewed = renewed
+        self.tended = not wanted.detached  # whether the watchdog looks after it
         self.limit = wanted.limit
         self.taken_by: object = None  # the thread or task
         self.taken_at: tuple[Any, int] = (None, 0)  # the code that took the lock, and its instruction

@@ -341,7 +341,7 @@ class LockManager:
                 round = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
                 for lease, term in chosen:
                     lease.hold.asked(round, term)
-                    if ttl is not None:
+                    if ttl is not None and lease.hold.tended:
                         lease.watch()
                 yield round, [lease for lease, _ in chosen]
                 if round.count(*ANSWERS) < round.needed:
@@ -551,7 +551,7 @@ class Acquirer:
             self._refuse(wanted, outcome)
         lease = (AsyncLease if loop_side else Lease)(LeaseHold(self._manager, wanted, outcome, self._highest, renew))
         try:
-            if not wanted.detached:
+            if lease.hold.tended:
                 runtime = self._manager.runtime
                 (runtime.loop_watchdog() if loop_side else runtime.watchdog).watch(lease)
                 heartbeat = (loop_side or self._driver).heartbeat

@@ -284,6 +284,7 @@ async def test_lease_that_is_made_much_shorter_is_looked_at_in_time(virtual: Vir
     """A lease is renewed every third of its new ttl, and the loss of one that is not is noticed at its new end."""
     manager, lost = virtual(ttl=60.0, node_timeout=0.1), []
     leases = [await take(flavour, manager, name, renew=renew) for name, renew in (("a", True), ("b", False))]
+    leases.append(await flavour.acquire(manager.on_behalf("c", wait=0, detached=True)))
     leases[1].on_lost(lambda lease: lost.append(virtual.sim.clock()))
     began = virtual.sim.clock()
 
@@ -292,6 +293,7 @@ async def test_lease_that_is_made_much_shorter_is_looked_at_in_time(virtual: Vir
     await virtual.wait(10.0)
 
     assert leases[0].valid()
+    assert leases[2].extensions == 1  # a detached lease is not renewed
     assert [2.0 < noticed - began < 4.0 for noticed in lost] == [True]
     await flavour.release(leases[0])
 
