@@ -230,6 +230,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             return Outcome.UNKNOWN  # the key ends with its ttl; connecting or waiting would make the interpreter hang
         hold = self.hold
         hold.depth -= 1
+        hold.by_hand -= 1
         if hold.depth > 0:
             return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
@@ -256,6 +257,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             return Outcome.UNKNOWN
         hold = self.hold
         hold.depth -= 1
+        hold.by_hand -= 1
         if hold.depth > 0:
             return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
@@ -290,6 +292,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.hold.by_hand += 1
         over = self.hold.ended is EndReason.RELEASED  # the body released the lock, and knows the outcome
         outcome = Outcome.RELEASED if over else release_at_end(self)
         if outcome in LOST:
@@ -302,6 +305,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.hold.by_hand += 1
         over = self.hold.ended is EndReason.RELEASED
         outcome = Outcome.RELEASED if over else await arelease_at_end(self)
         if outcome in LOST:
@@ -320,7 +324,7 @@ class Lease(Explained, advice=LEASE_ATTRIBUTES):
             RuntimeError: The lease is in a block already, whose end would leave the rest of the outer one without it.
         """
         self.ensure()
-        if not self.hold.by_hand:
+        if self.hold.kept or self.hold.by_hand < 1:
             raise RuntimeError(
                 f"The lease of {self.name!r} is in a block already, which releases it at its end. Use the lease there, "
                 "without a block of its own."
@@ -555,7 +559,7 @@ class LeaseHold(HoldState):
 
     @property
     def in_block(self) -> bool:
-        """Whether only the thread or task that took the lock can end the hold: it is inside ``with lock(...)``."""
+        """Whether only the thread or task that took the lock can end the hold, by leaving its block or transaction."""
         block = self.block() if self.block else None
         return self.kept or (block is not None and not block.over)
 

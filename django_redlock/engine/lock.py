@@ -202,6 +202,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             block = self._threads.leaving(this_thread(), self.name)
         block.over = True
         lease: Lease = block.lease
+        lease.hold.by_hand += 1  # its entry is no longer that of a block
         try:
             if lease.hold.ended is EndReason.RELEASED:
                 outcome = Outcome.RELEASED  # the body released the lock, and knows the outcome
@@ -254,6 +255,7 @@ class Lock(Explained, advice=ATTRIBUTES):
             block = self._tasks.leaving(this_task(), self.name)
         block.over = True
         lease: Lease = block.lease
+        lease.hold.by_hand += 1  # its entry is no longer that of a block
         try:
             interrupted = block.interruption is not None and block.interruption.end(kind)  # first: it must not strike
             if lease.hold.ended is EndReason.RELEASED:

@@ -355,6 +355,8 @@ def known_cause(error: BaseException) -> LinkError | None:
             failure = Failure.OPEN_FILES
         case socket.gaierror():
             failure = Failure.UNKNOWN_HOST
+        case UnicodeError() if not isinstance(error, UnicodeDecodeError):  # Python refuses to look such a name up
+            failure = Failure.UNKNOWN_HOST
         case FileNotFoundError():
             failure = Failure.NO_SUCH_FILE
         case ConnectionRefusedError():

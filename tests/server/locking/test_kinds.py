@@ -185,6 +185,10 @@ async def test_reentrant_lock_is_entered_again_by_hand_and_by_a_function_that_ma
             with pytest.raises(RuntimeError, match="in a block already"):
                 async with flavour.entered(inner):
                     pytest.fail("one block more than it was entered")
+        assert await flavour.release(await flavour.acquire(lock)) == "held"
+        with pytest.raises(RuntimeError, match="in a block already"):
+            async with flavour.entered(outer):
+                pytest.fail("a block of an entry that was released")
         assert outer.valid()
     assert held_by(manager, "{a}")
 
