@@ -11,7 +11,7 @@ HOLD = """
 import json, sys
 from django.conf import settings
 urls, name, how = json.loads(sys.argv[1])
-settings.configure(REDLOCK={"default": {"NODES": urls, "OPTIONS": {"restart_guard": False}}})
+settings.configure(REDLOCK={"default": {"NODES": urls, "OPTIONS": {"restart_guard": False, "node_timeout": 5.0}}})
 from django_redlock import lock
 with lock(name, **how):
     print("held", flush=True)

@@ -20,7 +20,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def five_servers(nodes: Servers, settings: Any) -> Servers:
     """Five real servers under the default alias; they have just started, so the restart guard is off."""
-    settings.REDLOCK = {"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}
+    settings.REDLOCK = {"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False, "node_timeout": 5.0}}}
     return nodes
 
 

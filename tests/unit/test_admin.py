@@ -658,7 +658,8 @@ def test_real_nodes_are_shown(servers, five, viewer):
     """The panel shows role, version, clock, memory, storage and uptime of real servers, and which does not answer."""
     servers.reset()
     servers[1].kill()
-    with override_settings(REDLOCK={"default": {"NODES": servers.urls, "OPTIONS": {"restart_guard": False}}}):
+    options = {"restart_guard": False, "node_timeout": 5.0}
+    with override_settings(REDLOCK={"default": {"NODES": servers.urls, "OPTIONS": options}}):
         text = text_of(viewer, NODES)
     servers.reset()
 

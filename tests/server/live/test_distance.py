@@ -39,9 +39,9 @@ def distant(live: Live, nodes: Servers, size: int, way: float) -> Iterator[Live]
         yield live
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("way", [0.2, pytest.param(0.05, marks=pytest.mark.endurance)])
+# In both, a link and a request together take longer than the node timeout, and each takes about half of it.
+@pytest.mark.parametrize(("size", "way"), [(1, 0.6), (3, 0.15)])
 def test_fresh_process_takes_a_lock_at_once(distant: Live):
-    """The first attempt of a process waits for its connections, which take up to six round trips."""
+    """The first attempt of a process waits for its connections as well."""
     assert outcome(distant.python("-c", FIRST)) == ("blocking\nasyncio", "", 0)
     assert outcome(distant.manage("redlock_run", "nightly", "--", "echo", "done"))[::2] == ("done", 0)

@@ -184,7 +184,7 @@ FEW_FILES = """
 import asyncio, logging, os, resource, sys
 import django
 from django.conf import settings
-redlock = {"default": {"NODES": sys.argv[1:], "OPTIONS": {"restart_guard": False}}}
+redlock = {"default": {"NODES": sys.argv[1:], "OPTIONS": {"restart_guard": False, "node_timeout": 2.0}}}
 settings.configure(INSTALLED_APPS=["django_redlock"], DATABASES={}, REDLOCK=redlock)
 django.setup()
 from django_redlock import lock, locks

@@ -50,7 +50,7 @@ async def test_reason_is_logged_and_sent(
 
     urls = [*nodes.urls[:2], harmed(patient, why)]
     entries = [{"URL": url, "NAME": f"lock-{place}"} for place, url in enumerate(urls)]
-    options = {"ttl": 10.0, "restart_guard": False, "node_timeout": 0.3}
+    options = {"ttl": 10.0, "restart_guard": False, "node_timeout": 1.5}
     signals.node_down.connect(down)
     with override_settings(REDLOCK={"default": {"NODES": entries, "OPTIONS": options}}):
         with caplog.at_level(logging.WARNING, "django_redlock"):

@@ -43,7 +43,7 @@ def test_lock_is_held_while_the_time_moves(request: pytest.FixtureRequest, setti
     settings.REDLOCK = {"default": {"NODES": "memory://a,memory://b,memory://c"}}
     if kind == "real":
         urls = request.getfixturevalue("nodes").urls[:3]
-        settings.REDLOCK = {"default": {"NODES": urls, "OPTIONS": {"restart_guard": False}}}
+        settings.REDLOCK = {"default": {"NODES": urls, "OPTIONS": {"restart_guard": False, "node_timeout": 5.0}}}
     use_locks_across_years(at)
 
 
