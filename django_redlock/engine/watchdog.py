@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, Self
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from ..core.names import named
 from ..nodes.clock import Clock, steady
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LINGER = 5.0  # seconds for which the thread waits for another lease before it ends
 TICK = 1.0  # longest time between two checks, in seconds, so that a new lease seldom has to wake the thread
+SLOW = 0.1  # seconds after which an extension has blocked the thread for long, as silent nodes make it
 LAST_WORK = 2.0  # seconds that threads under gevent have to finish their work when the process ends
 NEVER = float("inf")
 
@@ -211,6 +212,7 @@ class Watchdog:
     def start_over(self) -> None:
         """Begin with no leases; called in a forked child, which has neither the thread nor the leases of its parent."""
         self._agenda = Agenda()
+        self._slow: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # the keepers that were slow, and when
         self._inbox: deque[tuple[ref[Tended], bool]] = deque()  # leases to look after, and leases to forget
         self._bell = Bell(real_lock())
         # A real thread: a greenlet would not get its turn while a task computes.
@@ -296,19 +298,38 @@ class Watchdog:
             self._inbox.popleft()
 
     def _tend(self, leases: list[Tended]) -> bool:
-        """Extend leases, in a separate function, so that no local variable keeps one alive while the thread sleeps."""
+        """
+        Extend leases, in a separate function, so that no local variable keeps one alive while the thread sleeps.
+
+        Silent nodes block the thread for a node timeout, in which leases of other managers may become due. So the rest
+        then waits for the next turn. The shortest leases come first, and chores after leases; what was slow the last
+        time comes last, each in its turn.
+        """
         try:
-            for keeper, some in by_keeper(leases).items():
-                try:
-                    keeper.extend(some)  # the leases' manager, or a chore
-                except Exception:  # an error with some leases must not end the renewal of the others
-                    log.exception("extending the leases of %d locks failed", len(some))
+            due = by_keeper(leases)
+            slack = {keeper: min(each.hold.slack or NEVER for each in some) for keeper, some in due.items()}
+            for keeper in sorted(due, key=lambda keeper: (self._slow.get(keeper, 0.0), slack[keeper])):
+                if self._extend(keeper, due[keeper]):
+                    break
         except BaseException:  # a signal's receiver may even call sys.exit(), which must not end this thread
             log.exception("looking after the leases of %d locks failed", len(leases))
         self._read_inbox()  # leases that were forgotten meanwhile are not put back
         for lease in leases:
             self._agenda.put_back(lease)
         return bool(leases)
+
+    def _extend(self, keeper: Any, leases: list[Any]) -> bool:
+        """Extend leases of one manager, or do a chore; return whether that was slow."""
+        began = self._clock()
+        self._slow.pop(keeper, None)
+        try:
+            keeper.extend(leases)
+        except Exception:  # an error with some leases must not end the renewal of the others
+            log.exception("extending the leases of %d locks failed", len(leases))
+        slow = self._clock() - began > SLOW
+        if slow:
+            self._slow[keeper] = began
+        return slow
 
 
 class AsyncWatchdog:
@@ -392,12 +413,14 @@ class AsyncWatchdog:
             self._set_timers(TICK)
 
     async def _tend(self, leases: list[Tended]) -> None:
+        async def extend(keeper: Any, some: list[Any]) -> None:
+            try:
+                await keeper.aextend(some)
+            except Exception:
+                log.exception("extending the leases of %d locks failed", len(some))
+
         try:
-            for keeper, some in by_keeper(leases).items():
-                try:
-                    await keeper.aextend(some)
-                except Exception:
-                    log.exception("extending the leases of %d locks failed", len(some))
+            await asyncio.gather(*(extend(keeper, some) for keeper, some in by_keeper(leases).items()))
         finally:
             for lease in leases:
                 self._agenda.put_back(lease)

@@ -1,9 +1,10 @@
-"""Which leases the watchdog extends together."""
+"""Which leases the watchdog extends together, and in which order."""
 
+import asyncio
 import math
 
 from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
-from django_redlock.engine.watchdog import Agenda
+from django_redlock.engine.watchdog import Agenda, AsyncWatchdog, Watchdog
 from django_redlock.nodes.clock import steady
 
 
@@ -74,6 +75,52 @@ def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
     todo.put_back(taken[0])
 
     assert (len(todo), todo.next()) == (0, math.inf)
+
+
+class Alias:
+    """Has one lease."""
+
+    def __init__(self, name: str, seconds: float = 0.0, ttl: float = 10.0) -> None:
+        self.name, self.seconds = name, seconds
+        self.lease = Lease(10.0, slack=ttl / 12)
+        self.lease.keeper = self
+
+
+def test_aliases_whose_nodes_stay_silent_take_turns_behind_the_others():
+    """Each of them blocks the thread for a node timeout, in which the shorter leases of others may become due."""
+    tried: list[str] = []
+    now = 100.0
+
+    class Blocking(Alias):
+        def extend(self, leases: list[Lease]) -> None:
+            nonlocal now
+            tried.append(self.name)
+            now += self.seconds
+
+    aliases = [Blocking("a", 1.0), Blocking("b", 1.0), Blocking("c", 1.0), Blocking("d", ttl=3.0)]
+    watchdog = Watchdog(lambda: now)
+
+    def turn() -> str:
+        tried.clear()
+        watchdog._tend([alias.lease for alias in aliases])
+        return "".join(tried)
+
+    assert [turn() for _ in range(7)] == ["da", "db", "dc", "da", "db", "dc", "da"]
+    aliases[1].seconds = 0.0
+    assert [turn() for _ in range(3)] == ["dbc", "dba", "dbc"]
+
+
+async def test_event_loop_extends_the_leases_of_all_aliases_at_once():
+    """None of them waits for the silent nodes of another."""
+    together = asyncio.Barrier(3)
+
+    class Waiting(Alias):
+        async def aextend(self, leases: list[Lease]) -> None:
+            await together.wait()
+
+    aliases = [Waiting(name) for name in "abc"]
+
+    await asyncio.wait_for(AsyncWatchdog()._tend([alias.lease for alias in aliases]), 60)
 
 
 def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
