@@ -119,9 +119,10 @@ def read_alias(alias: str) -> AliasConfig:
     """
     setting = _setting()
     if alias not in setting:
-        raise UnknownAliasError(
-            f"REDLOCK has no alias {alias!r}{nearest(alias, setting)} It has {', '.join(map(repr, setting))}."
-        )
+        named = f"no alias {alias!r}{nearest(alias, setting)}"
+        if "//" in str(alias):
+            named = "no alias that is a URL."
+        raise UnknownAliasError(f"REDLOCK has {named} It has {', '.join(map(repr, setting))}.")
     entry = setting[alias]
     _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
     prefix, where = _prefix(alias, entry), f"REDLOCK[{alias!r}]['NODES']"
@@ -160,6 +161,8 @@ def _setting() -> Mapping[str, Any]:
     for alias, entry in list(setting.items()):  # tests may add aliases in other threads
         if not isinstance(alias, str):
             raise _with_example(f"REDLOCK has the alias {alias!r}, which must be a str, not {type(alias).__name__}.")
+        if "//" in alias:  # it may have a password
+            raise _with_example("REDLOCK has a URL as a key; the keys are aliases, and URLs belong in their NODES.")
         if not isinstance(entry, Mapping):
             below = f": {alias} belongs below an alias" if alias in ALIAS_KEYS else ""
             raise _with_example(f"REDLOCK[{alias!r}] must be a dict, not {type(entry).__name__}{below}.")
@@ -182,14 +185,14 @@ def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) ->
     for key in entry:
         if key not in known:
             meant = str(key).upper() if known[0].isupper() else str(key).lower()
-            advice = nearest(meant, known)
+            named, advice = f"an unknown key {key!r}", nearest(meant, known)
+            if "//" in str(key):  # it may have a password
+                named, advice = "a URL as a key.", ""
             if OTHER_NAMES.get(key) in known:
                 advice = f"; write {OTHER_NAMES[key]!r}."
             elif known == ALIAS_KEYS and key in OPTION_KEYS:
                 advice = "; write it into 'OPTIONS'."
-            raise InvalidRedlockError(
-                f"{where} has an unknown key {key!r}{advice} Known: {', '.join(known)}.", "redlock.E007"
-            )
+            raise InvalidRedlockError(f"{where} has {named}{advice} Known: {', '.join(known)}.", "redlock.E007")
 
 
 def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
@@ -254,6 +257,8 @@ def _node_name(where: str, entry: Mapping[str, Any]) -> str:
     name = entry.get("NAME", "")
     if not isinstance(name, str):
         raise _bad_node(f"{where}['NAME'] must be a str, not {type(name).__name__}.")
+    if "//" in name:  # it may have a password
+        raise _bad_node(f"{where}['NAME'] must be a name that people recognize, such as 'lock-1', not a URL.")
     return name
 
 
@@ -303,10 +308,11 @@ def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _masters(where: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the hosts that may be the master; none if any host may."""
     masters = entry.get("MASTERS", ())
-    if not isinstance(masters, (list, tuple)) or not all(isinstance(host, str) and host for host in masters):
+    if not isinstance(masters, (list, tuple)) or not all(
+        isinstance(host, str) and host and "//" not in host for host in masters
+    ):
         raise _bad_node(
-            f"{where}['MASTERS'] must be a list of hosts as the servers announce them, such as ['10.0.0.1'], "
-            f"not {type(masters).__name__}."
+            f"{where}['MASTERS'] must be a list of hosts as the servers announce them, such as ['10.0.0.1']."
         )
     return tuple(masters)
 
@@ -369,8 +375,10 @@ def _sentinel_of_cache(
     cache: str, location: str, name: str, options: Mapping[str, Any], chosen: dict[str, Any]
 ) -> NodeSpec:
     """Return the node of a cache whose master sentinels know; the host of its URL is the service's name."""
-    sentinels, how = options.get("SENTINELS"), options.get("SENTINEL_KWARGS") or {}
-    urls = _sentinel_urls(cache, sentinels)
+    how = options.get("SENTINEL_KWARGS") or {}
+    if not isinstance(how, Mapping):
+        raise _bad_cache(f"{cache} SENTINEL_KWARGS must be a dict, not {type(how).__name__}.")
+    urls = _sentinel_urls(cache, options.get("SENTINELS"))
     try:
         parts = urlsplit(location)
         service, db = parts.hostname, int(parts.path.strip("/") or 0)

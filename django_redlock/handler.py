@@ -16,7 +16,7 @@ from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
 
 from . import signals
-from .conf import DEFAULT_ALIAS, aliases, read_alias
+from .conf import DEFAULT_ALIAS, UnknownAliasError, aliases, read_alias
 from .core.names import named
 from .core.rules import Rules
 from .engine.lease import Lease, release_at_end
@@ -58,6 +58,8 @@ class RedlockHandler:
                 if alias not in managers:
                     managers.setdefault(alias, self._create(alias))
                 return managers[alias]
+        except TypeError:  # it cannot be a key
+            raise UnknownAliasError(f"An alias of REDLOCK is a str, not {type(alias).__name__}.") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(aliases())

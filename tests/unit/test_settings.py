@@ -65,6 +65,7 @@ URLS: list[tuple[str, str]] = [
     (f"redis://:{SECRET}@a,b", r"redis\+cluster://host-1,host-2"),
     (f"redis+cluster://:{SECRET}@a,,b", "without a host: write, for example"),
     ("redis+cluster://a?ssl_ca_certs=/x", "write rediss instead of redis"),
+    ("redis://a?connection_class=x", "connection_class cannot be set; the scheme says it"),
     ("redis://shop-ro.ab12cd.ng.0001.euc1.cache.amazonaws.com", "write the primary endpoint"),
     ("rediss://replica.shop.ab12cd.euc1.cache.amazonaws.com", "write the primary endpoint"),
     ("rediss://shop-ab12cd.serverless.euc1.cache.amazonaws.com", "create a cache"),
@@ -102,6 +103,8 @@ NODES: list[tuple[Any, str, str]] = [
     ([7], "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ([{"HOST": "a", "PORT": 6379}], "redlock.E003", "not a dict with 'HOST', 'PORT'"),
     ([{"URL": "redis://a", "NAME": 5}], "redlock.E003", r"\['NAME'\] must be a str, not int"),
+    ([{"URL": "redis://a", "NAME": f"redis://:{SECRET}@a"}], "redlock.E003", "such as 'lock-1', not a URL"),
+    ([SENTINELS | {"MASTERS": [f"redis://:{SECRET}@a"]}], "redlock.E003", r"must be a list of hosts .*'10\.0\.0\.1'"),
     ([{"URL": "redis://a", "OPTIONS": 5}], "redlock.E003", r"\[0\]\['OPTIONS'\] must be a dict"),
     ([{"URL": "cache:sessions", "OPTIONS": {"db": 1}}], "redlock.E003", "names a cache, which takes no OPTIONS"),
     ([{"URL": "database://default", "OPTIONS": {"db": 1}}], "redlock.E003", "a database takes no OPTIONS"),
@@ -114,6 +117,7 @@ NODES: list[tuple[Any, str, str]] = [
     (["cache:default"], "redlock.E005", "whose backend is not Redis"),
     (["cache:sharded"], "redlock.E005", "CLIENT_CLASS spreads keys over several servers"),
     (["cache:clustered"], "redlock.E005", r"is a cluster; write redis\+cluster://host-1,host-2"),
+    (["cache:unkept"], "redlock.E005", "whose SENTINEL_KWARGS must be a dict, not str"),
     (["cache:unwatched"], "redlock.E005", "found by Redis Sentinel, but whose SENTINELS are no list"),
     (["cache:nowhere"], "redlock.E005", "LOCATION does not begin with a Redis URL"),
     ([SENTINELS | {"SERVICE_NAME": ""}], "redlock.E003", r"needs SENTINELS, a list of .* for example, {'SENTINELS': "),
@@ -136,6 +140,8 @@ ENTRIES: list[tuple[Any, str, str]] = [
     ({"OPTIONS": []}, "redlock.E007", "OPTIONS'] must be a dict"),
     ({"OPTIONS": {"durable": [f"redis://:{SECRET}@a"]}}, "redlock.E007", "no node: a URL"),
     ({"OPTIONS": {"durable": [["a"]]}}, "redlock.E007", r"names no node: \['a'\]"),
+    ({f"redis://:{SECRET}@a": THREE}, "redlock.E007", "has a URL as a key. Known: NODES"),
+    ({"OPTIONS": {f"redis://:{SECRET}@a": 3}}, "redlock.E007", "has a URL as a key. Known: "),
     ({"ttl": 3}, "redlock.E007", "unknown key 'ttl'; write it into 'OPTIONS'. Known"),
     ({"LOCATION": "redis://a"}, "redlock.E007", "unknown key 'LOCATION'; write 'NODES'. Known"),
     ({"OPTIONS": {"timeout": 3}}, "redlock.E007", "unknown key 'timeout'; write 'ttl'. Known"),
@@ -148,6 +154,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": []}, "redlock.E001", r"REDLOCK\['default'\] must be a dict, not list"),
     ({"NODES": THREE}, "redlock.E001", r"REDLOCK\['NODES'\] must be a dict, not list: NODES belongs below an alias"),
     ({1: {"NODES": THREE}}, "redlock.E001", "REDLOCK has the alias 1, which must be a str, not int"),
+    ({f"redis://:{SECRET}@a": {"NODES": THREE}}, "redlock.E001", "has a URL as a key; the keys are aliases"),
+    ({f"redis://:{SECRET}@a": []}, "redlock.E001", "has a URL as a key; the keys are aliases"),
     ({"default": {}}, "redlock.E003", r"REDLOCK\['default'\]\['NODES'\] must list the URLs"),
     ({"defalt": {"NODES": THREE}}, "", "no alias 'default'; did you mean 'defalt'?"),
     *(({"default": {"NODES": [url]}}, "redlock.E003", message) for url, message in URLS),
@@ -164,6 +172,11 @@ CACHES = {
         "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
     },
     "clustered": {"BACKEND": "django_valkey.cluster_cache.cache.ClusterValkeyCache", "LOCATION": "valkey://a"},
+    "unkept": {
+        "BACKEND": DJANGO_REDIS,
+        "LOCATION": "redis://mymaster",
+        "OPTIONS": {"CLIENT_CLASS": "django_redis.client.SentinelClient", "SENTINEL_KWARGS": SECRET},
+    },
     "unwatched": {
         "BACKEND": DJANGO_REDIS,
         "LOCATION": f"redis://:{SECRET}@mymaster",
@@ -290,6 +303,11 @@ def test_settings_are_read_late_and_anew_after_a_change():
             assert locks["default"].lock("a").try_acquire() is None
         with pytest.raises(InvalidRedlockError, match=r"no alias 'other'\. It has 'default'"):
             locks["other"]
+        with pytest.raises(InvalidRedlockError, match=r"no alias that is a URL\. It has 'default'") as caught:
+            locks[f"redis://:{SECRET}@a"]
+        with pytest.raises(InvalidRedlockError, match="An alias of REDLOCK is a str, not list"):
+            lock("a", using=["default"]).acquire()
+    assert SECRET not in str(caught.value)
     assert locks["default"] is not before
     assert locks["default"] is locks["default"]
     assert [manager.alias for manager in locks.all()] == ["default"]

@@ -138,6 +138,8 @@ class Endpoint:
         except ValueError:  # the message of urllib or redis-py may quote the URL
             raise unreadable("its address, port or database number", spec.url, EXAMPLE) from None
         self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
+        if not isinstance(self._class, type):
+            raise ValueError("its option connection_class cannot be set; the scheme says it, such as rediss for TLS")
         self._arguments = arguments | dict(spec.options)
         if issubclass(self._class, SSLConnection):
             self._arguments |= verification(**self._arguments)
