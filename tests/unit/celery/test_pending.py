@@ -121,7 +121,7 @@ def test_no_task_takes_over_the_pending_call_of_another(make, worker):
 @pytest.fixture
 def servers(nodes, settings):
     """Three real servers under the default alias, which have just started."""
-    about = {"NODES": nodes.urls[:3], "OPTIONS": {"restart_guard": False}}
+    about = {"NODES": nodes.urls[:3], "OPTIONS": {"restart_guard": False, "node_timeout": 1.0}}
     settings.REDLOCK = {"default": about}
     yield nodes[:3]
     locks.reset()
