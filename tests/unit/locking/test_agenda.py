@@ -97,7 +97,8 @@ def test_aliases_whose_nodes_stay_silent_take_turns_behind_the_others():
             tried.append(self.name)
             now += self.seconds
 
-    aliases = [Blocking("a", 1.0), Blocking("b", 1.0), Blocking("c", 1.0), Blocking("d", ttl=3.0)]
+    chore = Blocking("e", 1.0, ttl=0.0)
+    aliases = [chore, Blocking("a", 1.0), Blocking("b", 1.0), Blocking("c", 1.0), Blocking("d", ttl=3.0)]
     watchdog = Watchdog(lambda: now)
 
     def turn() -> str:
@@ -105,9 +106,9 @@ def test_aliases_whose_nodes_stay_silent_take_turns_behind_the_others():
         watchdog._tend([alias.lease for alias in aliases])
         return "".join(tried)
 
-    assert [turn() for _ in range(7)] == ["da", "db", "dc", "da", "db", "dc", "da"]
-    aliases[1].seconds = 0.0
-    assert [turn() for _ in range(3)] == ["dbc", "dba", "dbc"]
+    assert [turn() for _ in range(7)] == ["da", "db", "dc", "de", "da", "db", "dc"]
+    aliases[2].seconds = 0.0
+    assert [turn() for _ in range(4)] == ["de", "da", "dbc", "dbe"]
 
 
 async def test_event_loop_extends_the_leases_of_all_aliases_at_once():
