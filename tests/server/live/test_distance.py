@@ -22,6 +22,8 @@ with lock("a", wait=0):
 asyncio.run(in_a_loop())
 """
 
+NIGHTLY = ("nightly", "--", "echo", "done")
+
 
 @pytest.fixture
 def distant(live: Live, nodes: Servers, size: int, way: float) -> Iterator[Live]:
@@ -43,5 +45,10 @@ def distant(live: Live, nodes: Servers, size: int, way: float) -> Iterator[Live]
 @pytest.mark.parametrize(("size", "way"), [(1, 0.6), (3, 0.15)])
 def test_fresh_process_takes_a_lock_at_once(distant: Live):
     """The first attempt of a process waits for its connections as well."""
-    assert outcome(distant.python("-c", FIRST)) == ("blocking\nasyncio", "", 0)
-    assert outcome(distant.manage("redlock_run", "nightly", "--", "echo", "done"))[::2] == ("done", 0)
+    found: list[object] = []
+    for _ in range(5):  # a pause of the machine at the wrong moment is longer than the nodes have
+        found.append((outcome(distant.python("-c", FIRST)), outcome(distant.manage("redlock_run", *NIGHTLY))[::2]))
+        if found[-1] == (("blocking\nasyncio", "", 0), ("done", 0)):
+            break
+    else:
+        pytest.fail(f"never at once: {found}")
