@@ -94,7 +94,7 @@ def pytest_unconfigure() -> None:
 
 def use_new_keys() -> None:
     """Make the locks use keys of their own, so that a renewed key of an earlier test does not matter."""
-    options = {"restart_guard": False, "node_timeout": 2.0}  # the guard would mistake the start of the nodes for one
+    options = {"restart_guard": False}  # it would mistake the start of the nodes for one
     settings.REDLOCK = {"default": {"NODES": servers.urls, "KEY_PREFIX": next(prefixes), "OPTIONS": options}}
     locks.reset()
 
