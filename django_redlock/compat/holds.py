@@ -101,7 +101,7 @@ class TimedLease(Chore):
         self.lease, self._rules, self._flavour = lease, rules, flavour
         self._covered = lease.hold.clock() + lease.remaining() + rules.drift(ttl)
         self._next = self._covered - ttl * 2 / 3
-        self.slack = ttl / 30  # as that of a lease
+        self.slack = ttl / 30  # so that it is extended with the leases, not after them as a chore
         self.since = self._covered - ttl
         self.until = self.since + length
         self._watchdog.watch(self)

@@ -307,8 +307,11 @@ class Watchdog:
         """
         try:
             due = by_keeper(leases)
-            slack = {keeper: min(each.hold.slack or NEVER for each in some) for keeper, some in due.items()}
-            for keeper in sorted(due, key=lambda keeper: (self._slow.get(keeper, 0.0), slack[keeper])):
+
+            def turn(keeper: Any) -> tuple[float, float]:
+                return self._slow.get(keeper, 0.0), min(each.hold.slack or NEVER for each in due[keeper])
+
+            for keeper in sorted(due, key=turn):
                 if self._extend(keeper, due[keeper]):
                     break
         except BaseException:  # a signal's receiver may even call sys.exit(), which must not end this thread

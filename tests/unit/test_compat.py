@@ -26,6 +26,8 @@ from valkey import exceptions as valkey_exceptions
 
 from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
+from django_redlock.compat.holds import TimedLease
+from django_redlock.engine.watchdog import Chore, Watchdog, watchdog
 from django_redlock.signals import lock_forced
 from django_redlock.testing import Simulation
 from tests.waiting import eventually
@@ -441,6 +443,28 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
     assert lock.lease.lost.is_set()
     assert lock.lease.extensions >= 2
     assert lock.lease.reason == "expired"
+
+
+def test_timeout_that_takes_several_leases_is_renewed_before_chores(monkeypatch):
+    """A heartbeat that waits for silent nodes does not cost it the lock."""
+    order = []
+
+    class Heartbeat(Chore):
+        def due(self):
+            return 0.0
+
+        def extend(self, leases):
+            order.append("heartbeat")
+
+    lock = Lock(None, NAME, timeout=90)
+    lock.acquire()
+    timed = next(each for each in watchdog._all() if isinstance(each, TimedLease))
+    monkeypatch.setattr(TimedLease, "extend", lambda timed, leases: order.append("timed lease"))
+
+    Watchdog()._tend([Heartbeat(), timed])
+
+    assert order == ["timed lease", "heartbeat"]
+    lock.release()
 
 
 async def test_nothing_is_held_longer_than_the_options_allow(make, settings):

@@ -41,8 +41,8 @@ def distant(live: Live, nodes: Servers, size: int, way: float) -> Iterator[Live]
         yield live
 
 
-# In both, a link and a request together take longer than the node timeout, and each takes about half of it.
-@pytest.mark.parametrize(("size", "way"), [(1, 0.6), (3, 0.15)])
+# In both, a link and a request together take longer than the node timeout.
+@pytest.mark.parametrize(("size", "way"), [(1, 0.6), (3, 0.2)])
 def test_fresh_process_takes_a_lock_at_once(distant: Live):
     """The first attempt of a process waits for its connections as well."""
     found: list[object] = []

@@ -57,7 +57,6 @@ def three() -> Any:
     """Three nodes in memory, whose leases last for a second."""
     with using(["memory://i1", "memory://i2", "memory://i3"]):
         yield
-    locks.reset()
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +93,6 @@ def test_lock_over_servers_works_after_an_interruption(nodes: Any, away: bool):
     with using(["redis://127.0.0.1:1", "memory://i2", "memory://i3"] if away else nodes.urls[:3]):
         for action in [*actions, interrupts.ablock]:
             check(sweep(action, first=7, every=29 if away else 13), points=12 if away else 25)
-    locks.reset()
 
 
 @at_any_moment
@@ -173,7 +171,6 @@ def test_signal_handler_takes_a_lock_during_a_wait(nodes: Any):
     """A handler that interrupts a waiter waits there as well; neither waits longer than it says."""
     with using(nodes.urls[:1], {**OPTIONS, "ttl": 60.0, "max_ttl": 60.0, "node_timeout": 10.0}):
         wait_while_a_handler_waits()
-    locks.reset()
 
 
 def wait_while_a_handler_waits() -> None:
