@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .attempt import NEVER, NO_REPLIES, Attempt, Granted, HighestToken, Verdict
-from .names import permit_slug, secret_of, slug
+from .names import SECRET_SIZE, permit_slug, secret_of, slug, uncounted
 from .protocol import ABSENT, Instant, Kind, Release, Reply, Survey
 from .round import Round, cleanup, count, limit_releases, unanswered
 from .rules import Rules, Wanted
@@ -22,6 +22,7 @@ FEW_PERMITS = 3  # with no more permits than this, each is tried without asking 
 POLL = 1.0  # seconds after which a waiter asks again, even though nodes would notify it of its turn
 LEAST_POLL = 0.02  # least seconds before a waiter asks again about a hold that is about to end
 UNNOTIFIED_POLL = 0.05  # seconds of pause per waiter ahead in the queue, while too few nodes can notify this one
+LASTED = 10.0  # seconds after which a failure that might have passed by itself is called a wrong setting
 
 
 class GaveUp(Verdict):
@@ -32,14 +33,21 @@ class GaveUp(Verdict):
         verdict: The meaning of the last replies.
         waited: Seconds for which the acquisition tried.
         attempts: How many attempts it made.
+        lasted: Seconds for which failures that might have passed by themselves have kept it from a quorum.
     """
 
-    __slots__ = ("attempts", "waited")
+    __slots__ = ("attempts", "lasted", "waited")
 
-    def __init__(self, verdict: Verdict, waited: float, attempts: int) -> None:
+    def __init__(self, verdict: Verdict, waited: float, attempts: int, lasted: float) -> None:
         super().__init__(verdict.replies, verdict.rules)
         self.waited = waited
         self.attempts = attempts
+        self.lasted = lasted
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether no quorum is possible until servers or settings change."""
+        return super().misconfigured or self.lasted >= LASTED
 
 
 class Pause(NamedTuple):
@@ -98,7 +106,9 @@ class Acquisition:
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._since = NEVER
         self._attempts = 0
-        self._again = True  # whether one attempt more may follow the last, if that found links that had been cut
+        self._again = True  # whether the last attempt may be repeated, if it found links that had been cut
+        self._failing_since: float | None = None  # since when only failures that may last have been in the way
+        self._earlier: set[str] = set()  # see Attempt
         # The nodes that may have the waiter in their queue. A queue outlasts an attempt, so this set does too.
         self._enrolled: set[int] = set()
         # The current attempt, or the last one. The first one exists before it begins, so that an interruption at any
@@ -117,30 +127,59 @@ class Acquisition:
                 granted = yield from self._contend()
             if granted is not None:
                 return granted
-            verdict, left = self._attempt.verdict, self._time_left()
+            verdict = self._attempt.verdict
+            if self._again and self._is_over(verdict) and self._was_cut(verdict):
+                self._again = False
+                granted = yield from self._repeat()
+                if granted is not None:
+                    return granted
+                verdict = self._attempt.verdict
             self.waiter.gives_back(verdict.granted)
-            over = verdict.misconfigured or (left is not None and left <= 0)
-            again = over and self._was_cut(verdict)
-            over = over and not again
+            now, over = self._attempt.at.now, self._is_over(verdict)
+            if not verdict.perhaps_misconfigured:
+                self._failing_since = None
+            elif self._failing_since is None:
+                self._failing_since = now
             # A waiter that cannot win leaves the queues that it reaches: as the first one there, it would keep out
             # everybody who can.
-            yield from self._withdraw(leaving=over or verdict.cut_off, timeout=self._timeout if again else 0.0)
+            yield from self._withdraw(leaving=over or verdict.cut_off)
             if over:
-                return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts)
+                lasted = 0.0 if self._failing_since is None else now - self._failing_since
+                return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts, lasted)
             self._attempt.at = yield self._pause(verdict)
             self.waiter.attend()
 
+    def _is_over(self, verdict: Verdict) -> bool:
+        """Return whether the time has passed, or waiting is pointless."""
+        left = self._time_left()
+        return verdict.misconfigured or (left is not None and left <= 0)
+
     def _was_cut(self, verdict: Verdict) -> bool:
         """
-        Return whether one attempt more follows although the time has passed, because links of the last one were cut.
+        Return whether links of the last attempt were cut, so that it is repeated although the time has passed.
 
         An idle link that was cut shows that only when it is used. The nodes may be well, and a caller that tries once
-        would be refused for nothing. A grant that came over the old link is first taken back over the new one;
-        otherwise the next attempt, whose secret is another, would find the lock taken by this one.
+        would be refused for nothing.
         """
-        cut = not verdict.taken and any(round.cut for round in self._attempt.rounds)
-        again, self._again = self._again and cut, False
-        return again
+        return not verdict.taken and any(round.cut for round in self._attempt.rounds)
+
+    def _repeat(self) -> Generator[Step, Instant, Granted | None]:
+        """
+        Repeat the last attempt with the same secret.
+
+        A node may have executed it although no reply came, or may do so at any moment: the request is in a buffer of
+        the connection that was cut. To such a node the attempt and its repetition are one owner. With another secret,
+        the caller would be refused because of itself.
+        """
+        attempt = self._attempt
+        if attempt.given_back:  # after a split vote
+            attempt = self._begin(attempt.slugs)
+        else:
+            self._attempts += 1
+        granted = yield from attempt.steps(self._since)
+        if granted is None and self.wanted.limit > 1:
+            granted = yield from self._try_permits()
+        return granted
 
     def _pause(self, verdict: Verdict) -> Pause:
         """
@@ -192,7 +231,9 @@ class Acquisition:
         # that attempt's own tombstone, and cannot harm the next attempt.
         secret = self.wanted.secret or self._fresh_secret()
         name, timeout = self.waiter.name, self._timeout
-        return Attempt(self.wanted, slugs, secret, self._rules, self._highest, name, timeout, self._enrolled, at)
+        return Attempt(
+            self.wanted, slugs, secret, self._rules, self._highest, name, timeout, self._enrolled, at, self._earlier
+        )
 
     def _contend(self) -> Generator[Step, Instant, Granted | None]:
         """
@@ -280,6 +321,8 @@ class Acquisition:
             attempt.at = yield self._withdrawal(nodes, leaving, timeout)
         # Set only now: an interruption before this line must find what has not been given back.
         attempt.given_back = True
+        if not (self.wanted.secret or self.wanted.shared) and unanswered(attempt.rounds):
+            self._earlier.add(uncounted(attempt.value[SECRET_SIZE:]))
         if leaving:
             self._enrolled.clear()
 

@@ -32,6 +32,10 @@ INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
 FRESH = 1.0  # seconds for which a node's clock is not examined again unless a reply narrows it down
+YOUNG = 8.0  # seconds after which a node that is asked something is also asked to describe itself again
+OLD = 10.0  # seconds after which nothing that a node said about itself counts any more
+SILENT = 2 * OLD  # seconds after which a node that says nothing no longer votes for a server that is listed twice
+ASKED = 1.0  # seconds for which other connections leave it to the one that has just asked
 EVEN = EXPIRY_ROUNDING / 2  # seconds; a larger difference does not come from a slow reply: the clock was set
 CLOCK_RATE = 0.001  # seconds that a clock may gain in one second without having been set; NTP slews by half of that
 
@@ -49,6 +53,8 @@ class Greeting:
         promoted: Changes each time the node becomes a master after it was a replica; empty if it does not remember
             having been a replica.
         refused: Why the node does not describe itself, such as ``NOPERM``.
+        mark: What tells the node's present memory from every other; empty if the node has none. A request that takes
+            or extends a lock is carried out only by the memory that its link learned.
     """
 
     run_id: str = ""
@@ -56,6 +62,7 @@ class Greeting:
     evicts: bool = False
     promoted: str = ""
     refused: str = ""
+    mark: str = ""
 
 
 class Admission:
@@ -69,7 +76,8 @@ class Admission:
         wall: Returns seconds since the epoch; the client's own clock is compared too while fewer than three nodes are
             known.
 
-    ``doubts`` has the nodes whose clocks are far from most others', and why they do not vote at present.
+    ``doubts`` has the nodes whose clocks are far from most others', and why they do not vote at present. ``due`` has
+    when each node is to describe itself again; see :meth:`asks`. ``servers`` has the run id that each node had last.
     """
 
     def __init__(
@@ -95,16 +103,42 @@ class Admission:
         self._most = [INFINITY] * len(names)
         self._looked = [0.0] * len(names)  # when each node's clock was last examined
         self.doubts: Mapping[int, str] = {}
+        self.due = [-INFINITY] * len(names)
+        self.servers = [""] * len(names)
+        self._greeted = [-INFINITY] * len(names)
+        self._voters: dict[str, int] = {}  # which node votes for a server, by its run id
+
+    def asks(self, node: int, now: float) -> None:
+        """
+        Note that a request to a node that is *due* is about to ask it to describe itself again.
+
+        While what the node said is still young enough to count, one connection asks for all. Otherwise each one does,
+        because its vote may be counted before another one's answer comes.
+        """
+        if now - self._greeted[node] < OLD:
+            self.due[node] = now + ASKED
+
+    def disowns(self, node: int, server: str, now: float) -> bool:
+        """
+        Return whether a connection to *server*, by its run id, leads or may lead elsewhere than the node's address.
+
+        Another connection to the node was greeted by another server since. Or two nodes said that they are the same
+        server: one of their addresses is wrong, and may have been corrected.
+        """
+        if server != self.servers[node]:
+            return True
+        return now > self.due[node] and server != "" and self.servers.count(server) > 1
 
     def greet(self, node: int, greeting: Greeting) -> None:
-        """Note how a node describes itself on a new connection."""
+        """Note how a node describes itself, on a new connection or when it was asked again."""
+        self._greeted[node] = now = self._clock()
+        self.due[node] = now + YOUNG
         if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
+        self.servers[node] = greeting.run_id
         if greeting.run_id:
             self._run_ids[node], self._promotions[node] = greeting.run_id, greeting.promoted
-        # After the run id is stored: if two threads greet one server under two names at once, at least one of them then
-        # sees the other's run id.
-        self._excluded[node] = self._exclusion(node, greeting)
+        self._excluded[node] = self._exclusion(node, greeting, now)
 
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request that was sent at *sent*, without its vote if the node may not vote."""
@@ -185,14 +219,21 @@ class Admission:
             if 2 * sum(low - MAX_SKEW <= top and bottom - MAX_SKEW <= high for bottom, top in known) <= len(known)
         }
 
-    def _exclusion(self, node: int, greeting: Greeting) -> str:
+    def _exclusion(self, node: int, greeting: Greeting, now: float) -> str:
         if greeting.refused and self._rules.guards_restarts:
             return f"refuses INFO ({greeting.refused})"
         if greeting.evicts and self._names[node] not in self._rules.allow_evicting:
             return "may evict keys (OPTIONS['allow_evicting'])"
-        for other, run_id in list(self._run_ids.items()):  # a copy: other threads may be connecting too
-            if run_id == greeting.run_id and other != node:
-                return f"is the same server as {self._names[other]}"
+        if not greeting.run_id:
+            return ""
+        # One server has one vote, whoever lists it twice: that of the node that was asked first. Of two threads that
+        # greet it under two names at once, the second one finds the first one's node here.
+        voter = self._voters.setdefault(greeting.run_id, node)
+        if voter == node:
+            return ""
+        if self.servers[voter] == greeting.run_id and now - self._greeted[voter] < SILENT:
+            return f"is the same server as {self._names[voter]}"
+        self._voters[greeting.run_id] = node
         return ""
 
     def _quarantine(self, node: int, greeting: Greeting) -> None:

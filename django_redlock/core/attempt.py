@@ -11,14 +11,14 @@ likely to succeed.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from functools import partial
 from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
 from .names import SECRET_SIZE, SHARED_KIND, Owner, decode, encode, encode_since, queue_of, uncounted
-from .protocol import ANSWERS, FAR, HIGHEST, Acquire, Instant, Kind, Raise, Reply, Request
+from .protocol import ANSWERS, FAR, HIGHEST, Acquire, Failure, Instant, Kind, Raise, Reply, Request, failed
 from .round import Round, count
 from .rules import Rules, Wanted
 
@@ -30,6 +30,7 @@ NOT_FREE = (Kind.BUSY, Kind.QUEUED)
 
 NEVER = Instant(0.0, 0)
 NO_NODES: frozenset[int] = frozenset()
+NO_ATTEMPTS: frozenset[str] = frozenset()
 NO_REPLIES: Mapping[int, Reply] = MappingProxyType({})
 
 
@@ -80,6 +81,7 @@ class Attempt:
         timeout: Seconds for which a round waits for its slowest node.
         enrolled: The nodes that may have the waiter in their queue; the attempt adds to this set.
         at: The present time.
+        earlier: How earlier attempts of the same call described themselves, if a node may still execute one.
 
     ``given_back`` is whether everything that the attempt may have been granted has been released. ``at`` is the time
     after the last step. ``number`` is the highest fencing token that the attempt proposed. ``skipped`` has the last
@@ -87,7 +89,7 @@ class Attempt:
     """
 
     __slots__ = (
-        *("_enrolled", "_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
+        *("_earlier", "_enrolled", "_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
         *("at", "given_back", "number", "rounds", "secret", "skipped", "slugs", "value"),
     )
 
@@ -102,6 +104,7 @@ class Attempt:
         timeout: float,
         enrolled: set[int],
         at: Instant,
+        earlier: Set[str] = NO_ATTEMPTS,
     ) -> None:
         self.slugs = slugs
         self.secret = secret
@@ -117,6 +120,7 @@ class Attempt:
         self._waiter = waiter
         self._timeout = timeout
         self._enrolled = enrolled
+        self._earlier = earlier
         self._queue = queue_of(slugs[0]) if wanted.limit > 1 else ""
         self._replies: Mapping[int, Reply] = NO_REPLIES
 
@@ -138,6 +142,8 @@ class Attempt:
         fencing_token = self.number = max(self.at.wall, self._above_highest())
         first = self._first_round(fencing_token, since.wall)
         self.at = yield first
+        if self._earlier and not first.won:
+            first.replies = {node: self._of_another(reply) for node, reply in first.replies.items()}
         self._replies = {**self.skipped, **first.replies} if self.skipped else first.replies
         if not first.won:  # else all replies have the number proposed, and there is nothing to look at
             self._note_tokens(first)
@@ -181,6 +187,15 @@ class Attempt:
             frozenset(first.untouched() - self._enrolled) if known and not first.complete else NO_NODES,
             self.at.now - since.now,
         )
+
+    def _of_another(self, reply: Reply) -> Reply:
+        """
+        Return *reply*, or that of a node that cannot tell, if it refuses the lock because of an attempt of this call.
+
+        The node executed that attempt late, after its connection had been given up, and its release is on the way.
+        """
+        ours = reply.kind is Kind.BUSY and uncounted(reply.detail) in self._earlier
+        return failed(Failure.OWN_ATTEMPT, Kind.UNKNOWN) if ours else reply
 
     @property
     def verdict(self) -> "Verdict":
@@ -411,6 +426,11 @@ class Verdict:
     def misconfigured(self) -> bool:
         """Whether no quorum is possible until servers or settings change, so that waiting is pointless."""
         return self._misconfigured > self.rules.spare
+
+    @property
+    def perhaps_misconfigured(self) -> bool:
+        """Whether no quorum is possible unless nodes whose failure may pass by itself, or may last, vote again."""
+        return sum([reply.perhaps_misconfigured for reply in self.replies.values()]) > self.rules.spare
 
     @property
     def unanswering(self) -> Mapping[int, Reply]:

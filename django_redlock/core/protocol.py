@@ -272,6 +272,8 @@ class Failure(Enum):
     WRONG_MODE = "runs in another mode"
     TWO_SERVERS = "answers as two servers"
     RESTARTED = "restarted"
+    FORGOT = "has another memory than when it was asked last"
+    OWN_ATTEMPT = "has an earlier attempt of this call, which is being released"
 
     # Stores that are replicated
     NO_LEADER = "has no leader at present"
@@ -302,16 +304,30 @@ class Failure(Enum):
         """Whether the node gives no vote until the server or the settings change, however long the caller waits."""
         return self in LASTING
 
+    @property
+    def perhaps_lasting(self) -> bool:
+        """Whether only time shows if the node votes again by itself: after a failover it does, as a replica never."""
+        return self in LASTING or self in PERHAPS_LASTING
+
 
 LASTING = frozenset(
     {
         *(Failure.NOPERM, Failure.NOAUTH, Failure.WRONGPASS, Failure.NO_PASSWORD, Failure.NO_SUCH_DATABASE),
-        *(Failure.READONLY, Failure.MASTERDOWN, Failure.CLUSTERDOWN, Failure.CROSSSLOT, Failure.TRYAGAIN),
-        *(Failure.MOVED, Failure.ASK, Failure.WRONG_MODE, Failure.REPLICA, Failure.UNKNOWN_TO_SENTINEL),
+        *(Failure.CROSSSLOT, Failure.WRONG_MODE),
         *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.OWN_TRANSACTION),
-        *(Failure.NO_SPACE, Failure.TOO_MANY, Failure.DISK),
+        Failure.TOO_MANY,
         *(Failure.CERTIFICATE_EXPIRED, Failure.CERTIFICATE_REFUSED, Failure.WRONG_CERTIFICATE),
         *(Failure.NO_CLIENT_CERTIFICATE, Failure.ABSURD_TOKEN),
+    }
+)
+
+# An address moves to the promoted server a moment after the old one became a replica; a slot moves to another shard; a
+# disk is cleared.
+PERHAPS_LASTING = frozenset(
+    {
+        *(Failure.REPLICA, Failure.READONLY, Failure.MASTERDOWN, Failure.UNKNOWN_TO_SENTINEL),
+        *(Failure.CLUSTERDOWN, Failure.TRYAGAIN, Failure.MOVED, Failure.ASK),
+        *(Failure.NO_SPACE, Failure.DISK),
     }
 )
 
@@ -437,6 +453,11 @@ class Reply(NamedTuple):
     def misconfigured(self) -> bool:
         """Whether the node gives no vote until the server or the settings change."""
         return self.kind is Kind.EXCLUDED or (self.failure is not None and self.failure.lasting)
+
+    @property
+    def perhaps_misconfigured(self) -> bool:
+        """Whether the node gives no vote until the server or the settings change, unless the failure passes."""
+        return self.kind is Kind.EXCLUDED or (self.failure is not None and self.failure.perhaps_lasting)
 
 
 def failed(failure: Failure, kind: Kind = Kind.FAILED, detail: str = "") -> Reply:

@@ -32,6 +32,9 @@ from .rules import Rules
 if TYPE_CHECKING:
     from .admission import Admission
 
+CUT = frozenset({Failure.RESET, Failure.CLOSED, Failure.FORGOT, Failure.READONLY, Failure.MASTERDOWN})
+"""The failures of a link that had worked, after which a new one may work at once."""
+
 NO_CURSORS: Mapping[int, str] = MappingProxyType({})
 LIFETIME = 10.0  # seconds for which the reply to a round that takes or extends no lease is of use
 
@@ -155,9 +158,13 @@ class Round:
 
     @property
     def cut(self) -> bool:
-        """Whether links that had worked may have been cut, which says nothing about the nodes behind them."""
+        """
+        Whether links that had worked may have been cut, or lead to a server that is not what it was.
+
+        That says nothing about the nodes: a new link learns what is there now.
+        """
         return any(
-            reply.kind is Kind.UNKNOWN and (self.rested or reply.failure in (Failure.RESET, Failure.CLOSED))
+            reply.kind in MISSES and (reply.failure in CUT or (self.rested and reply.kind is Kind.UNKNOWN))
             for reply in self.replies.values()
         )
 

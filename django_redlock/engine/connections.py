@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, Request, failed
 from ..core.round import Round
-from ..nodes.base import INCOMPLETE, Link, LinkError, Node, known_cause
+from ..nodes.base import INCOMPLETE, Link, LinkError, Node, Packed, known_cause
 from ..nodes.clock import Clock
 from ..nodes.gevent import Here, here, uses_gevent
 from ..nodes.poll import READABLE, poller
@@ -34,8 +34,8 @@ def connect_timeout(timeout: float) -> float:
     return SOONER * max(timeout, CONNECT_TIMEOUT)
 
 
-InFlight = tuple[Request, Round, float]
-"""A request whose reply has not been read, its round, and when it was sent."""
+InFlight = tuple[Request, Round, float, bool]
+"""A request whose reply has not been read, its round, when it was sent, and whether a greeting comes before."""
 
 
 class Connection:
@@ -44,6 +44,7 @@ class Connection:
     def __init__(self, node: int, link: Link, admission: Admission) -> None:
         self.node = node
         self.link = link
+        self.server = link.greeting.run_id
         self.fd = link.fileno()
         self._admission = admission
         self.in_flight: deque[InFlight] = deque()
@@ -56,14 +57,16 @@ class Connection:
         """Return whether the node has been silent for longer than the timeout of the oldest round in flight."""
         if not self.in_flight:
             return False
-        _, round, sent = self.in_flight[0]
+        _, round, sent, _ = self.in_flight[0]
         return now > sent + (round.timeout or SILENCE)
 
-    def send(self, round: Round, packed: dict[int, bytes], now: float) -> None:
-        """Send this node's request of a round."""
-        request = round.requests[self.node]
-        self.in_flight.append((request, round, now))
-        self.link.send(request, packed, in_full=round.in_full)
+    def send(self, round: Round, packed: Packed, now: float) -> None:
+        """Send this node's request of a round; first ask what the node is, if it said that long ago."""
+        request, greet = round.requests[self.node], now > self._admission.due[self.node]
+        if greet:
+            self._admission.asks(self.node, now)
+        self.in_flight.append((request, round, now, greet))
+        self.link.send(request, packed, in_full=round.in_full, greet=greet)
 
     def read(self) -> LinkError | None:
         """
@@ -77,15 +80,18 @@ class Connection:
             if not awaited and link.readable():
                 return LinkError(Failure.CLOSED)
             while awaited:
-                request, round, sent = awaited[0]
+                request, round, sent, greeted = awaited[0]
                 reply = link.receive(request)
                 if reply is INCOMPLETE:
                     break
                 awaited.popleft()
+                if greeted:
+                    self.server = link.greeting.run_id
+                    self._admission.greet(self.node, link.greeting)
                 if reply is not None:
                     round.receive(self.node, self._admission.judge(self.node, reply, sent))
                 elif round.wanted:  # the node does not know the script
-                    awaited.append((request, round, sent))
+                    awaited.append((request, round, sent, False))
                     link.send(request, {}, in_full=True)
                 else:
                     round.receive(self.node, failed(Failure.NOSCRIPT))
@@ -120,7 +126,7 @@ class ConnectionSet:
         return any(
             not round.closed and round.unattended
             for connection in list(self.by_node.values())
-            for _, round, _ in connection.in_flight
+            for _, round, *_ in connection.in_flight
         )
 
     def connection(self, connection: Connection) -> None:

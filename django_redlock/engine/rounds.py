@@ -13,7 +13,7 @@ from threading import get_ident
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, failed
 from ..core.round import Round
-from ..nodes.base import LinkError, Node
+from ..nodes.base import LinkError, Node, Packed
 from ..nodes.clock import SLICES, Clock, Patience
 from .connections import MAX_IN_FLIGHT, Breakers, Connection, ConnectionSet, IdleConnections, NodeConnector
 
@@ -111,7 +111,7 @@ class Gather:
         if fresh and round.unattended:  # else no node would get the release now, and the next attempt overtakes it
             round.unattended, round.timeout = False, timeout
         round.rested = rested and not fresh
-        packed: dict[int, bytes] = {}
+        packed: Packed = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         spared = self._connector.see_to(connections, round, unasked, now) if unasked else None
         expects, asked, patience = True, round.timeout / SLICES, None
@@ -164,9 +164,12 @@ class Gather:
                 if not connection.in_flight and connection.node in connections.by_node:
                     self._catch_up(connections, connection)
 
-    def _send(self, connections: ConnectionSet, round: Round, node: int, packed: dict[int, bytes], now: float) -> bool:
+    def _send(self, connections: ConnectionSet, round: Round, node: int, packed: Packed, now: float) -> bool:
         """Send one node its request, or note why the node did not get it; return whether it has a usable link."""
         connection = connections.by_node.get(node)
+        if connection and self.admission.disowns(node, connection.server, now):
+            self._drop(connections, connection, LinkError(Failure.CLOSED))
+            return False
         if connection and connection.in_flight and not connection.is_prompt(now):
             connection = self._heard(connections, connection, round, now)
         if not connection:
@@ -204,7 +207,7 @@ class Gather:
         if self._catch_up(connections, connection) and (breaker := self.breakers[connection.node]).rest:
             breaker.answered()
 
-    def _wait(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], left: float) -> bool:
+    def _wait(self, connections: ConnectionSet, round: Round, packed: Packed, left: float) -> bool:
         """Wait for an event and deal with it; return False if no more events can come."""
         if connections.arrived:
             self._welcome(connections, round, packed)
@@ -222,7 +225,7 @@ class Gather:
             elif (breaker := self.breakers[connection.node]).rest:
                 breaker.answered()
 
-    def _hear_out(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes]) -> None:
+    def _hear_out(self, connections: ConnectionSet, round: Round, packed: Packed) -> None:
         """Wait for the other replies to a refused round, for as long as its patience lasts."""
         until = self._clock() + round.patience
         while round.unheard and (left := until - self._clock()) > 0 and self._wait(connections, round, packed, left):
@@ -252,7 +255,7 @@ class Gather:
                         return True
         return False
 
-    def _linger(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], deadline: float) -> None:
+    def _linger(self, connections: ConnectionSet, round: Round, packed: Packed, deadline: float) -> None:
         """
         Send a decided round to the nodes whose links are just arriving.
 
@@ -265,7 +268,7 @@ class Gather:
                 self._hear(connections, left)
             self._welcome(connections, round, packed)
 
-    def _welcome(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes]) -> None:
+    def _welcome(self, connections: ConnectionSet, round: Round, packed: Packed) -> None:
         """Send the round's request over the links that have just arrived."""
         now = self._clock()
         for node, error in self._take_arrivals(connections):

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+from weakref import WeakSet
 
 from ..core.admission import Admission
 from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
-from ..nodes.base import AsyncLink, LinkError, Node
+from ..nodes.base import AsyncLink, LinkError, Node, Packed
 from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
 from .connections import MAX_IDLE, SILENCE, Breakers, connect_timeout
 from .rounds import GRACE, IDLE
@@ -30,9 +31,11 @@ class Line:
     """A link, the number of replies in flight on it, since when it has been silent, and how long it may be silent."""
 
     link: AsyncLink
+    server: str
     in_flight: int = 0
     silent_since: float = 0.0
     patience: float = 0.0
+    retired: bool = False
 
     def is_silent(self, now: float) -> bool:
         """Return whether a reply is overdue."""
@@ -56,6 +59,7 @@ class AsyncGather:
         self._breakers = breakers
         self._clock = clock
         self._lines: dict[int, Line] = {}
+        self._retired: WeakSet[AsyncLink] = WeakSet()
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
         self._unattended: set[asyncio.Future[None]] = set()
         self._limits: TimeLimits[PendingRound] = TimeLimits(self._time_out, clock)
@@ -127,8 +131,8 @@ class AsyncGather:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for line in self._lines.values():
-            line.link.close()
+        for link in (*[line.link for line in self._lines.values()], *self._retired):
+            link.close()
         self._lines.clear()
         self._limits.rest()
         await asyncio.sleep(0)  # let the aborted transports close their sockets
@@ -189,18 +193,15 @@ class AsyncGather:
                 poll.looks += 1
                 return False  # the event loop delivers what has arrived
         failure = Failure.LATE if late else Failure.TIMEOUT
-        given_up = []
         for node in missing:
             sent = node in poll.sent
             if sent and poll.round.rested and node in self._lines:
-                given_up.append(self._lines.pop(node).link)
+                self._retire(node)
             elif not late:
                 self._breakers[node].failed(now, failure.value, silent=True)
             poll.receive(node, failed(failure, Kind.UNKNOWN if sent else Kind.FAILED))
         poll.round.close()
         poll.settle()
-        for link in given_up:
-            link.close()
         return True
 
     def _send_all(self, poll: "PendingRound") -> None:
@@ -229,6 +230,9 @@ class AsyncGather:
         line = self._lines.get(node)
         if line is None:
             return None
+        if self._admission.disowns(node, line.server, now):
+            self._retire(node)
+            return None
         idle = now - line.silent_since
         if idle <= line.patience and idle <= IDLE and not line.link.broken:
             return line  # the usual case
@@ -242,22 +246,39 @@ class AsyncGather:
             line.silent_since = now  # this event loop has been late, so the node gets its time again
             return line
         # Perhaps this process or its whole machine stood still. The attempt to connect again tells.
-        del self._lines[node]
-        line.link.close()
+        self._retire(node)
         return None
 
+    def _retire(self, node: int) -> None:
+        """Send nothing more on a line, but let the replies come that other rounds may still wait for."""
+        line = self._lines.pop(node)
+        line.retired = True
+        if line.in_flight and not line.link.broken:
+            asyncio.get_running_loop().call_later(line.patience, line.link.close)
+            self._retired.add(line.link)
+        else:
+            line.link.close()
+
     def _send(self, node: int, line: Line, poll: "PendingRound", now: float) -> None:
-        round, breaker = poll.round, self._breakers[node]
+        round, breaker, admission = poll.round, self._breakers[node], self._admission
+        greet = now > admission.due[node]
+        if greet:
+            admission.asks(node, now)
 
         def on_reply(reply: Reply | None) -> bool:
+            if greet and (reply is None or reply.kind is not Kind.UNKNOWN):
+                line.server = line.link.greeting.run_id
+                admission.greet(node, line.link.greeting)
             if reply is None:
                 return round.wanted
             line.in_flight -= 1
             if line.in_flight:
                 line.silent_since = self._clock()
+            elif line.retired:
+                asyncio.get_running_loop().call_soon(line.link.close)
             if breaker.rest and reply.kind is not Kind.UNKNOWN:
                 breaker.answered()
-            poll.receive(node, self._admission.judge(node, reply, now))
+            poll.receive(node, admission.judge(node, reply, now))
             return False
 
         if not line.in_flight:
@@ -266,7 +287,7 @@ class AsyncGather:
         line.in_flight += 1
         poll.sent.add(node)
         try:
-            line.link.send(round.requests[node], poll.packed, on_reply, in_full=round.in_full)
+            line.link.send(round.requests[node], poll.packed, on_reply, in_full=round.in_full, greet=greet)
         except LinkError as error:
             line.in_flight -= 1
             poll.receive(node, error.reply())
@@ -306,7 +327,7 @@ class AsyncGather:
                 began = self._clock()
                 link = await self._nodes[node].aconnect(max(seconds, OWED))
             self._admission.greet(node, link.greeting)
-            self._lines[node] = Line(link, silent_since=self._clock())
+            self._lines[node] = Line(link, link.greeting.run_id, silent_since=self._clock())
             return None
         except LinkError as error:
             if error.failure is Failure.TIMEOUT and self._limits.late_within(self._clock() - began):
@@ -326,7 +347,7 @@ class PendingRound:
     round: Round
     began: float
     settled: asyncio.Future[None] | None = None
-    packed: dict[int, bytes] = field(default_factory=dict)
+    packed: Packed = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
     spared: set[int] = field(default_factory=set)
     stuck: set[int] = field(default_factory=set)

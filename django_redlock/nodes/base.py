@@ -20,6 +20,9 @@ from .clock import steady
 
 T = TypeVar("T")
 
+Packed = dict[int, list[bytes]]
+"""The bytes of the requests of a round, which are the same for several nodes, as far as they are."""
+
 ENCODED = (
     "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
     "urllib.parse.quote(password, safe='') does it"
@@ -183,16 +186,17 @@ class Link(Protocol):
     """
 
     greeting: Greeting
-    """How the node described itself when the link was made."""
+    """How the node described itself when the link was made, or when it was last asked to."""
 
     def fileno(self) -> int:
         """Return the descriptor to poll, or -1 if a reply is there as soon as the request is sent."""
 
-    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
         """
         Send a request; *packed* keeps its bytes for the other nodes of the round.
 
-        With *in_full*, the request does not rely on anything that the node learned from an earlier one.
+        With *in_full*, the request does not rely on anything that the node learned from an earlier one. With *greet*,
+        the node describes itself first, and ``greeting`` is what it said once the reply to the request is there.
 
         Raises:
             LinkError: The link broke; the request may have arrived.
@@ -248,18 +252,19 @@ class AsyncLink(Protocol):
     """One ordered connection to a node, shared by all tasks of an event loop."""
 
     greeting: Greeting
-    """How the node described itself when the link was made."""
+    """How the node described itself when the link was made, or when it was last asked to."""
 
     def send(
         self,
         request: Request,
-        packed: dict[int, bytes],
+        packed: Packed,
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
+        greet: bool = False,
     ) -> None:
         """
-        Send a request without blocking; *on_reply* gets the reply later.
+        Send a request without blocking; *on_reply* gets the reply later. *greet* is as in :class:`Link`.
 
         If the node needs the request again, in full, *on_reply* is called with None. It then returns whether the
         request is still wanted.

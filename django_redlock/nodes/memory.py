@@ -7,13 +7,14 @@ They are for tests and experiments: a lock over them excludes only threads and t
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Lock
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
 from ..core.node_state import NodeState
 from ..core.protocol import HIGHEST, Failure, Reply, Request
-from .base import INCOMPLETE, LinkError, NodeSpec
+from .base import INCOMPLETE, LinkError, NodeSpec, Packed
 from .clock import steady
 
 
@@ -48,7 +49,7 @@ class MemoryNode:
         """Open a link at once."""
         if self.down:
             raise LinkError(Failure.REFUSED)
-        return MemoryLink(self)
+        return MemoryLink(self, self.describe())
 
     async def aconnect(self, timeout: float) -> "AsyncMemoryLink":
         """Open a link at once."""
@@ -68,21 +69,27 @@ class MemoryNode:
         """Register a callback that notifies the waiters of an event loop at once."""
         return AsyncMemoryNotificationLink(self.listen(process, timeout, on_notification))
 
-    def execute(self, request: Request) -> Reply | None:
-        """Execute a request; return None if the reply never comes."""
+    def describe(self) -> Greeting:
+        """Return how the node describes itself now."""
+        if not self.store.mark:
+            self.store.serve(secrets.token_hex(8), "")
+        return replace(self.greeting, mark=self.store.mark)
+
+    def execute(self, request: Request, mark: str = "") -> Reply | None:
+        """Execute a request of a link that knows the memory with this mark; return None if the reply never comes."""
         if self.down:
             raise LinkError(Failure.RESET)
         if self.deaf:
             return None
-        reply = self.store.execute(request)
+        reply = self.store.execute(request, mark)
         return None if self.silent else reply
 
 
 class MemoryLink:
     """A link to a node in this process: the reply is there as soon as the request is sent, or never."""
 
-    def __init__(self, node: MemoryNode) -> None:
-        self.greeting = node.greeting
+    def __init__(self, node: MemoryNode, greeting: Greeting) -> None:
+        self.greeting = greeting
         self.node = node
         self._boot = node.boot
         self._replies: list[Reply | None] = []
@@ -96,11 +103,13 @@ class MemoryLink:
         """Return -1, because there is no descriptor to poll."""
         return -1
 
-    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         if self._ended:
             raise LinkError(Failure.RESET)
-        self._replies.append(self.node.execute(request))
+        if greet:
+            self.greeting = self.node.describe()
+        self._replies.append(self.node.execute(request, self.greeting.mark))
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
@@ -110,7 +119,7 @@ class MemoryLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         if self._ended:
             raise LinkError(Failure.RESET)
-        return self._replies.pop(0) if self.readable() else INCOMPLETE
+        return known(self._replies.pop(0)) if self.readable() else INCOMPLETE
 
     def close(self) -> None:
         """Close the connection."""
@@ -165,14 +174,21 @@ class AsyncMemoryLink:
     def send(
         self,
         request: Request,
-        packed: dict[int, bytes],
+        packed: Packed,
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
+        greet: bool = False,
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
+        if greet:
+            self.greeting = self._link.node.describe()
         # The link does not keep the reply: after an interruption, the next request would get the reply of this one.
-        reply = self._link.node.execute(request)
+        try:
+            reply = known(self._link.node.execute(request, self.greeting.mark))
+        except LinkError:
+            self.broken = True
+            raise
         if reply is not None:
             on_reply(reply)
 
@@ -183,6 +199,13 @@ class AsyncMemoryLink:
     def close(self) -> None:
         """Close the connection."""
         self.broken = True
+
+
+def known(reply: Reply | None) -> Reply | None:
+    """Return *reply*; raise LinkError if the node's memory is another one than the link knows, which ends the link."""
+    if reply is not None and reply.failure is Failure.FORGOT:
+        raise LinkError(Failure.FORGOT)
+    return reply
 
 
 _nodes: dict[str, MemoryNode] = {}

@@ -51,7 +51,7 @@ from ..engine.watchdog import Agenda, Tended, by_keeper
 from ..handler import DjangoSurroundings, locks
 from ..nodes.base import LinkError
 from ..nodes.clock import steady
-from ..nodes.memory import MemoryLink, MemoryNode
+from ..nodes.memory import MemoryNode
 
 EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
 RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
@@ -379,14 +379,14 @@ class SimulatedNode(MemoryNode):
         """Set the node's clock forward, or back by a negative number of seconds; keys expire by this clock."""
         self.store.skew += seconds
 
-    def connect(self, timeout: float) -> MemoryLink:
-        """Open a link at once."""
+    def describe(self) -> Greeting:
+        """Return how the node describes itself now."""
         self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", age=self._clock() - self._since)
-        return super().connect(timeout)
+        return super().describe()
 
-    def execute(self, request: Request) -> Reply | None:
+    def execute(self, request: Request, mark: str = "") -> Reply | None:
         """Execute a request; return None if the reply never comes."""
-        reply = super().execute(request)
+        reply = super().execute(request, mark)
         if reply is not None and self._dropping:
             self._dropping -= 1
             return None

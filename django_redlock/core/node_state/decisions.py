@@ -20,6 +20,7 @@ from ..protocol import (
     Acquire,
     Extend,
     Extended,
+    Failure,
     Kind,
     Raise,
     Release,
@@ -29,6 +30,7 @@ from ..protocol import (
     Row,
     Survey,
     Term,
+    failed,
     is_absurd,
 )
 from .queues import NOBODY, Queues
@@ -72,9 +74,17 @@ class NodeState:
         # Whole microseconds, as TIME gives them: expiry and tokens are compared with this time.
         return int((self._clock() + self.skew) * 1e6) / 1e6
 
-    def execute(self, request: Request) -> Reply:
-        """Carry out one request in one atomic step."""
+    @property
+    def mark(self) -> str:
+        """What tells this memory from every other; empty until a server serves it."""
+        served = self.records.served
+        return "{}/{} {}".format(*served) if served else ""
+
+    def execute(self, request: Request, mark: str = "") -> Reply:
+        """Carry out one request in one atomic step, for a client that knows the memory with this *mark*, if any."""
         with self._mutex:
+            if mark and isinstance(request, (Acquire, Extend)) and mark != self.mark:
+                return failed(Failure.FORGOT)
             now = self._now = self.now()
             self._time = 0 if self._wall else int(now * 1e6)
             self._date = int((self._wall() if self._wall else now) * 1e6)

@@ -33,7 +33,7 @@ from ..base import LinkError
 from ..clock import steady
 from ..records.clock import Moment
 from ..records.record import Change, Decision, Stored, digest, needed_until, parsed
-from ..records.table import ANSWERING, RecordTable
+from ..records.table import ANSWERING, RecordTable, UntouchedError
 
 TABLE = "redlock_noderecord"
 
@@ -96,6 +96,18 @@ class LockTable(RecordTable):
         except LinkError:
             self.close()
             raise
+
+    def describe(self) -> Greeting:
+        """Describe the server again: its settings may have changed since it was opened."""
+        try:
+            self.ready()
+            return self._know(GREET[self._connection.vendor](self.query, self._connection))
+        except (DatabaseError, OSError) as error:
+            self.close()
+            raise UntouchedError(failure_of(error) or Failure.RESET) from None
+        except LinkError as error:
+            self.close()
+            raise UntouchedError(error.failure, error.detail) from None
 
     def _know(self, greeting: Greeting) -> Greeting:
         """Compare *greeting* with the server's earlier identity: the owners of links must learn of a restart."""

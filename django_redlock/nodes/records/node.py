@@ -57,7 +57,8 @@ class RecordNode:
     def connect(self, timeout: float) -> WorkerLink:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         worker = self._hire(timeout)
-        return WorkerLink(worker, worker.greeting(timeout))
+        worker.wait_until_open(timeout)
+        return WorkerLink(worker)
 
     async def aconnect(self, timeout: float) -> AsyncWorkerLink:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
@@ -65,7 +66,8 @@ class RecordNode:
         worker.when_open(partial(call_soon, loop, opened.set))
         with suppress(TimeoutError):
             await asyncio.wait_for(opened.wait(), timeout)
-        return AsyncWorkerLink(worker, worker.greeting(0.0))
+        worker.wait_until_open(0.0)
+        return AsyncWorkerLink(worker)
 
     @property
     def _user(self) -> object:

@@ -174,6 +174,15 @@ class RecordTable:
         """
         raise NotImplementedError
 
+    def describe(self) -> Greeting | None:
+        """
+        Describe the store again; None if each request compares everything that a greeting says.
+
+        Raises:
+            UntouchedError: The store cannot be used, or is another one than before.
+        """
+        return None
+
     def ready(self) -> None:
         """
         Connect if there is no connection.

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, Survey, failed
-from ..base import INCOMPLETE, LinkError, until_cancelled
+from ..base import INCOMPLETE, LinkError, Packed, until_cancelled
 from ..clock import SLICES, Patience, steady
 from ..threads import call_soon, exiting, new_event, start
 from .table import RecordTable, UntouchedError
@@ -84,8 +84,7 @@ class Mailbox(Generic[Item]):
 class WorkerLink:
     """A link to a store, used by one thread at a time."""
 
-    def __init__(self, worker: "Worker", greeting: Greeting) -> None:
-        self.greeting = greeting
+    def __init__(self, worker: "Worker") -> None:
         self._worker = worker
         self._replies = Mailbox[Reply | LinkError]()
         self.fileno = self._replies.fileno
@@ -96,9 +95,14 @@ class WorkerLink:
             self._replies.close()
             raise
 
-    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+    @property
+    def greeting(self) -> Greeting:
+        """How the store described itself last."""
+        return self._worker.greeting
+
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
-        self._worker.submit(Job(request, self._deliver))
+        self._worker.submit(Job(request, self._deliver, greet))
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
@@ -122,8 +126,7 @@ class WorkerLink:
 class AsyncWorkerLink:
     """A link to a store, used by all tasks of an event loop."""
 
-    def __init__(self, worker: "Worker", greeting: Greeting) -> None:
-        self.greeting = greeting
+    def __init__(self, worker: "Worker") -> None:
         self.broken = False
         self._worker = worker
         self._loop = asyncio.get_running_loop()
@@ -133,20 +136,26 @@ class AsyncWorkerLink:
         self._keeper = self._loop.create_task(until_cancelled(), name="django_redlock link")
         self._keeper.add_done_callback(lambda keeper: self.close())
 
+    @property
+    def greeting(self) -> Greeting:
+        """How the store described itself last."""
+        return self._worker.greeting
+
     def send(
         self,
         request: Request,
-        packed: dict[int, bytes],
+        packed: Packed,
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
+        greet: bool = False,
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         if self.broken:
             raise LinkError(Failure.CLOSED)
         # Each request carries its callback. If replies were matched by counting, an interruption would mix them up.
         self._waiting[on_reply] = None
-        self._worker.submit(Job(request, partial(self._deliver, on_reply)))
+        self._worker.submit(Job(request, partial(self._deliver, on_reply), greet))
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
@@ -186,10 +195,18 @@ class AsyncWorkerLink:
 
 
 class Job(NamedTuple):
-    """A request, and the function that gets the reply, or the error if there will be none."""
+    """
+    A request.
+
+    Args:
+        request: The request.
+        deliver: The function that gets the reply, or the error if there will be none.
+        greet: Whether the store describes itself again first.
+    """
 
     request: Request
     deliver: Callable[[Reply | LinkError], None]
+    greet: bool = False
 
 
 class Worker:
@@ -210,7 +227,7 @@ class Worker:
         self._refused = refused
         self._begun = threading.Lock()  # held from the start of its thread on
         self._opened = new_event()
-        self._greeting: Greeting | LinkError = LinkError(Failure.TIMEOUT)
+        self._said: Greeting | LinkError = LinkError(Failure.TIMEOUT)
         self._on_open: deque[Callable[[], object]] = deque()
         self._gone = new_event()
         self._ident = 0
@@ -245,9 +262,15 @@ class Worker:
             except RuntimeError:
                 raise LinkError(Failure.NO_THREAD) from None
 
-    def greeting(self, timeout: float) -> Greeting:
+    @property
+    def greeting(self) -> Greeting:
+        """How the store described itself last, once it is open."""
+        assert isinstance(self._said, Greeting)
+        return self._said
+
+    def wait_until_open(self, timeout: float) -> None:
         """
-        Return how the store describes itself, waiting for at most *timeout* seconds.
+        Wait until the store has described itself, for at most *timeout* seconds.
 
         Raises:
             LinkError: It cannot be used, or has not answered yet.
@@ -257,11 +280,10 @@ class Worker:
             began = steady()
             self._opened.wait(asked)
             asked = patience.count(asked, steady() - began)
-        if not isinstance(self._greeting, LinkError):
-            return self._greeting
-        if timeout and patience.late and not self._opened.is_set():
-            raise LinkError(Failure.LATE)
-        raise LinkError(self._greeting.failure, self._greeting.detail)
+        if isinstance(self._said, LinkError):
+            if timeout and patience.late and not self._opened.is_set():
+                raise LinkError(Failure.LATE)
+            raise LinkError(self._said.failure, self._said.detail)
 
     def when_open(self, callback: Callable[[], object]) -> None:
         """Call *callback*, in any thread, when the store has answered or failed for the first time."""
@@ -334,17 +356,17 @@ class Worker:
     def _run(self) -> None:
         try:
             with self._at_work:
-                self._greeting = self._table.open()
+                self._said = self._table.open()
         except LinkError as error:
-            self._greeting = error
+            self._said = error
         except Exception as error:  # a driver's own error, such as for an option that it does not know
-            self._greeting = unusable(error)
-        self.ended = isinstance(self._greeting, LinkError)
+            self._said = unusable(error)
+        self.ended = isinstance(self._said, LinkError)
         self._opened.set()
         self._report_open()
         reason = LinkError(Failure.CLOSED)
         try:
-            while not isinstance(self._greeting, LinkError) and (jobs := self._take()):
+            while not isinstance(self._said, LinkError) and (jobs := self._take()):
                 for _, some in groupby(jobs, lambda job: isinstance(job.request, Survey)):
                     self._do(list(some))
         except LinkError as broken:
@@ -375,6 +397,8 @@ class Worker:
         try:
             with self._at_work:
                 self._busy_since = steady()
+                if any(job.greet for job in jobs):
+                    self._said = self._table.describe() or self._said
                 replies = self._table.execute([job.request for job in jobs])
         except UntouchedError as error:
             replies = [error.reply()] * len(jobs)

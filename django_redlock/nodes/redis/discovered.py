@@ -140,9 +140,10 @@ class SentinelNode(DiscoveredNode):
 
     def _follow(self, link: SomeLink, master: Master) -> SomeLink:
         link = super()._follow(link, master)
-        if link.greeting.promoted and master.age is not None:
-            age = link.greeting.age
-            link.greeting = replace(link.greeting, age=master.age if age is None else min(age, master.age))
+        known = link.introduction.greeting
+        if known.promoted and master.age is not None:
+            age = master.age if known.age is None else min(known.age, master.age)
+            link.introduction.greeting = replace(known, age=age)
         return link
 
     def parse_master(self, raw: Any, guide: Endpoint) -> Master:

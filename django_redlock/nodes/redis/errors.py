@@ -92,6 +92,7 @@ ERROR_PHRASES = (
     ("max number of clients", Failure.MAX_CLIENTS),
     ("DB index is out of range", Failure.NO_SUCH_DATABASE),
     ("cluster support disabled", Failure.WRONG_MODE),
+    ("FORGOT", Failure.FORGOT),
 )
 
 # How the servers refuse a command inside a script, each version in its own words.
@@ -100,5 +101,6 @@ SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't"
 # Lua's error when a script compares a fencing token that is no number. Scripts compare nothing else that others write.
 COMPARED = "attempt to compare"
 
-# The error replies of a server that is no longer a master, and what to report for each.
-DEMOTED: Mapping[Failure, Failure] = {each: each for each in (Failure.READONLY, Failure.MASTERDOWN)}
+# The error replies of a server that is no longer a master, or whose memory is no longer the one that the connection
+# learned, and what to report for each. A new connection learns what the server is now.
+DEMOTED: Mapping[Failure, Failure] = {each: each for each in (Failure.READONLY, Failure.MASTERDOWN, Failure.FORGOT)}

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from ...core.admission import Greeting
 from ...core.protocol import Failure, Kind, Reply, Request, failed
-from ..base import INCOMPLETE, LinkError, RateLimit, until_cancelled
+from ..base import INCOMPLETE, LinkError, Packed, RateLimit, until_cancelled
 from ..poll import ENDED, READABLE, poller
 from .errors import BROKEN, DEMOTED, link_error
 from .wire import (
@@ -29,6 +29,7 @@ from .wire import (
     Replies,
     common_reply,
     unchanged,
+    word,
 )
 
 READ_SIZE = 16_384  # bytes that are read at a time
@@ -43,6 +44,47 @@ CROWD = 4  # requests in flight; from this number on, a link writes once per tur
 
 NOTHING = object()  # stands for a reply that has not arrived
 
+Describe = Callable[[Any, Any], Greeting]
+"""Returns how a server describes itself by its replies to :attr:`.wire.Encoder.greeting`, or raises LinkError."""
+
+
+class Introduction:
+    """
+    What the server at the other end of a link says about itself: first when the link is made, later when it is asked.
+
+    A link knows one memory of one server, by its mark. If a later greeting has another mark, the link ends, because
+    requests with the old mark may be on their way; a new link learns what the server is now.
+
+    Args:
+        encoder: Has the commands of the greeting.
+        describe: Reads the replies.
+        greeting: The first greeting.
+    """
+
+    def __init__(self, encoder: Encoder, describe: Describe, greeting: Greeting) -> None:
+        self.greeting = greeting
+        self.mark = word(greeting.mark).encode()
+        self.question = encoder.greeting
+        self._describe = describe
+        self._said: list[Any] = []
+
+    def hear(self, raw: Any) -> bool:
+        """
+        Note one of the two replies to the question; return whether it was the second.
+
+        Raises:
+            LinkError: The server cannot be used any more, or its memory is another one.
+        """
+        self._said.append(raw)
+        if len(self._said) < 2:
+            return False
+        greeting = self._describe(*self._said)
+        self._said.clear()
+        if greeting.mark != self.greeting.mark:
+            raise LinkError(Failure.FORGOT)
+        self.greeting = greeting
+        return True
+
 
 class RedisLink:
     """
@@ -55,10 +97,13 @@ class RedisLink:
     unserved: Mapping[Failure, Failure] = DEMOTED
     """The errors of a server that no longer serves these locks, and what to report for each."""
 
-    def __init__(self, connection: AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
-        self.greeting = greeting
+    def __init__(self, connection: AbstractConnection, encoder: Encoder, introduction: Introduction) -> None:
+        self.introduction, self._mark = introduction, introduction.mark
         self._connection = connection
         self.encoder = encoder
+        # The numbers of the requests in front of which the server was asked to describe itself again.
+        self._greets: deque[int] = deque()
+        self._sent = self._answered = 0
         # Requests whose scripts the server knows. A script is sent in full the first time, because loading it would
         # take a command, and a right, of its own.
         self._taught: set[type[Request]] = set()
@@ -69,16 +114,25 @@ class RedisLink:
         if self._sock is not None:
             self._sock.setblocking(False)
 
+    @property
+    def greeting(self) -> Greeting:
+        """What the server said about itself last."""
+        return self.introduction.greeting
+
     def fileno(self) -> int:
         """Return the descriptor to poll."""
         return descriptor(self._sock)
 
-    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         if type(request) not in self._taught:
             self._taught.add(type(request))
             in_full = True
-        data, sock = self.encoder.pack(request, packed, in_full), self._sock
+        data, sock = self.encoder.pack(request, packed, in_full, self._mark), self._sock
+        if greet:
+            self._greets.append(self._sent)
+            data = self.introduction.question + data
+        self._sent += 1
         if sock is None:
             raise LinkError(Failure.CLOSED)
         try:
@@ -108,11 +162,17 @@ class RedisLink:
                 raw = self._read(request)
             if raw is NOTHING:
                 return INCOMPLETE
-            if type(raw) is Reply:
-                return raw
             if isinstance(raw, LinkError):
                 raise raw
-            whole = self._assembly.add(request, raw, self.unserved)
+            if self._greets and self._greets[0] == self._answered:
+                if self.introduction.hear(raw):
+                    self._greets.popleft()
+            elif type(raw) is Reply:
+                self._answered += 1
+                return raw
+            else:
+                whole = self._assembly.add(request, raw, self.unserved)
+        self._answered += 1
         if whole is None:
             self._taught.discard(type(request))
         return whole
@@ -173,16 +233,19 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     unserved: Mapping[Failure, Failure] = DEMOTED
 
-    def __init__(self, connection: aioconnection.AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
+    def __init__(
+        self, connection: aioconnection.AbstractConnection, encoder: Encoder, introduction: Introduction
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self.greeting = greeting
+        self.introduction, self._mark = introduction, introduction.mark
         self.broken = False
         self._connection = connection
         self.encoder = encoder
         # Requests whose scripts the server knows. A script is sent in full the first time, because loading it would
         # take a command, and a right, of its own.
         self._taught: set[type[Request]] = set()
-        self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
+        # Without a request: the server was asked to describe itself again.
+        self._waiting: deque[tuple[Request | None, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
         self._room = memoryview(bytearray(READ_SIZE))
@@ -201,13 +264,19 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._keeper = loop.create_task(until_cancelled(), name="django_redlock link")
         self._keeper.add_done_callback(lambda keeper: self.close())
 
+    @property
+    def greeting(self) -> Greeting:
+        """What the server said about itself last."""
+        return self.introduction.greeting
+
     def send(
         self,
         request: Request,
-        packed: dict[int, bytes],
+        packed: Packed,
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
+        greet: bool = False,
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         if self._torn:
@@ -215,16 +284,24 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         if self.broken or self._transport.is_closing():
             raise LinkError(Failure.CLOSED)
         self._torn = True
-        self._put(request, packed, on_reply, in_full)
+        self._put(request, packed, on_reply, in_full, greet)
         self._torn = False
 
     def _put(
-        self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
+        self,
+        request: Request,
+        packed: Packed,
+        on_reply: Callable[[Reply | None], bool],
+        in_full: bool,
+        greet: bool = False,
     ) -> None:
         if type(request) not in self._taught:
             self._taught.add(type(request))
             in_full = True
-        data = self.encoder.pack(request, packed, in_full)
+        data = self.encoder.pack(request, packed, in_full, self._mark)
+        if greet:
+            data = self.introduction.question + data
+            self._waiting.append((None, unwanted))
         if self._unsent:
             self._unsent.append(data)
         else:
@@ -287,7 +364,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         end = 0
         while self._waiting and not self.broken and (found := COMMON.match(data, end)):
             request, on_reply = self._waiting[0]
-            reply = common_reply(request, found)
+            reply = common_reply(request, found) if request else None
             if reply is None:
                 break
             end = found.end()
@@ -297,6 +374,10 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     def _take(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
+        if request is None:
+            if self.introduction.hear(raw):
+                self._waiting.popleft()
+            return
         whole = self._assembly.add(request, raw, self.unserved)
         if whole is INCOMPLETE:
             return
@@ -329,6 +410,11 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._keeper.cancel()
         while self._waiting:
             self._waiting.popleft()[1](error.reply(Kind.UNKNOWN))
+
+
+def unwanted(reply: Reply | None) -> bool:
+    """Take the reply to nothing, if a link ends while its server describes itself."""
+    return False
 
 
 class RedisNotificationLink:

@@ -22,11 +22,14 @@ from .handshake import AsyncDialer, BlockingDialer, Dialer, SomeLink, SomeNotifi
 from .link import (
     AsyncRedisLink,
     AsyncRedisNotificationLink,
+    Introduction,
     RedisLink,
     RedisNotificationLink,
     check_subscription,
 )
 from .wire import Encoder, resp, whole
+
+LONGEST_MARK = 200  # bytes; each request that takes or extends a lock carries it, and that of ``served.lua`` has 98
 
 
 class RedisNode:
@@ -110,12 +113,15 @@ class RedisNode:
             self.connector, self.encoder.greeting + self._naming, self.read_info, self.read_age, ignored, **where
         )
         try:
-            if greeting.run_id and age.run_id not in ("", greeting.run_id):
-                raise LinkError(Failure.TWO_SERVERS)
-            return dialer.link(connection, self.encoder, replace(greeting, age=age.seconds))
+            first = combined(greeting, age)
+            return dialer.link(connection, self.encoder, Introduction(self.encoder, self.describe, first))
         except LinkError:
             dialer.close(connection)
             raise
+
+    def describe(self, info: Any, served: Any) -> Greeting:
+        """Return how the server describes itself by its replies to the greeting; raise LinkError if it is useless."""
+        return combined(self.read_info(info), self.read_age(served))
 
     def read_info(self, raw: Any) -> Greeting:
         """
@@ -159,8 +165,8 @@ class RedisNode:
                 raise LinkError(Failure.REPLICA)
             return Age()
         try:
-            word, run_id, micros = raw.decode().split(" ")
-            return Age(run_id, whole(micros) / 1e6) if word == "SERVED" else Age()
+            word, run_id, micros, mark = raw.decode().split(" ", 3)
+            return Age(run_id, whole(micros) / 1e6, mark) if word == "SERVED" and len(mark) <= LONGEST_MARK else Age()
         except (ValueError, AttributeError):
             return Age()
 
@@ -202,10 +208,18 @@ def line_of(info: bytes, name: str, default: str) -> str:
 
 
 class Age(NamedTuple):
-    """How many seconds the server with a run id has served the locks; None if it does not report that."""
+    """How many seconds the server with a run id has served the locks, and the mark; None if it does not report that."""
 
     run_id: str = ""
     seconds: float | None = None
+    mark: str = ""
+
+
+def combined(greeting: Greeting, age: Age) -> Greeting:
+    """Return a greeting with the age and the mark; raise LinkError if they are another server's."""
+    if greeting.run_id and age.run_id not in ("", greeting.run_id):
+        raise LinkError(Failure.TWO_SERVERS)
+    return replace(greeting, age=age.seconds, mark=age.mark)
 
 
 # The errors of redis-py's own lock, for django_redlock.compat.

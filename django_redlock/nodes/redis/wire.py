@@ -41,7 +41,7 @@ from ...core.protocol import (
     merge,
     split,
 )
-from ..base import INCOMPLETE, LinkError, parse_json
+from ..base import INCOMPLETE, LinkError, Packed, parse_json
 from .errors import link_error, parse_error
 
 Words = tuple[int, int, str]
@@ -76,25 +76,30 @@ class Encoder:
         """Return the command that subscribes to a process's channel, on which a node names its first waiter."""
         return resp(["SUBSCRIBE", f"{self.prefix}w:{process}"])
 
-    def pack(self, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
-        """Return the bytes of a request, made once for all nodes of a round, with or without the script's text."""
+    def pack(self, request: Request, packed: Packed, in_full: bool, mark: bytes) -> bytes:
+        """
+        Return the bytes of a request, with or without the script's text.
+
+        They are made once for all nodes of a round, but for the *mark*: the node's own, as one word of RESP.
+        """
         if not self._shares:
             packed = {}
         key = -id(request) if in_full else id(request)
-        data = packed.get(key)
-        if data is None:
-            data = packed[key] = self._command(request, in_full)
-        return data
+        commands = packed.get(key)
+        if commands is None:
+            commands = packed[key] = [*self._commands(request, in_full), b""]
+        return (mark if type(request) in MARKED else b"").join(commands)  # the mark is the last word of each command
 
-    def _command(self, request: Request, in_full: bool) -> bytes:
+    def _commands(self, request: Request, in_full: bool) -> list[bytes]:
         """Return the command that runs the request's script, by its digest or with its text; or one for each part."""
         kind = type(request)
         keys, count, text = self._say[kind](request)
         if keys > PART and many(request):  # each name has a key, so most requests need no second look
-            return b"".join([self._command(part, in_full) for part in split(request)])
-        return f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()
+            return [command for part in split(request) for command in self._commands(part, in_full)]
+        return [f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()]
 
-    # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order.
+    # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order;
+    # of the requests in ``MARKED``, the number counts the mark, too.
 
     def _acquire(self, request: Acquire) -> Words:
         slugs, secret, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
@@ -103,7 +108,7 @@ class Encoder:
         rest = rest_of_acquire(ttl, keep, ahead, barge, shared, shared or queue != "", strict)
         if adopt:
             count, keys = count + 1, keys + self._tombstone(adopt)
-        return 2 + count, 17 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
+        return 2 + count, 18 + count, f"{self._index}{self._tombstone(secret)}{keys}{own}{self._prefix}{rest}"
 
     def _raise(self, request: Raise) -> Words:
         slugs, secret, number, keep, shared = request
@@ -118,7 +123,7 @@ class Encoder:
             keys.append(self._tombstone(secret) + names)
             how = usual(str(len(slugs)), shared, shorten, ms(ttl))
             arguments.append(f"{how}{words(secret, str(fencing_token), value)}")
-        return touched, touched + 2 + 7 * len(request.terms), "".join(keys + arguments)
+        return touched, touched + 3 + 7 * len(request.terms), "".join(keys + arguments)
 
     def _release(self, request: Release) -> Words:
         slugs, secret, tombstone, leaving, shared, queue, revoke, fencing_token = request
@@ -169,6 +174,8 @@ def words(*texts: str) -> str:
 
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey, Repair)}
 SERVED = Script("served")
+MARKED = frozenset({Acquire, Extend})
+"""The requests that take or extend a lock; a node carries them out only if its memory is the one that was greeted."""
 KINDS_OF_KEYS = ("hfqs", "hfqsr", "hqs", "hqsr", "hqsf", "hqsrf", "hf", "hfr")
 ENDS = {kinds: tuple(f"{kind}\r\n" for kind in kinds) for kinds in KINDS_OF_KEYS}
 """The ends of the words of keys, by the kinds of key that a script uses."""

@@ -3,12 +3,14 @@
 --       of each name; if a secret is adopted, its cancel tombstone
 -- ARGV: secret, value, proposed fencing token, secret to adopt, waiter ('' does not wait), its stamp; the rest is the same for most
 --       requests: prefix, ttl ms, fence keep ms ('' is for ever), ahead µs, enrolment ms, barge, shared, passing, strict
---       ('1' or '')
+--       ('1' or ''); the mark that the connection learned ('' is none), see served.lua
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
 local secret, value, number, adopt, waiter, since = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local prefix, ttl, keep, ahead, enrolment = ARGV[7], tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
-local barge, shared, passing = ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1'
+local barge, shared, passing, mark = ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1', ARGV[16]
+-- Another memory than the one that the connection knows may lack locks, so it decides nothing.
+if mark ~= '' and call('GET', prefix .. 'served') ~= mark then return redis.error_reply('FORGOT another memory') end
 local SHARED = 'shared--------------------------'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])

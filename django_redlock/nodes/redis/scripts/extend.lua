@@ -1,8 +1,11 @@
 -- Extend leases, each by itself. A lease that this node lost is restored, unless a newer token or its release is here.
 -- No lease gets shorter unless the request says so, because two extensions may arrive in any order.
 -- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name
--- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), ttl ms, secret, fencing token, value
-local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
+-- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), ttl ms, secret, fencing token,
+--       value; last the mark that the connection learned ('' is none), see served.lua
+local index, prefix, keep, mark = KEYS[1], ARGV[1], ARGV[2], ARGV[#ARGV]
+-- A memory that lost this lease may have lost a later one as well, so the client learns first what it is; see acquire.lua.
+if mark ~= '' and redis.call('GET', prefix .. 'served') ~= mark then return redis.error_reply('FORGOT another memory') end
 local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -59,7 +62,7 @@ local function extend(at, names, shared, shorten, secret, ttl, fencing_token, va
 end
 
 local outcomes, held, key, top = {}, 0, 2, '0'
-for i = 3, #ARGV, 7 do
+for i = 3, #ARGV - 1, 7 do
   local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
   local outcome, high, who = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
   if outcome == 'H' then held = held + 1 end

@@ -1,7 +1,8 @@
 -- Report for how long this server has served the locks of a prefix, in microseconds.
 -- A promoted replica, a restored snapshot and an emptied server may all lack locks, however long they have been running.
 -- Each of them has a key of another server, or none, so the time starts anew with the first connection.
--- KEYS: served, which holds "<run id>/<replication id> <since, in microseconds>"
+-- KEYS: served, which holds the mark of this memory: "<run id>/<replication id> <since, in microseconds>"
+-- The reply ends with the mark. acquire.lua and extend.lua compare it with the key that stands there when they run.
 local served = KEYS[1]
 local clock = redis.call('TIME')
 local now = clock[1] .. string.format('%06d', clock[2])
@@ -19,4 +20,4 @@ local stayed = replicated == replica or string.find(replication, 'second_repl_of
 if ran ~= run or not stayed or #since > 16 or tonumber(since) > tonumber(now) then since = now end
 local present = run .. '/' .. replica .. ' ' .. since
 if known ~= present then redis.call('SET', served, present) end
-return 'SERVED ' .. run .. ' ' .. string.format('%.0f', tonumber(now) - tonumber(since))
+return 'SERVED ' .. run .. ' ' .. string.format('%.0f', tonumber(now) - tonumber(since)) .. ' ' .. present
