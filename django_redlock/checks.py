@@ -216,7 +216,7 @@ def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
         try:
             link = config.nodes[index].connect(PATIENCE)
         except LinkError as error:
-            return error.detail if error.failure.lasting else ""
+            return error.detail if error.failure.perhaps_lasting else ""
         except Exception:  # such as that of a credential provider, whose service this network may not reach
             return ""
         link.close()

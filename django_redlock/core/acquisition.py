@@ -135,24 +135,28 @@ class Acquisition:
                     return granted
                 verdict = self._attempt.verdict
             self.waiter.gives_back(verdict.granted)
-            now, over = self._attempt.at.now, self._is_over(verdict)
             if not verdict.perhaps_misconfigured:
                 self._failing_since = None
             elif self._failing_since is None:
-                self._failing_since = now
+                self._failing_since = self._attempt.at.now
+            over = self._is_over(verdict)
             # A waiter that cannot win leaves the queues that it reaches: as the first one there, it would keep out
             # everybody who can.
             yield from self._withdraw(leaving=over or verdict.cut_off)
             if over:
-                lasted = 0.0 if self._failing_since is None else now - self._failing_since
-                return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts, lasted)
+                return GaveUp(verdict, self._attempt.at.now - at.now, self._attempts, self._lasted)
             self._attempt.at = yield self._pause(verdict)
             self.waiter.attend()
 
     def _is_over(self, verdict: Verdict) -> bool:
-        """Return whether the time has passed, or waiting is pointless."""
+        """Return whether the time has passed, or waiting is pointless; who would wait for ever learns of it, too."""
         left = self._time_left()
-        return verdict.misconfigured or (left is not None and left <= 0)
+        return verdict.pointless or (self._lasted >= LASTED if left is None else left <= 0)
+
+    @property
+    def _lasted(self) -> float:
+        """For how many seconds only failures that may last have been in the way."""
+        return 0.0 if self._failing_since is None else self._attempt.at.now - self._failing_since
 
     def _was_cut(self, verdict: Verdict) -> bool:
         """

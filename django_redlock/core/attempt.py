@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .names import SECRET_SIZE, SHARED_KIND, Owner, decode, encode, encode_since, queue_of, uncounted
-from .protocol import ANSWERS, FAR, HIGHEST, Acquire, Failure, Instant, Kind, Raise, Reply, Request, failed
+from .protocol import ANSWERS, FAR, HIGHEST, LASTING, Acquire, Failure, Instant, Kind, Raise, Reply, Request, failed
 from .round import Round, count
 from .rules import Rules, Wanted
 
@@ -424,8 +424,13 @@ class Verdict:
 
     @property
     def misconfigured(self) -> bool:
-        """Whether no quorum is possible until servers or settings change, so that waiting is pointless."""
+        """Whether no quorum is possible until servers or settings change."""
         return self._misconfigured > self.rules.spare
+
+    @property
+    def pointless(self) -> bool:
+        """Whether waiting is pointless. Where a node may not vote, it is not: that may be ten seconds old."""
+        return sum([reply.failure in LASTING for reply in self.replies.values()]) > self.rules.spare
 
     @property
     def perhaps_misconfigured(self) -> bool:

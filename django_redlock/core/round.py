@@ -32,7 +32,7 @@ from .rules import Rules
 if TYPE_CHECKING:
     from .admission import Admission
 
-CUT = frozenset({Failure.RESET, Failure.CLOSED, Failure.FORGOT, Failure.READONLY, Failure.MASTERDOWN})
+CUT = frozenset({Failure.RESET, Failure.CLOSED, Failure.READONLY, Failure.MASTERDOWN})
 """The failures of a link that had worked, after which a new one may work at once."""
 
 NO_CURSORS: Mapping[int, str] = MappingProxyType({})
@@ -164,7 +164,7 @@ class Round:
         That says nothing about the nodes: a new link learns what is there now.
         """
         return any(
-            reply.kind in MISSES and (reply.failure in CUT or (self.rested and reply.kind is Kind.UNKNOWN))
+            reply.failure is Failure.FORGOT or (reply.kind is Kind.UNKNOWN and (self.rested or reply.failure in CUT))
             for reply in self.replies.values()
         )
 

@@ -296,6 +296,9 @@ class IdleConnections:
         return stack
 
 
+SILENT = frozenset({Failure.TIMEOUT, Failure.LATE, Failure.SENTINEL})
+"""The failures of an attempt to connect that another caller, who has begun to wait later, need not share."""
+
 FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
 
 
@@ -400,8 +403,9 @@ class NodeConnector:
         self._nodes = nodes
         self._breakers = breakers
         self._clock = clock
-        # For each node, the connection sets that wait for the result of another thread's attempt to connect.
-        self._followers: list[deque[ConnectionSet]] = [deque() for _ in nodes]
+        # For each node, the connection sets that wait for the result of another thread's attempt to connect, and how
+        # long they do.
+        self._followers: list[deque[tuple[ConnectionSet, float]]] = [deque() for _ in nodes]
 
     def see_to(
         self, connections: ConnectionSet, round: Round, nodes: Iterable[int], now: float, *, spare: bool = True
@@ -441,22 +445,35 @@ class NodeConnector:
             self._connect(connections, node, timeout, 0.0)
             return
         connections.expect(node)
-        self._followers[node].append(connections)
+        self._followers[node].append((connections, self._clock() + timeout))
         if not self._breakers[node].tried:  # it has just ended, perhaps before it saw this follower
             self._lead(node, None, timeout)
 
     def _lead(self, node: int, error: LinkError | None, timeout: float) -> None:
-        """Give the followers of an attempt its error, or have them connect."""
+        """
+        Give the followers of an attempt its error, or have them connect.
+
+        That another thread's time has passed says nothing about theirs, which began later: the node may answer within
+        it. So the first of them tries next, and the others go on waiting.
+        """
         followers = self._followers[node]
         while followers:
             try:
-                follower = followers.popleft()
+                follower, gives_up = followers.popleft()
             except IndexError:  # another thread was quicker
                 return
-            if error:
-                follower.deliver(node, error)
-            else:
+            now = self._clock()
+            if error is None:
                 self._connect(follower, node, timeout, 0.0)
+            elif error.failure not in SILENT or now >= gives_up:
+                follower.deliver(node, error)
+            elif until := self._breakers[node].admits(now, timeout):
+                self._connect(follower, node, timeout, until)
+                return
+            else:  # a thread that has come since tries already, and sees to the followers when it ends
+                followers.appendleft((follower, gives_up))
+                if self._breakers[node].tried:
+                    return
 
     def _connect(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
         arguments = (connections, node, timeout, until)

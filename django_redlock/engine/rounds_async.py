@@ -18,7 +18,7 @@ from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node, Packed
 from ..nodes.clock import LATE, OWED, SLICES, Clock, crowded, is_late
-from .connections import MAX_IDLE, SILENCE, Breakers, connect_timeout
+from .connections import MAX_IDLE, SILENCE, SILENT, Breakers, connect_timeout
 from .rounds import GRACE, IDLE
 
 LOOKS = 10  # turns of the event loop in which it reads what arrived before a timeout
@@ -308,9 +308,12 @@ class AsyncGather:
                 if not (poll.sent - poll.round.replies.keys() or poll.round.closed):
                     self._limits.add(poll, poll.round.timeout)
                 self._send(node, self._lines[node], poll, self._clock())
+                return
+            error = (None if task.cancelled() else task.result()) or LinkError(Failure.CLOSED)
+            if error.failure in SILENT and self._clock() - poll.began < poll.round.timeout:
+                self._connect(node, poll)  # the time of the task that began to connect has passed, not that of this one
             else:
-                error = None if task.cancelled() else task.result()
-                poll.receive(node, (error or LinkError(Failure.CLOSED)).reply())
+                poll.receive(node, error.reply())
 
         task.add_done_callback(connected)
 

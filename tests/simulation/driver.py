@@ -25,6 +25,7 @@ from django_redlock.engine.notifications import RETRY, Waiters
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.engine.rounds import GRACE, IDLE
 from django_redlock.engine.unattended import LOOK
+from django_redlock.nodes.redis.errors import DEMOTED
 
 from .network import Link, Machine
 from .profiles import TTL
@@ -289,7 +290,7 @@ class Process(Computer):
         except Cancelled:
             self._end(connections, round)
             for connection in list(connections.by_node.values()) if not self.shared else ():
-                self._drop(connections, connection, "closed")  # a thread does not know the state of its links
+                self._drop(connections, connection, Failure.CLOSED)  # a thread does not know the state of its links
             raise
         if not round.unattended:
             self._end(connections, round)
@@ -368,21 +369,24 @@ class Process(Computer):
         self._take_arrivals(connections)
         for connection in list(connections.by_node.values()):
             if connection.inbox:
-                self._read(connection)
+                self._read(connections, connection)
             ended = connection.broken or connection.boot != connection.machine.boot
             if ended and (connection.in_flight or look):
-                self._drop(connections, connection, "closed")
+                self._drop(connections, connection, Failure.CLOSED)
 
     def _start(self, connections: ConnectionSet, round: Round, node: int, now: float, resting: set[int]) -> None:
         """Send a request to one node, or start a link to it, or note why not."""
         connection = connections.by_node.get(node)
+        if connection and self.admission.disowns(node, connection.said.run_id, now):
+            self._drop(connections, connection, Failure.CLOSED)
+            connection = None
         if (
             connection
             and not round.cleanup
             and connection.in_flight
             and now - connection.in_flight[0][1] > max(round.timeout, 0.05)
         ):
-            self._drop(connections, connection, "timeout")
+            self._drop(connections, connection, Failure.TIMEOUT)
             self.breakers[node].failed(now)
             connection = None
         if connection and not round.cleanup and len(connection.in_flight) >= MAX_IN_FLIGHT:
@@ -398,12 +402,15 @@ class Process(Computer):
 
     def _send(self, connections: ConnectionSet, connection: Link, round: Round, now: float) -> None:
         if connection.broken:
-            self._drop(connections, connection, "closed")
+            self._drop(connections, connection, Failure.CLOSED)
             self.breakers[connection.node].failed(now)
             round.receive(connection.node, failed(Failure.CLOSED, Kind.UNKNOWN))
             return
+        greet = now > self.admission.due[connection.node]
+        if greet:
+            self.admission.asks(connection.node, now)
         connection.in_flight.append((round, now))
-        connection.send(round.requests[connection.node])
+        connection.send(round.requests[connection.node], greet)
 
     def _happened(self, connections: ConnectionSet, see_to_it: Callable[..., None], *args: Any) -> None:
         """Handle the arrived replies if a round waits; the links of a busy thread are read at their next use."""
@@ -412,24 +419,33 @@ class Process(Computer):
             for task in connections.waiting:
                 task.wake()
 
-    def _read(self, connection: Link) -> None:
+    def _read(self, connections: ConnectionSet, connection: Link) -> None:
+        node = connection.node
         while connection.inbox and connection.in_flight:
-            (round, sent), reply = connection.in_flight.popleft(), connection.inbox.popleft()
-            self.breakers[connection.node].answered()
-            round.receive(connection.node, self.admission.judge(connection.node, reply, sent))
+            said, reply = connection.inbox.popleft()
+            forgot = said is not None and said.mark != connection.said.mark
+            if forgot or reply.failure in DEMOTED:
+                self._drop(connections, connection, Failure.FORGOT if forgot else reply.failure or Failure.FORGOT)
+                return
+            if said is not None:
+                connection.said = said
+                self.admission.greet(node, said)
+            round, sent = connection.in_flight.popleft()
+            self.breakers[node].answered()
+            round.receive(node, self.admission.judge(node, reply, sent))
 
     def _drop_ended(self, connections: ConnectionSet, connection: Link) -> None:
-        self._read(connection)
-        self._drop(connections, connection, "reset")
+        self._read(connections, connection)
+        self._drop(connections, connection, Failure.RESET)
         self.breakers[connection.node].failed(self.clock())
 
-    def _drop(self, connections: ConnectionSet, connection: Link, detail: str) -> None:
+    def _drop(self, connections: ConnectionSet, connection: Link, failure: Failure) -> None:
         if connections.by_node.get(connection.node) is connection:
             del connections.by_node[connection.node]
         connection.broken = True
         while connection.in_flight:
             round, _ = connection.in_flight.popleft()
-            round.receive(connection.node, Reply(Kind.UNKNOWN, detail=detail))
+            round.receive(connection.node, failed(failure, Kind.UNKNOWN))
 
     def _time_out(self, connections: ConnectionSet, round: Round) -> None:
         """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""
@@ -461,9 +477,9 @@ class Process(Computer):
 
         def greet() -> None:
             back = self.faults.passes(self, machine)
-            if machine.up:
-                link.boot = machine.boot
-                self.arrive(back, finish, link, machine.greeting())
+            if machine.up and not machine.is_replica:
+                link.boot, link.said = machine.boot, machine.greeting()
+                self.arrive(back, finish, link, link.said)
             else:
                 self.arrive(back, finish, None, "refused")
 
@@ -479,7 +495,7 @@ class Process(Computer):
             if link is not None and not isinstance(greeting, str):
                 self.admission.greet(node, greeting)
                 connections.by_node[node] = link
-                link.on_reply = partial(self._happened, connections, self._read, link)
+                link.on_reply = partial(self._happened, connections, self._read, connections, link)
                 link.on_end = partial(self._happened, connections, self._drop_ended, connections, link)
             for round in rounds:
                 if node in round.replies:

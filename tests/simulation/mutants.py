@@ -6,13 +6,13 @@ from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 from django_redlock.core.acquisition import Acquisition
-from django_redlock.core.admission import Admission, Greeting
+from django_redlock.core.admission import INFINITY, Admission, Greeting
 from django_redlock.core.attempt import GRANTS, Attempt, Verdict
 from django_redlock.core.hold import HoldState
 from django_redlock.core.names import permit_slug, secret_of
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.protocol import SHARED, Kind
+from django_redlock.core.protocol import SHARED, Acquire, Kind
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.nodes.etcd import node as etcd
@@ -92,6 +92,21 @@ def trusts_new_sets(right: Any) -> Any:
             self._quarantined.clear()
 
     return greet
+
+
+def greets_once(right: Any) -> Any:
+    def greet(self: Admission, node: int, greeting: Greeting) -> None:
+        right(self, node, greeting)
+        self.due[node] = INFINITY
+
+    return greet
+
+
+def repeats_as_another(right: Any) -> Any:
+    def repeat(self: Acquisition) -> Generator[Any, Any, Any]:
+        return (yield from self._begin(self._attempt.slugs).steps(self._since))
+
+    return repeat
 
 
 def asks_nobody(right: Any) -> Any:
@@ -298,6 +313,30 @@ MUTANTS = (
         ("failover", "moving endpoint"),
         (NodeState, "serve"),
         returns(1e6),
+    ),
+    Mutant(
+        "a node does not compare the mark of its memory",
+        ("emptied", "memory lost", "demoted and promoted"),
+        (NodeState, "execute"),
+        lambda right: lambda self, request, mark="": right(self, request),
+    ),
+    Mutant(
+        "a node compares the mark of its memory only when a lock is taken",
+        ("moved by a proxy",),
+        (NodeState, "execute"),
+        lambda right: lambda self, request, mark="": right(self, request, mark if isinstance(request, Acquire) else ""),
+    ),
+    Mutant(
+        "a node describes itself only on a new connection",
+        ("evicting",),
+        (Admission, "greet"),
+        greets_once,
+    ),
+    Mutant(
+        "a repetition does not know its own first attempt",
+        ("own ghost",),
+        (Acquisition, "_repeat"),
+        repeats_as_another,
     ),
     Mutant(
         "nodes vote at once if none of them has ever served the locks",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.records import Records
-from django_redlock.core.protocol import SHARED, Extend, Reply, Request, Survey
+from django_redlock.core.protocol import SHARED, Extend, Failure, Reply, Request, Survey, failed
 from django_redlock.core.round import Round
 
 from .profiles import TTL, Profile
@@ -37,6 +37,8 @@ class Machine(Place):
         self.at_end: list[Callable[[], None]] = []  # connections that end with it
         self.wrong = False  # whether its clock has stepped away
         self.stepped = -1e9  # when its clock last stepped, in true time
+        self.evicts = False  # whether its memory is full and its policy lets it drop keys
+        self.is_replica = False
         self._promoted = ""
         self._replica: Records | None = None
         self._oracles = oracles
@@ -48,7 +50,7 @@ class Machine(Place):
     def greeting(self) -> Greeting:
         """Return how the node introduces itself; its age counts on its wall clock."""
         age = self.store.serve(self._run(), self._promoted, was_replica=bool(self._promoted))
-        return Greeting(run_id=self._run(), age=age, promoted=self._promoted)
+        return Greeting(self._run(), age, self.evicts, self._promoted, mark=self.store.mark)
 
     def link(self, client: "Process") -> "Wire":
         return Wire(client, self)
@@ -79,6 +81,30 @@ class Machine(Place):
             self.booted = self.world.now
             self.store.records, self._replica = self._replica, None
             self._oracles.forgot(self)
+
+    def lose_memory(self) -> None:
+        """Lose all data while running; no connection ends."""
+        self.world.log(self.name, "loses its memory")
+        self.store.reset()
+        self.booted = self.world.now
+        self._oracles.forgot(self)
+
+    def demote(self) -> None:
+        """Become a replica, which takes no writes; no connection ends."""
+        self.world.log(self.name, "is demoted")
+        self.is_replica = True
+
+    def promote(self) -> None:
+        """Become a master again, after the synchronization with another server has emptied it."""
+        if self.is_replica:
+            self.is_replica, self._promoted = False, f"{self._run()} {self.world.now}"
+            self.lose_memory()
+
+    def evict(self) -> None:
+        """Drop all keys of holders, as a full server with another policy than ``noeviction`` may."""
+        if self.evicts:
+            self.world.log(self.name, "evicts")
+            self.store.records.holders.clear()
 
     def crash(self, forget: bool) -> None:
         """End at once; *forget* loses its data."""
@@ -111,12 +137,13 @@ class Machine(Place):
         self.wrong, self.stepped = not self.wrong, self.world.now
         self.clock.step(seconds)
 
-    def execute(self, request: Request, repeated: bool) -> Reply:
+    def execute(self, request: Request, repeated: bool, mark: str) -> Reply:
         missing = self._oracles.missing(self, request)
-        reply = self.store.execute(request)
+        reply = failed(Failure.READONLY) if self.is_replica else self.store.execute(request, mark)
         if self.world.trace is not None:
-            self.world.log(self.name, describe(request), "->", reply.kind.name)
-        self._oracles.executed(self, request, reply, missing, repeated)
+            self.world.log(self.name, describe(request), "->", reply.failure or reply.kind.name)
+        if not reply.failure:
+            self._oracles.executed(self, request, reply, missing, repeated)
         return reply
 
 
@@ -139,17 +166,19 @@ class Link:
         self.node = machine.number
         self.broken = False
         self.boot = machine.boot
+        self.said = Greeting()  # how the node described itself last
         self.in_flight: deque[tuple[Round, float]] = deque()  # and when they were sent
-        self.inbox: deque[Reply] = deque()
+        self.inbox: deque[tuple[Greeting | None, Reply]] = deque()
         self.on_reply: Callable[[], object] = lambda: None
         self.on_end: Callable[[], object] = lambda: None
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Request, greet: bool) -> None:
+        """Send a request; if the node is to *greet*, it describes itself again first."""
         raise NotImplementedError
 
-    def deliver(self, reply: Reply) -> None:
+    def deliver(self, said: Greeting | None, reply: Reply) -> None:
         if not self.broken:
-            self.inbox.append(reply)
+            self.inbox.append((said, reply))
             self.on_reply()
 
     def end(self) -> None:
@@ -170,7 +199,7 @@ class Wire(Link):
         self.mute = False  # whether replies no longer arrive
         self.doomed = False  # whether the next request, once executed, is answered by a reset
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Request, greet: bool) -> None:
         faults, world = self._faults, self._world
         random, profile = world.random.random, self._profile
         if faults.on:
@@ -184,10 +213,10 @@ class Wire(Link):
         if arrives < self._last_out:
             arrives = self._last_out
         self._last_out = arrives
-        self.machine.at(arrives, self._execute, request, False)
+        self.machine.at(arrives, self._execute, request, False, greet)
         if faults.on and random() < profile.repeat:
             late = arrives + world.random.expovariate(1 / TTL)
-            self.machine.at(late, self._execute, request, True)
+            self.machine.at(late, self._execute, request, True, False)
 
     def _go_silent(self) -> None:
         """Drop all further traffic in one direction."""
@@ -197,13 +226,14 @@ class Wire(Link):
             self.mute = True
         self._world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
 
-    def _execute(self, request: Request, repeated: bool) -> None:
+    def _execute(self, request: Request, repeated: bool, greet: bool) -> None:
         machine, client = self.machine, self.client
         if not machine.up or machine.boot != self.boot:
             if not repeated:
                 client.arrive(self._world.now + MOMENT, self.end)
             return
-        reply = machine.execute(request, repeated)
+        said = machine.greeting() if greet and not machine.is_replica else None
+        reply = machine.execute(request, repeated, self.said.mark)
         if self.doomed:
             client.arrive(self._world.now + MOMENT, self.end)
         elif not repeated and not self.mute:
@@ -211,7 +241,7 @@ class Wire(Link):
             if arrives < self._last_in:
                 arrives = self._last_in
             self._last_in = arrives
-            client.arrive(arrives, self.deliver, reply)
+            client.arrive(arrives, self.deliver, said, reply)
 
 
 class Faults:

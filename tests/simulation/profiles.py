@@ -25,6 +25,10 @@ class Profile:
     crash: float = 0.0  # rate of node crashes
     forget: float = 0.0  # chance that a crashed node comes back empty
     failover: float = 0.0  # rate at which a replica that lacks the last writes takes a node's place
+    amnesia: float = 0.0  # rate at which a node loses its memory without the end of a connection
+    demote: float = 0.0  # rate at which a node is demoted, emptied and promoted again, likewise
+    policy: float = 0.0  # rate at which the policy of a node changes to one that evicts, and back
+    busy: float = 1.0  # how many times longer than others such a schedule lasts
     step: float = 0.0  # rate at which a node's clock steps away; it comes back within two leases
     together: tuple[int, ...] = (1,)  # how many clocks may be wrong, or have just been, at one time
     wall_step: float = 0.0  # rate at which a client's wall clock steps
@@ -61,6 +65,9 @@ SLOW = Profile("slow database", slow=0.1)
 CRASH = Profile("crash with data", ANY_SIZE, crash=0.3, cut=0.005)
 LOSS = Profile("crash without data", GUARDED, crash=0.3, forget=1.0, cut=0.005)
 FAILOVER = Profile("failover", GUARDED, failover=0.5, cut=0.01, die=0.2)
+FORGETFUL = Profile("memory lost", GUARDED, amnesia=0.4, cut=0.005, die=0.1)
+PROMOTED = Profile("demoted and promoted", GUARDED, demote=0.4, cut=0.005, die=0.1)
+POLICY = Profile("policy changed", ANY_SIZE, policy=0.05, busy=15.0, share=0.1, cut=0.005)
 KEEPING = replace(
     NET,
     name="keeps data and clocks",
@@ -71,7 +78,9 @@ KEEPING = replace(
     slow=0.03,
     crash=0.15,
 )
-WITHIN = replace(KEEPING, name="loses data", sizes=GUARDED, forget=0.5, skew=0.1)  # clocks are within the guard
+WITHIN = replace(
+    KEEPING, name="loses data", sizes=GUARDED, forget=0.5, skew=0.1, amnesia=0.05, demote=0.05
+)  # clocks are within the guard
 STEPS = Profile("clock steps", GUARDED, cut=0.02, step=0.3, wall_step=0.2)  # one clock at a time
 LEADERS = Profile(
     "leaders",
@@ -110,5 +119,6 @@ EVERYTHING = replace(
     tolerated=frozenset({"overlap", "token", "votes", "heal", "ghost"}),
 )
 
-USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, KEEPING, WITHIN, STEPS)
+LEARNED = (FORGETFUL, PROMOTED, POLICY)
+USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, *LEARNED, KEEPING, WITHIN, STEPS)
 PROFILES = {profile.name: profile for profile in (*USUAL, LEADERS, APART, MIXED, EVERYTHING)}

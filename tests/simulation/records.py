@@ -37,7 +37,7 @@ PREFIX = "r:"
 class Store(Place):
     """A replicated store as one node."""
 
-    up, boot, booted = True, 0, -1e9
+    up, boot, booted, is_replica = True, 0, -1e9, False
 
     def __init__(self, world: World, number: int, oracles: "Oracles", profile: Profile) -> None:
         super().__init__(world)
@@ -109,11 +109,13 @@ class RecordLink(Link):
         self._worker = worker
         worker.links.append(self)
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Request, greet: bool) -> None:
+        said = self.said if greet else None
         if self._worker.ended:
             self.client.after(0.0, self.end)
         else:
-            self._worker.submit(request, lambda reply: self.client.arrive(self.client.world.now, self.deliver, reply))
+            world, deliver = self.client.world, self.deliver
+            self._worker.submit(request, lambda reply: self.client.arrive(world.now, deliver, said, reply))
 
 
 class Worker:

@@ -8,11 +8,13 @@ from random import Random
 from typing import Any
 
 from django_redlock.core.acquisition import GaveUp
+from django_redlock.core.admission import OLD
 from django_redlock.core.protocol import Survey
 
 from .database import CLAIMED, increment
 from .driver import Lease
 from .etcd import ELECTION
+from .network import Machine
 from .profiles import CALM, LOSS, SLOW, TTL, WITHIN, Profile
 from .schedule import THEMES, Client, Schedule
 from .world import EPOCH, Routine, Sleep
@@ -283,6 +285,87 @@ def sent_releases(schedule: Schedule, holder: Client) -> Routine:
             schedule.oracles.violated("stuck", f"node {machine.number} still has a lock that was released")
 
 
+@scenario()
+def emptied(schedule: Schedule, holder: Client, other: Client) -> Routine:
+    """A bare quorum holds the lock, and one of its nodes loses its memory; nobody's connection ends."""
+    other.spawn(visit(other))
+    yield from visit(holder)
+    break_links(holder, "deaf", {2})
+    lease = yield from holder.acquire(("a",), 0.0)
+    machine = schedule.machines[0]
+    if schedule.world.random.random() < 0.5:
+        machine.lose_memory()
+    else:
+        machine.demote()
+        machine.promote()
+    other.spawn(other.acquire(("a",), 0.0))
+    yield Sleep(0.1)
+    keeps(schedule, lease)
+
+
+def moved_by_a_proxy(seed: int) -> Violations:
+    """A proxy moves the connection of a holder to another server, unnoticed, and the lease is renewed there."""
+    schedule = Schedule(replace(CALM, sizes=((1, None),)), seed, restart_guard=True)
+    holder, other = schedule.start_client(idle=True), schedule.start_client(idle=True)
+    elsewhere = Machine(schedule.world, 0, schedule.oracles)
+    elsewhere.store.records.served = ("elsewhere", "", int((EPOCH - 1e6) * 1e6))
+
+    def story() -> Routine:
+        other.spawn(visit(other))
+        yield from visit(holder)
+        lease = yield from holder.acquire(("a",), 0.0)
+        for connections in holder._connection_sets:
+            for connection in connections.by_node.values():
+                connection.machine = elsewhere
+        holder.renew(lease)
+        yield Sleep(1.5 * TTL)
+        other.spawn(other.acquire(("a",), 0.0))
+
+    holder.spawn(story())
+    schedule.world.run(3.0)
+    return schedule.oracles.violations
+
+
+def evicting(seed: int) -> Violations:
+    """A server is set to evict keys; ten seconds later no process with an old connection relies on it."""
+    schedule = Schedule(replace(CALM, sizes=((1, None),)), seed)
+    first, second = schedule.start_client(idle=True), schedule.start_client(idle=True)
+    (machine,) = schedule.servers
+
+    def story() -> Routine:
+        for client in (first, second):
+            client.spawn(try_once(client))
+        yield Sleep(TTL)
+        machine.evicts = True
+        until = schedule.world.now + OLD
+        while schedule.world.now < until:
+            yield Sleep(schedule.world.random.choice((0.5, 2.0, 11.0)))
+            first.spawn(try_once(first))
+        for client in (first, second):
+            client.spawn(client.acquire(("a",), 0.0))
+            yield Sleep(0.1)
+            machine.evict()
+
+    def try_once(client: Client) -> Routine:
+        lease = yield from client.acquire((client.name,), 0.0)
+        if isinstance(lease, Lease):
+            yield from client.release(lease)
+
+    first.spawn(story())
+    schedule.world.run(40.0)
+    return schedule.oracles.violations
+
+
+@scenario()
+def own_ghost(schedule: Schedule, caller: Client, other: Client) -> Routine:
+    """All connections fail during the only attempt at a lock that nobody holds, before or after it is executed."""
+    yield from visit(caller)
+    break_links(caller, schedule.world.random.choice(("doomed", "broken")), {0, 1, 2})
+    outcome = yield from caller.acquire(("a",), 0.0)
+    if isinstance(outcome, GaveUp) and outcome.taken:
+        schedule.oracles.violated("ghost", "a caller was refused because of its own attempt")
+
+
 def no_lock(seed: int) -> Violations:
     """Without any lock, with tokens that are repeated and out of order, no claimed increment is lost."""
     schedule = Schedule(replace(SLOW, stall=0.05), seed)
@@ -325,6 +408,10 @@ SCENARIOS: dict[str, Scenario] = {
     "moving endpoint": moving_endpoint,
     "moved set": moved_set,
     "connections reset": failed_attempt("doomed"),
+    "emptied": emptied,
+    "moved by a proxy": moved_by_a_proxy,
+    "evicting": evicting,
+    "own ghost": own_ghost,
     "no lock": no_lock,
     "cancelled": cancelled,
     "sent releases": sent_releases,

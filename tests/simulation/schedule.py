@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django_redlock.core.admission import INFINITY
+from django_redlock.core.admission import INFINITY, OLD
 from django_redlock.core.rules import Rules, majority
 
 from .database import GUARDS, Database, increment
@@ -131,7 +131,7 @@ class Schedule:
         self.profile = profile
         self.seed = seed
         self.world = world = World(seed, traced)
-        self.busy = world.random.choice(BUSY)
+        self.busy = world.random.choice(BUSY) * profile.busy
         self.wishes = world.random.choice(THEMES)
         nodes, quorum = world.random.choice(profile.sizes)
         quorum = quorum or majority(nodes)
@@ -158,6 +158,9 @@ class Schedule:
         if self.servers:
             self._often(profile.crash, self._crash)
             self._often(profile.failover, self._fail_over)
+            self._often(profile.amnesia, lambda: random.choice(self.servers).lose_memory())
+            self._often(profile.demote, self._demote)
+            self._often(profile.policy, self._change_policy)
             self._often(profile.step, self._step)
         for store in self.stores:
             self._often(profile.elect, store.cluster.elect)
@@ -221,6 +224,26 @@ class Schedule:
         machine.copy()
         self.world.at(self.world.now + random.expovariate(2 / TTL), machine.fail_over)
 
+    def _demote(self) -> None:
+        """Demote a node, and promote it again after another server has emptied it."""
+        machine = self.world.random.choice(self.servers)
+        machine.demote()
+        self.world.at(self.world.now + self.world.random.expovariate(5 / TTL), machine.promote)
+
+    def _change_policy(self) -> None:
+        """
+        Let a node evict keys for a while.
+
+        The policy is announced for as long as a greeting counts and a lease lasts: what is evicted sooner may be lost.
+        """
+        world, machine = self.world, self.world.random.choice(self.servers)
+        if not machine.evicts:
+            machine.evicts = True
+            first = world.now + OLD + TTL
+            for later in range(4):
+                world.at(first + later * world.random.random() * TTL, machine.evict)
+            world.at(first + 4 * TTL, setattr, machine, "evicts", False)
+
     def _step(self) -> None:
         """Step clocks away and later back, within the profile's limit on how many are wrong at a time."""
         random, now = self.world.random, self.world.now
@@ -268,6 +291,8 @@ class Schedule:
         self.world.log("world", "is quiet from now on")
         self.faults.on = False
         for machine in self.servers:
+            machine.evicts = False
+            machine.promote()
             machine.start()
         for client in self.clients:
             client.quiet = True

@@ -33,7 +33,8 @@ from django_redlock.core.acquisition import Waiter
 from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from django_redlock.engine.connections import Connection, ConnectionSet, IdleConnections
 from django_redlock.engine.process import process
-from django_redlock.nodes.base import INCOMPLETE, LinkError
+from django_redlock.nodes.base import INCOMPLETE, LinkError, Packed
+from django_redlock.nodes.memory import known
 from django_redlock.testing.simulation import EPOCH, RETRY, SimulatedProcess, Simulation, VirtualNotifications
 
 SWITCH = 0.4  # how often a machine loses its turn before a request
@@ -103,7 +104,7 @@ class TurnLink:
         self._machine = machine
         self._number = number
         self._node = world.sim.nodes[number]
-        self.greeting = self._node.greeting
+        self.greeting = self._node.describe()
         self._broken = False
         self._arrives = 0.0  # when the last request arrives
         self._requests: deque[Request] = deque()  # on their way
@@ -113,12 +114,14 @@ class TurnLink:
     def fileno(self) -> int:
         return 0
 
-    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._world.reach()
         self._world.count_request()
         if self._broken:
             raise LinkError(Failure.RESET)
+        if greet:
+            self.greeting = self._node.describe()
         self._requests.append(request)
         now, delay = self._world.now, self._world.delay(self._machine, self._number)
         self._arrives = max(self._arrives, now + delay)
@@ -132,7 +135,7 @@ class TurnLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         if self._broken:
             raise LinkError(Failure.RESET)
-        return self._replies.popleft() if self.readable() else INCOMPLETE
+        return known(self._replies.popleft()) if self.readable() else INCOMPLETE
 
     def close(self) -> None:
         """Close the connection; what was sent still arrives."""
@@ -147,7 +150,7 @@ class TurnLink:
     def _arrive(self) -> None:
         if not self._world.holds_up(self._number, self._arrive):
             with suppress(LinkError):
-                self._returning.append(self._node.execute(self._requests.popleft()))
+                self._returning.append(self._node.execute(self._requests.popleft(), self.greeting.mark))
                 way = self._world.delay(self._machine, self._number)
                 self._later(way, self._return, len(self._returning) == 1)
                 return

@@ -354,9 +354,9 @@ async def test_reset_that_nodes_do_not_carry_out_names_them(make, monkeypatch):
     holder = make()
     await done(holder.acquire())
 
-    def break_off(request, node, execute):
+    def break_off(request, *mark, node, execute):
         node.down = type(request).__name__ == "Release"
-        return execute(request)
+        return execute(request, *mark)
 
     fail(down=True)
     with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer"):

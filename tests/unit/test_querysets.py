@@ -324,7 +324,7 @@ def requests(monkeypatch):
     """The requests that one of the nodes got."""
     node = locks["default"].nodes[0]
     execute, got = node.execute, []
-    monkeypatch.setattr(node, "execute", lambda request: got.append(request) or execute(request))
+    monkeypatch.setattr(node, "execute", lambda request, *mark: got.append(request) or execute(request, *mark))
     return got
 
 

@@ -5,13 +5,14 @@ import time
 
 import pytest
 
+from django_redlock.core.admission import Greeting
 from django_redlock.core.protocol import Acquire, Kind, Reply
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
 from django_redlock.nodes.poll import READABLE, poller
-from django_redlock.nodes.redis.link import CROWD, AsyncRedisLink
+from django_redlock.nodes.redis.link import CROWD, AsyncRedisLink, Introduction
 from django_redlock.testing import Servers
-from tests.managers import eventually, on_each
+from tests.managers import eventually
 
 CALLS = 3 * CROWD
 
@@ -57,8 +58,9 @@ async def test_requests_of_one_turn_are_all_answered(nodes: Servers):
 
         assert {reply.kind for reply in told.replies.values()} == {Kind.ACCEPTED}
         assert [told.replies[number].fence for number in range(CALLS)] == [request.number for request in told.numbers]
-        on_each([nodes[0]], "FLUSHALL")
-        on_each([nodes[0]], "SCRIPT", "FLUSH")
+        with nodes[0].client() as client:
+            client.delete(*(key for key in client.scan_iter() if not key.endswith("served")))
+            client.script_flush()
     link.close()
 
 
@@ -102,7 +104,7 @@ async def test_connection_that_ended_before_it_was_taken_over_is_noticed(nodes: 
     await eventually(reader.at_eof)
 
     with pytest.raises(LinkError, match="closed"):
-        AsyncRedisLink(connection, node.encoder, None)
+        AsyncRedisLink(connection, node.encoder, Introduction(node.encoder, node.describe, Greeting()))
 
     await connection.disconnect(nowait=True)
 

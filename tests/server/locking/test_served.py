@@ -219,12 +219,13 @@ def bulk(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("said", "age"),
     [
-        (bulk(b"SERVED abc 5000000"), 5.0),
-        (bulk(b"SERVED abc -5"), None),
-        (bulk(b"SERVED abc 9007199254740992"), None),
-        (bulk(b"SERVED abc 1e300"), None),
-        (bulk(b"OTHER abc 5"), None),
-        (bulk("SERVED abc ٣".encode()), None),
+        (bulk(b"SERVED abc 5000000 abc/def 1"), 5.0),
+        (bulk(b"SERVED abc 5000000 " + b"m" * 1000), None),
+        (bulk(b"SERVED abc -5 abc/def 1"), None),
+        (bulk(b"SERVED abc 9007199254740992 abc/def 1"), None),
+        (bulk(b"SERVED abc 1e300 abc/def 1"), None),
+        (bulk(b"OTHER abc 5 abc/def 1"), None),
+        (bulk("SERVED abc ٣ abc/def 1".encode()), None),
         (b"*0\r\n", None),
         (b"-ERR unknown command\r\n", None),
     ],
@@ -240,7 +241,10 @@ def test_age_is_bounded_where_it_is_read(said: bytes, age: float | None):
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [(bulk(b"SERVED def 5000000"), "answers as two servers"), (b"-LOADING the dataset in memory\r\n", "LOADING")],
+    [
+        (bulk(b"SERVED def 5000000 def/abc 1"), "answers as two servers"),
+        (b"-LOADING the dataset in memory\r\n", "LOADING"),
+    ],
 )
 def test_server_that_does_not_serve_the_locks_itself_yet_is_no_node(said: bytes, why: str):
     """An endpoint may send the commands of one connection to several servers, and a server may load its data."""

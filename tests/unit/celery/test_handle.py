@@ -67,7 +67,9 @@ def test_node_forgets_a_note_as_a_whole(make, worker, memory_nodes, monkeypatch)
     asked: list[Any] = []
     for node in memory_nodes:
         execute = node.execute
-        monkeypatch.setattr(node, "execute", lambda request, do=execute: asked.append(request) or do(request))
+        monkeypatch.setattr(
+            node, "execute", lambda request, *mark, do=execute: asked.append(request) or do(request, *mark)
+        )
     task = make(acks_late=True, on_duplicate="replace")
     task.delay(7)
     task.delay(7)

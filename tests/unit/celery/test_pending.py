@@ -178,10 +178,10 @@ def test_error_about_a_record_says_what_each_node_has(make, worker, memory_nodes
     call = task.delay(7, "first")
     message = PendingMessage.look_up(ticket_in(worker.headers[0]), task)
 
-    def execute(request, execute):
+    def execute(request, *mark, execute):
         if isinstance(request, Release):
             raise LinkError(Failure.REFUSED)
-        return execute(request)
+        return execute(request, *mark)
 
     for node in memory_nodes[1:]:
         monkeypatch.setattr(node, "execute", partial(execute, execute=node.execute))

@@ -53,8 +53,8 @@ def test_process_waits_for_the_end_of_a_short_run(serial, other, worker, memory_
     last = memory_nodes[-1]
     execute = last.execute
 
-    def execute_and_release(request):
-        reply = execute(request)
+    def execute_and_release(request, *mark):
+        reply = execute(request, *mark)
         if isinstance(request, Acquire) and request.waiter and other.valid():
             other.release()
         return reply

@@ -166,17 +166,77 @@ def test_node_that_may_evict_keys_never_votes():
 def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
     """Each of two threads learns of one of its names before either of them has recorded it."""
 
-    class Watch(Admission):
-        def _exclusion(self, node: int, greeting: Greeting) -> str:
-            said = super()._exclusion(node, greeting)
-            if node == 0:
-                self.greet(1, greeting)  # by the other thread
-            return said
+    others = iter([1])
 
-    watch = Watch(Rules(3, restart_guard=False), ("a", "b", "c"), lambda: 1.0, lambda: 1.0)
+    def clock() -> float:
+        for node in others:
+            watch.greet(node, Greeting(run_id="one"))  # by the other thread
+        return 1.0
+
+    watch = Admission(Rules(3, restart_guard=False), ("a", "b", "c"), clock, lambda: 1.0)
     watch.greet(0, Greeting(run_id="one"))
 
-    assert [bool(watch.objection(node)) for node in range(2)] == [False, True]
+    assert sorted(bool(watch.objection(node)) for node in range(2)) == [False, True]
+
+
+def test_server_that_is_listed_twice_votes_once_and_says_for_which_node():
+    """The node that was asked first votes, for as long as it is that server; then the other one does."""
+    watch, clock = admission(restart_guard=False)
+    watch.greet(1, Greeting("one"))
+    watch.greet(0, Greeting("one"))
+
+    assert [watch.objection(node) for node in range(2)] == ["is the same server as b", ""]
+
+    clock.now += 9.0
+    watch.greet(1, Greeting("two"))  # its address was corrected
+    watch.greet(0, Greeting("one"))
+
+    assert [watch.objection(node) for node in range(2)] == ["", ""]
+
+
+def test_node_that_says_nothing_does_not_keep_its_vote_from_another_name_of_its_server():
+    """A name that leads nowhere any more costs the server its vote for some seconds only."""
+    watch, clock = admission(restart_guard=False)
+    watch.greet(1, Greeting("one"))
+    clock.now += 30.0
+
+    watch.greet(0, Greeting("one"))
+
+    assert watch.objection(0) == ""
+
+
+def test_connection_of_which_the_node_is_no_longer_the_server_is_not_used():
+    """Its node was greeted by another server since, or has the same server as another node, which may be corrected."""
+    watch, clock = admission(restart_guard=False)
+    for node, server in enumerate(("one", "two", "two")):
+        watch.greet(node, Greeting(server))
+
+    assert [watch.disowns(node, "two", clock()) for node in range(3)] == [True, False, False]
+
+    clock.now += 9.0
+
+    assert [watch.disowns(node, "two", clock()) for node in range(3)] == [True, True, True]
+    assert not watch.disowns(0, "one", clock())
+
+
+def test_one_connection_asks_for_all_while_what_the_node_said_is_young():
+    """Later each one asks, because its vote may count before the answer to another one comes."""
+    watch, clock = admission(restart_guard=False)
+    watch.greet(0, Greeting("one"))
+
+    def asked() -> bool:
+        due = clock() > watch.due[0]
+        if due:
+            watch.asks(0, clock())
+        return due
+
+    assert not asked()
+    clock.now += 9.0
+    assert [asked(), asked()] == [True, False]
+    clock.now += 60.0
+    assert [asked(), asked()] == [True, True]
+    watch.greet(0, Greeting("one"))
+    assert not asked()
 
 
 def tell(watch: Admission, clock: Clock, node: int, ahead: float = 0.0, took: float = 0.001) -> Reply:

@@ -85,7 +85,7 @@ class Mute(MemoryNode):
     """A node that answers nothing."""
 
     def connect(self, timeout: float) -> MuteLink:
-        return MuteLink(self)
+        return MuteLink(self, self.describe())
 
 
 def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
@@ -282,9 +282,9 @@ class HaltingLink(AsyncMemoryLink):
         super().__init__(node.connect(1.0))
         self._node = node
 
-    def send(self, request, packed, on_reply, *, in_full=False):
+    def send(self, request, packed, on_reply, *, in_full=False, greet=False):
         def answer(_=None):
-            super(HaltingLink, self).send(request, packed, on_reply)
+            super(HaltingLink, self).send(request, packed, on_reply, greet=greet)
 
         if self._node.answers.is_set():
             answer()

@@ -28,6 +28,7 @@ from django_redlock.core.protocol import (
     believable,
     failed,
 )
+from django_redlock.nodes.base import Packed
 from django_redlock.nodes.redis.wire import (
     COMMON,
     LONGEST_LINE,
@@ -59,9 +60,9 @@ def test_bytes_are_those_of_redis_py(words: list[str]):
 def test_nodes_with_different_prefixes_do_not_share_bytes():
     """The keys of a cluster have braces around the prefix, and no other node of a round may be sent them."""
     request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
-    plain, tagged, packed = Encoder("redlock:"), Encoder("{redlock}:", shares=False), dict[int, bytes]()
+    plain, tagged, packed = Encoder("redlock:"), Encoder("{redlock}:", shares=False), Packed()
 
-    sent = [encoder.pack(request, packed, False) for encoder in (plain, tagged, plain)]
+    sent = [encoder.pack(request, packed, False, b"") for encoder in (plain, tagged, plain)]
 
     assert [b"\r\n{redlock}:{a}:h\r\n" in each for each in sent] == [False, True, False]
     assert [b"\r\nredlock:{a}:h\r\n" in each for each in sent] == [True, False, True]

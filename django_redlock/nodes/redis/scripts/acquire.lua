@@ -9,8 +9,6 @@ local index, tombstone = KEYS[1], KEYS[2]
 local secret, value, number, adopt, waiter, since = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local prefix, ttl, keep, ahead, enrolment = ARGV[7], tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 local barge, shared, passing, mark = ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1', ARGV[16]
--- Another memory than the one that the connection knows may lack locks, so it decides nothing.
-if mark ~= '' and call('GET', prefix .. 'served') ~= mark then return redis.error_reply('FORGOT another memory') end
 local SHARED = 'shared--------------------------'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -22,12 +20,14 @@ local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names 
 -- enrolment has expired are dropped on the way, which harms nobody.) The index need not be read: the first write goes there.
 -- The number of commands costs most. If nothing exists but the values read here, nobody waits for any of the names, and
 -- no key is of another type.
-local strings, plain, cancelled = nil, not shared, nil
+local plain, cancelled = not shared, nil
+local strings = call('MGET', prefix .. 'served', unpack(KEYS, 2, shared and 2 or q)) -- the mark, the tombstone, the holders, the fences
+-- Another memory than the one that the connection learned may lack locks, so it decides nothing.
+if mark ~= '' and strings[1] ~= mark then return redis.error_reply('FORGOT another memory') end
 if plain then
-  strings = call('MGET', unpack(KEYS, 2, q)) -- the tombstone, the holders, the fences
-  cancelled = strings[1]
+  cancelled = strings[2]
   local found = 0
-  for i = 1, 2 * names + 1 do
+  for i = 2, 2 * names + 2 do
     if strings[i] then found = found + 1 end
   end
   plain = call('EXISTS', unpack(KEYS, 2, s)) == found
@@ -39,7 +39,7 @@ local handed = adopt ~= '' and cancelled == 'superseded' -- by the holder that h
 for i = 1, names do
   local current, fence
   if plain then
-    current, fence = strings[1 + i], strings[1 + names + i]
+    current, fence = strings[2 + i], strings[2 + names + i]
   else
     current, fence = call('GET', KEYS[h + i]), call('GET', KEYS[f + i])
   end

@@ -5,7 +5,7 @@
 --       value; last the mark that the connection learned ('' is none), see served.lua
 local index, prefix, keep, mark = KEYS[1], ARGV[1], ARGV[2], ARGV[#ARGV]
 -- A memory that lost this lease may have lost a later one as well, so the client learns first what it is; see acquire.lua.
-if mark ~= '' and redis.call('GET', prefix .. 'served') ~= mark then return redis.error_reply('FORGOT another memory') end
+if mark ~= '' and redis.call('MGET', prefix .. 'served')[1] ~= mark then return redis.error_reply('FORGOT another memory') end
 local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
