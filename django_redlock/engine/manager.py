@@ -22,7 +22,7 @@ from ..core.admission import Admission
 from ..core.attempt import Granted, HighestToken
 from ..core.hold import BATCH, batches, release_outcome, renewal
 from ..core.names import HolderKind, Owner, about_holder, check_names, named, slug
-from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, votes_in
+from ..core.protocol import ANSWERS, Instant, Outcome, Release, Reply, Term, votes_in
 from ..core.round import Round, SurveyOptions, cleanup, survey_round
 from ..core.rules import MIN_TTL, UNSET, ReleaseMode, Rules, Wanted, seconds
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
@@ -336,16 +336,28 @@ class LockManager:
             asked = [(lease, term) for lease in some if (term := lease.hold.term(now, ttl))]
             for numbers in batches([term for _, term in asked]):
                 chosen = [asked[number] for number in numbers]
-                soonest = min(lease.hold.deadline for lease, _ in chosen)
-                shortest = min(lease.hold.timeout for lease, _ in chosen)
-                round = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
-                for lease, term in chosen:
-                    lease.hold.asked(round, term)
-                    if ttl is not None and lease.hold.tended:
-                        lease.watch()
+                round = self._renewal(chosen, now, ttl)
                 yield round, [lease for lease, _ in chosen]
+                if round.count(*ANSWERS) < round.needed and round.cut:
+                    # Once more, over new links; see Acquisition._was_cut.
+                    now = self.runtime.clock()
+                    chosen = [(lease, term) for lease, _ in chosen if (term := lease.hold.term(now, ttl))]
+                    if chosen:
+                        round = self._renewal(chosen, now, ttl)
+                        yield round, [lease for lease, _ in chosen]
                 if round.count(*ANSWERS) < round.needed:
                     return  # the nodes are silent: do not delay the leases of other aliases
+
+    def _renewal(self, chosen: Sequence[tuple[Lease, Term]], now: float, ttl: float | None) -> Round:
+        """Return the round that extends some leases by their terms."""
+        soonest = min(lease.hold.deadline for lease, _ in chosen)
+        shortest = min(lease.hold.timeout for lease, _ in chosen)
+        round = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
+        for lease, term in chosen:
+            lease.hold.asked(round, term)
+            if ttl is not None and lease.hold.tended:
+                lease.watch()
+        return round
 
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # looked up now, because it may have been replaced

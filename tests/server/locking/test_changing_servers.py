@@ -1,0 +1,280 @@
+"""Servers that change while a process is connected: what was learned about them once stays true, or is asked again."""
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+
+from django_redlock import LockManager, QuorumUnavailableError, RedlockError
+from django_redlock.engine.manager import REAL
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.clock import steady
+from django_redlock.testing import FaultProxy, Server
+from tests.clusters import served
+from tests.managers import Flavour, holders, made, on_each, rules, wait_until
+
+from .test_served import REPLICATES_AT_ONCE, replicate
+
+TTL = 20.0  # seconds
+NOBODY = "redis://127.0.0.1:1"
+
+
+class Switch:
+    """A proxy that gives what comes over a connection to one of several servers, now this one and now that one."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.at = 0
+        self._addresses = [(urlsplit(url).hostname, urlsplit(url).port) for url in urls]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._run)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _run(self) -> None:
+        ways: dict[socket.socket, list[socket.socket]] = {self._listener: []}
+        with suppress(OSError):
+            while True:
+                for one in select.select(list(ways), [], [])[0]:
+                    if one is self._listener:
+                        client = one.accept()[0]
+                        servers = [socket.create_connection(address) for address in self._addresses]
+                        ways |= {client: servers, **{server: [client] for server in servers}}
+                    elif data := one.recv(65_536):
+                        ways[one][self.at if len(ways[one]) > 1 else 0].sendall(data)
+                    else:
+                        for end in (one, *ways.pop(one)):
+                            ways.pop(end, None)
+                            end.close()
+        for each in ways:
+            each.close()
+
+
+class Process:
+    """A manager as in a process of its own, whose clock can be set forward so that no test waits for ten seconds."""
+
+    def __init__(self, urls: list[str], **options: Any) -> None:
+        self.ahead = 0.0
+        nodes = [open_node(NodeSpec(url), "t:") for url in urls]
+        numbers = {"ttl": TTL, "max_ttl": TTL, "renew": False, "clock_guard": False, **options}
+        runtime = replace(REAL, clock=lambda: steady() + self.ahead)
+        self.manager = LockManager(nodes, rules(len(nodes), **numbers), runtime=runtime)
+        made.append(self.manager)
+
+    async def cycle(self, flavour: Flavour, name: str = "other") -> None:
+        """Take and release a lock."""
+        assert await flavour.release(await flavour.acquire(self.manager.lock(name, wait=0))) == "released"
+
+    async def refusal(self, flavour: Flavour, name: str = "other") -> QuorumUnavailableError:
+        """Try once to take a lock; return the error."""
+        with pytest.raises(QuorumUnavailableError) as caught:
+            await flavour.acquire(self.manager.lock(name, wait=0))
+        return caught.value
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    """Three servers that have served the locks for long, and a fourth one, new to them."""
+    with ExitStack() as stack:
+        some = [stack.enter_context(Server(args=REPLICATES_AT_ONCE)) for _ in range(4)]
+        for server in some[:3]:
+            with server.client() as client:
+                served(client)
+        yield some
+
+
+def flush(server: Server, spare: Server) -> None:
+    on_each([server], "FLUSHALL")
+
+
+def flush_database(server: Server, spare: Server) -> None:
+    on_each([server], "FLUSHDB")
+
+
+def swap(server: Server, spare: Server) -> None:
+    on_each([server], "SWAPDB", 0, 1)
+
+
+def promote_again(server: Server, spare: Server) -> None:
+    replicate(server, spare.url)
+    on_each([server], "REPLICAOF", "NO", "ONE")
+
+
+LOSSES = [flush, flush_database, swap, promote_again]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
+async def test_memory_that_was_lost_lets_no_second_holder_in(
+    servers: list[Server], flavour: Flavour, lose: Callable[[Server, Server], None], nodes: int
+):
+    """No connection ends, yet no process counts the vote of that server before all earlier leases have ended."""
+    urls = [server.url for server in servers[:nodes]]
+    reached = urls if nodes == 1 else [*urls[:2], NOBODY]
+    holder, other = (Process(some, restart_guard=True) for some in (reached, urls))
+    await other.cycle(flavour)
+    lease = await flavour.acquire(holder.manager.lock("held", wait=0))
+
+    lose(servers[0], servers[3])
+
+    for _ in range(2):  # the first of three nodes is not waited for, and so says it only the second time
+        with pytest.raises(RedlockError) as caught:
+            await flavour.acquire(other.manager.lock("held", wait=0))
+    assert "votes again in" in caught.value.nodes[other.manager.nodes[0].name]
+    assert lease.valid()
+
+
+@pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
+async def test_without_the_guard_a_server_that_was_emptied_is_asked_again_at_once(
+    servers: list[Server], flavour: Flavour, lose: Callable[[Server, Server], None]
+):
+    """A single attempt succeeds, and an extension brings the lease back."""
+    process = Process([servers[0].url])
+    await process.cycle(flavour)
+    lease = await flavour.acquire(process.manager.lock("held", wait=0))
+
+    lose(servers[0], servers[3])
+
+    assert await flavour.extend(lease)
+    await process.cycle(flavour)
+    assert await flavour.release(lease) == "released"
+
+
+async def test_memory_that_comes_back_is_the_one_that_was_known(servers: list[Server], flavour: Flavour):
+    """After a second SWAPDB everything is as before, and a server that reloads its data has lost nothing."""
+    process = Process([servers[0].url], restart_guard=True)
+    lease = await flavour.acquire(process.manager.lock("held", wait=0))
+
+    for _ in range(2):
+        on_each([servers[0]], "SWAPDB", 0, 1)
+
+    assert await flavour.extend(lease)
+    await process.cycle(flavour)
+
+
+async def test_process_that_was_connected_votes_again_when_the_guard_time_is_over(
+    servers: list[Server], flavour: Flavour
+):
+    """The loss costs one guard time, counted by the server, not by the connection."""
+    process = Process([servers[0].url], restart_guard=True)
+    await process.cycle(flavour)
+    flush(servers[0], servers[3])
+    error = await process.refusal(flavour)
+    assert 0 < error.retry_after <= TTL + 2
+
+    with servers[0].client() as client:
+        served(client)
+    process.ahead += TTL + 2
+
+    await process.cycle(flavour)
+
+
+async def test_proxy_that_gives_a_connection_to_another_server_has_no_vote(servers: list[Server], flavour: Flavour):
+    """The other server does not know the mark of the first one, so it carries nothing out."""
+    with Switch([server.url for server in (servers[0], servers[3])]) as switch:
+        holder, other = (Process([switch.url], restart_guard=True) for _ in range(2))
+        await other.cycle(flavour)
+        lease = await flavour.acquire(holder.manager.lock("held", wait=0))
+        switch.at = 1
+
+        assert not await flavour.extend(lease)
+        with pytest.raises(RedlockError):
+            await flavour.acquire(other.manager.lock("held", wait=0))
+
+
+@pytest.mark.parametrize("idle", [2.0, 60.0], ids=["often", "once a minute"])
+async def test_what_a_server_is_set_to_counts_within_ten_seconds(servers: list[Server], flavour: Flavour, idle: float):
+    """A policy that evicts ends the votes, and its end brings them back, without a new connection."""
+    process = Process([servers[0].url])
+    await process.cycle(flavour)
+    for policy, votes in (("allkeys-lru", False), ("noeviction", True)):
+        on_each([servers[0]], "CONFIG", "SET", "maxmemory", "50mb")
+        on_each([servers[0]], "CONFIG", "SET", "maxmemory-policy", policy)
+        for _ in range(int(10 // idle) + 1):
+            process.ahead += idle
+            with suppress(QuorumUnavailableError):
+                await process.cycle(flavour)
+
+        if votes:
+            await process.cycle(flavour)
+        else:
+            assert "may evict keys" in str((await process.refusal(flavour)).nodes)
+
+
+async def test_right_that_is_granted_later_counts_within_ten_seconds(servers: list[Server], flavour: Flavour):
+    """A user that may not read INFO has no vote under the guard; that is no reason to restart the process."""
+    user = "ACL SETUSER app on >secret ~t:* &t:* +@all"
+    on_each([servers[0]], *user.split(), "-info")
+    process = Process([servers[0].url.replace("//", "//app:secret@")], restart_guard=True)
+    error = await process.refusal(flavour)
+    assert "refuses INFO" in str(error.nodes)
+
+    on_each([servers[0]], *user.split())
+    process.ahead += 11.0
+
+    await process.cycle(flavour)
+
+
+async def test_caller_that_waits_outlasts_a_policy_that_is_corrected(servers: list[Server], flavour: Flavour):
+    """What a server said may be ten seconds old, so nobody who waits is refused because of it."""
+    process = Process([servers[0].url])
+    on_each([servers[0]], "CONFIG", "SET", "maxmemory", "50mb")
+    on_each([servers[0]], "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    await process.refusal(flavour)
+
+    def correct() -> None:
+        on_each([servers[0]], "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        process.ahead += 11.0
+
+    operator = threading.Timer(0.2, correct)
+    operator.start()
+    lease = await flavour.acquire(process.manager.lock("other", wait=60))
+    operator.join()
+
+    assert await flavour.release(lease) == "released"
+
+
+async def test_one_server_under_two_names_has_one_vote(servers: list[Server], flavour: Flavour):
+    """Two of three addresses lead to one server: two votes of three are there, and the third says why it has none."""
+    urls = [server.url for server in servers[:2]]
+    process = Process([*urls, urls[1].replace("127.0.0.1", "localhost")])
+
+    await process.cycle(flavour)
+    servers[0].stop()
+    error = await process.refusal(flavour)
+
+    assert "is the same server as" in str(error.nodes)
+    assert str(error.nodes).count("accepted") == 1
+
+
+async def test_address_that_is_corrected_gives_its_node_a_vote_within_ten_seconds(
+    servers: list[Server], flavour: Flavour
+):
+    """Two addresses led to one server. The open connection of the corrected one would lead there for days."""
+    with FaultProxy(servers[0].url) as proxy:
+        process = Process([proxy.url, servers[0].url, servers[1].url])
+        await process.cycle(flavour)
+        proxy.target = servers[2].url
+
+        process.ahead += 11.0
+        await process.cycle(flavour)
+        process.ahead += 11.0
+        lease = await flavour.acquire(process.manager.lock("held", wait=0))
+
+        wait_until(lambda: len(holders(process.manager, "{held}")) == 3)
+        assert await flavour.release(lease) == "released"
