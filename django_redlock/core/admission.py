@@ -31,6 +31,7 @@ CLOCK_GUARD = "OPTIONS['clock_guard'], which tests that freeze or move the time 
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
+SAME_LOSS = 1.0  # seconds by which two measurements of the same age may differ
 FRESH = 1.0  # seconds for which a node's clock is not examined again unless a reply narrows it down
 YOUNG = 8.0  # seconds after which a node that is asked something is also asked to describe itself again
 OLD = 10.0  # seconds after which nothing that a node said about itself counts any more
@@ -129,10 +130,11 @@ class Admission:
             return True
         return now > self.due[node] and server != "" and self.servers.count(server) > 1
 
-    def greet(self, node: int, greeting: Greeting) -> None:
-        """Note how a node describes itself, on a new connection or when it was asked again."""
-        self._greeted[node] = now = self._clock()
-        self.due[node] = now + YOUNG
+    def greet(self, node: int, greeting: Greeting, when: float | None = None) -> None:
+        """Note how a node describes itself, or did *when*, on a new connection or when it was asked again."""
+        now = self._clock()
+        self._greeted[node] = when = now if when is None else when
+        self.due[node] = when + YOUNG
         if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
         self.servers[node] = greeting.run_id
@@ -243,7 +245,8 @@ class Admission:
         # A promoted node has the data of the master that it followed meanwhile. (A node forgets its promotion after a
         # while.)
         promoted = greeting.promoted and self._promotions.get(node, greeting.promoted) != greeting.promoted
-        if known != greeting.run_id or promoted or node not in self._met:
+        new = node not in self._met
+        if known != greeting.run_id or promoted or new:
             self._met[node] = now
         # If a server does not report its age, count from the first greeting of this run. A count that began anew with
         # each connection would keep the node from ever voting.
@@ -253,6 +256,9 @@ class Admission:
             # A clock that ran forward makes the age too long; this process knows better when the old run last answered.
             up = min(up, now - self._last_reply.get(node, now))
         until = now + self._rules.guard - up
-        if until > self._quarantined.get(node, NEVER)[0]:
-            what = "was a replica" if promoted else "restarted" if known != greeting.run_id else NEW
+        before, what, _ = self._quarantined.get(node, NEVER)
+        if until > before:
+            if until > before + SAME_LOSS:
+                emptied = NEW if new else "was emptied"
+                what = "was a replica" if promoted else "restarted" if known != greeting.run_id else emptied
             self._quarantined[node] = (until, what, "OPTIONS['restart_guard']")

@@ -480,7 +480,8 @@ def believable(reply: Reply) -> Reply:
     if not is_absurd(reply.fence, reply.time):
         return reply
     if reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
-        return no_vote(reply._replace(fence=0), Failure.ABSURD_TOKEN.value, Kind.EXCLUDED)
+        absurd = Failure.ABSURD_TOKEN
+        return no_vote(reply._replace(fence=0, failure=absurd), absurd.value, Kind.EXCLUDED)
     terms = tuple(
         Extended(Kind.NO_VOTE if term.kind is Kind.REFUSED else term.kind, 0)
         if is_absurd(term.fence, reply.time)

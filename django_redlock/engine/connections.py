@@ -112,7 +112,7 @@ class ConnectionSet:
     def __init__(self) -> None:
         self.by_node: dict[int, Connection] = {}
         self.connecting: set[int] = set()
-        self.arrived: deque[tuple[int, Link | LinkError]] = deque()
+        self.arrived: deque[tuple[int, Link | LinkError, float]] = deque()
         self.used = 0.0
         self.thread = 0  # the thread that sent an unattended round here; its next round uses the same connections
         self.closed = False
@@ -165,20 +165,20 @@ class ConnectionSet:
             self._poll.register(self._wakeup, READABLE)
         self.connecting.add(node)
 
-    def deliver(self, node: int, link: Link | LinkError) -> None:
-        """Hand in a link, or the error instead of it; the thread that connected calls this."""
-        self.arrived.append((node, link))
+    def deliver(self, node: int, link: Link | LinkError, now: float) -> None:
+        """Hand in a link, or the error instead of it; the thread that connected calls this, perhaps long before use."""
+        self.arrived.append((node, link, now))
         if wakeup := self._wakeup:
             wakeup.ring()
         if self.closed:
             self.close()
 
-    def arrivals(self) -> Iterator[tuple[int, Link | LinkError]]:
+    def arrivals(self) -> Iterator[tuple[int, Link | LinkError, float]]:
         """Remove and return what has arrived; free the two sockets of the wake-up if nothing more is expected."""
         while self.arrived:
-            node, link = self.arrived.popleft()
+            node, link, when = self.arrived.popleft()
             self.connecting.discard(node)
-            yield node, link
+            yield node, link, when
         if self._wakeup and not self.connecting:
             self._poll.unregister(self._wakeup)
             self._wakeup = None  # not closed: the thread that connected may be about to ring it
@@ -466,7 +466,7 @@ class NodeConnector:
             if error is None:
                 self._connect(follower, node, timeout, 0.0)
             elif error.failure not in SILENT or now >= gives_up:
-                follower.deliver(node, error)
+                follower.deliver(node, error, now)
             elif until := self._breakers[node].admits(now, timeout):
                 self._connect(follower, node, timeout, until)
                 return
@@ -500,7 +500,7 @@ class NodeConnector:
         if isinstance(link, LinkError) and link.failure is not Failure.LATE:
             # Noted now, because the connection set may not be used again for a long time.
             self._breakers[node].failed(self._clock(), link.detail, silent=link.failure is Failure.TIMEOUT)
-        connections.deliver(node, link)
+        connections.deliver(node, link, self._clock())
         if self._followers[node]:
             self._lead(node, link if isinstance(link, LinkError) else None, timeout)
 

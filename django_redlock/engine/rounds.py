@@ -282,11 +282,11 @@ class Gather:
     def _take_arrivals(self, connections: ConnectionSet) -> list[tuple[int, LinkError | None]]:
         """Turn links that arrived into connections; return the nodes, each with the error if it has no link."""
         seen: list[tuple[int, LinkError | None]] = []
-        for node, link in connections.arrivals():
+        for node, link, when in connections.arrivals():
             if isinstance(link, LinkError):
                 seen.append((node, link))
             else:
-                self.admission.greet(node, link.greeting)
+                self.admission.greet(node, link.greeting, when)
                 connections.connection(Connection(node, link, self.admission))
                 seen.append((node, None))
         return seen

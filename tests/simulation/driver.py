@@ -42,7 +42,7 @@ class ConnectionSet:
 
     by_node: dict[int, Link] = field(default_factory=dict)
     connecting: dict[int, list[Round]] = field(default_factory=dict)
-    arrived: deque[tuple[int, Link | None, Greeting | str]] = field(default_factory=deque)
+    arrived: deque[tuple[int, Link | None, Greeting | str, float]] = field(default_factory=deque)
     waiting: list[Task] = field(default_factory=list)
     used: float = 0.0
 
@@ -472,7 +472,7 @@ class Process(Computer):
                 finished = True
                 if link is None:
                     self.breakers[node].failed(self.clock())
-                connections.arrived.append((node, link, greeting))
+                connections.arrived.append((node, link, greeting, self.clock()))
                 self._happened(connections, self._take_arrivals, connections)
 
         def greet() -> None:
@@ -490,10 +490,10 @@ class Process(Computer):
         """Hand arrived links to their connections, and let the waiting rounds use them."""
         now = self.clock()
         while connections.arrived:
-            node, link, greeting = connections.arrived.popleft()
+            node, link, greeting, when = connections.arrived.popleft()
             rounds = connections.connecting.pop(node)
             if link is not None and not isinstance(greeting, str):
-                self.admission.greet(node, greeting)
+                self.admission.greet(node, greeting, when)
                 connections.by_node[node] = link
                 link.on_reply = partial(self._happened, connections, self._read, connections, link)
                 link.on_end = partial(self._happened, connections, self._drop_ended, connections, link)

@@ -19,6 +19,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import ceil
 from time import time_ns
 from typing import Any
@@ -69,6 +70,8 @@ class LockTable(RecordTable):
         self._cursor: Any = None
         self._greeting: Greeting | None = None
         self._since = 0.0
+        self._served = self.key("served", "")  # the row whose version is the mark of this memory
+        self._mark: int | None = None
         self._clean_at = steady() + CLEANING
 
     def open(self) -> Greeting:
@@ -87,9 +90,9 @@ class LockTable(RecordTable):
                 connection.connect()
                 self._cursor = connection.create_cursor()
                 PREPARE[connection.vendor](self.query, connection, self.patience)
-                greeting = GREET[connection.vendor](self.query, connection)
+                greeting = self._know(GREET[connection.vendor](self.query, connection))
                 self._check_table()
-            return self._know(greeting)
+                return self._serve(greeting)
         except (DatabaseError, ImproperlyConfigured, OSError) as error:
             self.close()
             raise LinkError(failure_of(error) or Failure.REFUSED) from None
@@ -101,7 +104,7 @@ class LockTable(RecordTable):
         """Describe the server again: its settings may have changed since it was opened."""
         try:
             self.ready()
-            return self._know(GREET[self._connection.vendor](self.query, self._connection))
+            return self._serve(self._know(GREET[self._connection.vendor](self.query, self._connection)))
         except (DatabaseError, OSError) as error:
             self.close()
             raise UntouchedError(failure_of(error) or Failure.RESET) from None
@@ -118,6 +121,35 @@ class LockTable(RecordTable):
             raise LinkError(Failure.RESTARTED)
         self._greeting, self._since = greeting, since
         return greeting
+
+    def _serve(self, greeting: Greeting) -> Greeting:
+        """
+        Return *greeting* with the mark of the table's memory, and with the age of that memory if it is younger.
+
+        The mark is the version of a row that names the server and since when it has served these locks. A table that
+        was emptied lacks the row, and in one of a promoted standby it names another server: the time begins anew.
+        """
+        while True:
+            ((now, version, state),) = self.query(
+                f"SELECT {self.clock}, r.version, r.state FROM (SELECT 1 AS one) AS one "
+                f"LEFT JOIN {TABLE} AS r ON r.digest = %s",
+                [self._served],
+            )
+            known = {} if version is None else parsed(state)
+            since = known.get("since")
+            if known.get("server") == greeting.run_id and isinstance(since, int) and since <= now:
+                break
+            written = json.dumps({"server": greeting.run_id, "since": int(now)})
+            values = (secrets.randbits(62), 0, FOR_EVER, written, self._served)
+            if version is None:
+                self._put([(*values, self.realm)], [])
+            else:
+                self._put([], [(*values, version)])
+        if self._mark not in (None, version):
+            raise LinkError(Failure.FORGOT)
+        self._mark = version
+        age = (now - since) / 1e6
+        return replace(greeting, age=age if greeting.age is None else min(age, greeting.age), mark=str(version))
 
     def _check_table(self) -> None:
         try:
@@ -197,15 +229,19 @@ class LockTable(RecordTable):
         now: Any = None
         rows: dict[str, Stored] = {}
         for start in range(0, max(1, len(keys)), KEYS):
-            some = keys[start : start + KEYS]
-            marks = ", ".join(["%s"] * len(some)) or "''"
+            some = [self._served, *keys[start : start + KEYS]]
             found = self.query(
                 f"SELECT {self.clock}, r.digest, r.version, r.state FROM (SELECT 1 AS one) AS one "
-                f"LEFT JOIN {TABLE} AS r ON r.digest IN ({marks})",
+                f"LEFT JOIN {TABLE} AS r ON r.digest IN ({', '.join(['%s'] * len(some))})",
                 some,
             )
             now = found[0][0] if now is None else now
             rows |= {key: Stored(version, parsed(state)) for _, key, version, state in found if key}
+            # A table that was emptied may lack locks, so it decides nothing for those who know the earlier one.
+            mark = rows.pop(self._served, None)
+            if mark is None or mark.version != self._mark:
+                self.close()
+                raise LinkError(Failure.FORGOT)
         if not 0 < now <= HIGHEST:
             raise LinkError(Failure.MALFORMED)
         return Moment(int(now) / 1e6, int(now) / 1e6), rows

@@ -400,11 +400,11 @@ class Worker:
                 if any(job.greet for job in jobs):
                     self._said = self._table.describe() or self._said
                 replies = self._table.execute([job.request for job in jobs])
-        except UntouchedError as error:
-            replies = [error.reply()] * len(jobs)
-            raise
         except LinkError as error:
-            replies = [error] * len(jobs)
+            # Ended before anybody learns of the error: whoever connects then gets another worker.
+            with self._mutex:
+                self.ended = True
+            replies = [error.reply() if isinstance(error, UntouchedError) else error] * len(jobs)
             raise
         finally:
             self._busy_since = float("inf")
