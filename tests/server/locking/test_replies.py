@@ -95,10 +95,12 @@ def patient(hospital: Server) -> Iterator[redis.Redis]:
         client.execute_command("ACL", "DELUSER", "worker")
 
 
-async def refused(flavour: Flavour, manager: LockManager, wait: float = 0) -> QuorumUnavailableError:
+async def refused(
+    flavour: Flavour, manager: LockManager, wait: float = 0, name: str = "a"
+) -> QuorumUnavailableError:
     """Try to take the lock; return the error, which is never that it is taken."""
     with pytest.raises(QuorumUnavailableError) as caught:
-        await flavour.acquire(manager.lock("a", wait=wait))
+        await flavour.acquire(manager.lock(name, wait=wait))
     return caught.value
 
 
@@ -147,6 +149,29 @@ async def test_full_node_still_executes_releases(hospital: Server, patient: redi
     execute(patient, "CONFIG SET maxmemory 0")
 
     assert outcome == ("released" if not patient.exists("t:{a}:h") else "unknown")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+@pytest.mark.parametrize("names", ["a", ["a", "b", "c"]], ids=["one", "several"])
+async def test_full_node_extends_what_is_held_on_it(
+    hospital: Server, patient: redis.Redis, flavour: Flavour, names: str | list[str], shared: bool
+):
+    """A holder keeps its lock although the node has become full, and nobody else gets one there."""
+    manager = real_manager([hospital.url])
+    lease = await flavour.acquire(manager.lock(names, ttl=60.0, shared=shared, renew=False))
+    keys = [f"t:{{{name}}}:h" for name in names]
+    for key in keys:
+        patient.pexpire(key, 20_000)
+    execute(patient, "CONFIG SET maxmemory 1")
+
+    extended = await flavour.extend(lease)
+    error = await refused(flavour, manager, name="another")
+    execute(patient, "CONFIG SET maxmemory 0")
+
+    assert extended
+    assert all(patient.pttl(key) > 50_000 for key in keys)
+    assert set(error.nodes.values()) == {"OOM"}
+    assert await flavour.release(lease) == "released"
 
 
 # Malformed replies
