@@ -284,6 +284,7 @@ class Failure(Enum):
 
     # Databases
     DISK = "cannot use its disk"
+    DISK_FULL = "its disk is full"
     LOCKED = "locked"
     CONTENDED = "contended"
     IN_MEMORY = "is in memory, where no other process finds a lock"

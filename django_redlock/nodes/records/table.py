@@ -14,7 +14,20 @@ from typing import ClassVar
 
 from ...core.admission import Greeting
 from ...core.names import queue_of
-from ...core.protocol import PART, POSITIVE, Extend, Failure, Kind, Reply, Request, Survey, failed, merge, split
+from ...core.protocol import (
+    LASTING,
+    PART,
+    POSITIVE,
+    Extend,
+    Failure,
+    Kind,
+    Reply,
+    Request,
+    Survey,
+    failed,
+    merge,
+    split,
+)
 from ..base import LinkError, known_cause
 from ..clock import steady
 from .clock import Moment
@@ -22,6 +35,8 @@ from .record import Decision, Names, Stored, load, names_of
 
 ANSWERING = 0.8  # share of the node timeout after which the node gives up, so that its reason arrives in time
 PAUSE = 0.005  # longest pause, in seconds, before a request is tried again because another process was faster
+AS_BEFORE = LASTING | {Failure.DISK_FULL, Failure.READONLY}
+"""The failures that will be the same a moment later, so that the request is not repeated: the caller may try again."""
 
 
 class UntouchedError(LinkError):
@@ -135,7 +150,7 @@ class RecordTable:
                 failure = Failure.CONTENDED
             except self.errors as error:
                 failure = self.failed(error, unclear=writing)
-            if failure.lasting or self.now() >= until:
+            if failure in AS_BEFORE or self.now() >= until:
                 return [failed(failure)] * len(requests)
             self.pause()
 

@@ -95,9 +95,7 @@ def patient(hospital: Server) -> Iterator[redis.Redis]:
         client.execute_command("ACL", "DELUSER", "worker")
 
 
-async def refused(
-    flavour: Flavour, manager: LockManager, wait: float = 0, name: str = "a"
-) -> QuorumUnavailableError:
+async def refused(flavour: Flavour, manager: LockManager, wait: float = 0, name: str = "a") -> QuorumUnavailableError:
     """Try to take the lock; return the error, which is never that it is taken."""
     with pytest.raises(QuorumUnavailableError) as caught:
         await flavour.acquire(manager.lock(name, wait=wait))
