@@ -213,5 +213,5 @@ class Admission:
             up = min(up, now - self._last_reply.get(node, now))
         until = now + self._rules.guard - up
         if until > self._quarantined.get(node, NEVER)[0]:
-            what = "was a replica" if promoted else "restarted" if known != greeting.run_id else NEW
+            what = "was a replica" if promoted else NEW  # another run id may be that of another server
             self._quarantined[node] = (until, what, "OPTIONS['restart_guard']")

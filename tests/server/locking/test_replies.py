@@ -205,9 +205,11 @@ def babbler(greeting: bytes, reply: bytes) -> Iterator[Babbler]:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield it
-        server.shutdown()
-        thread.join()
+        try:
+            yield it
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
