@@ -244,6 +244,7 @@ class Failure(Enum):
     WRONGPASS = "WRONGPASS"
     NO_PASSWORD = "has no password"
     NOPERM = "NOPERM"
+    NO_COMMAND = "lacks a command that locks need"
     NO_SUCH_DATABASE = "no such database"
     MAX_CLIENTS = "max clients"
     LOADING = "LOADING"

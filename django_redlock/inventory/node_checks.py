@@ -97,6 +97,7 @@ REMEDIES = {
     Failure.NO_PASSWORD: "Take the password out of the URL, or set one on the server: `requirepass` on Redis, `etcdctl "
     "auth enable` on etcd.",
     Failure.NOPERM: "Give the user the rights that the documentation lists under Security.",
+    Failure.NO_COMMAND: "Take the rename-command out of the server's configuration.",
     Failure.CERTIFICATE_EXPIRED: "Renew the server's certificate.",
     Failure.CERTIFICATE_REFUSED: "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs'; "
     "if it is there, check the reason given and this machine's clock.",

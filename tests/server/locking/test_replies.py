@@ -49,7 +49,7 @@ STATES = [
         ("REPLICAOF NO ONE", f"{STALE} yes"),
         NOW,
     ),
-    State("NOPERM", "", (f"{USER} -eval -evalsha",), (USER,), NOW, WORKER),
+    State("NOPERM: EVAL", "", (f"{USER} -eval -evalsha",), (USER,), NOW, WORKER),
     State("NOPERM", "", (f"{USER} resetkeys ~other",), (f"{USER} resetkeys ~*",), NOW, WORKER),
     State("NOPERM", "", (f"{USER} -set",), (USER,), NOW, WORKER),
     State("NOAUTH", "", ("CONFIG SET requirepass sesame",), ("CONFIG SET requirepass ",), NOW),
@@ -125,6 +125,20 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
     assert await flavour.release(await flavour.acquire(three.lock("a", wait=0))) == "released"
     execute(patient, *state.after)
     assert await flavour.release(await flavour.acquire(old.lock("a", wait=60))) == "released"
+
+
+@pytest.mark.parametrize("command", ["EVALSHA", "EVAL", "INFO"])
+async def test_command_that_a_server_lacks_is_named(flavour: Flavour, command: str):
+    """An operator may have renamed it, and finds it by its name; the log of the server says nothing."""
+    with Server(args=("--rename-command", command, "")) as server:
+        manager = real_manager([server.url])
+        if command == "EVALSHA":  # a connection sends each script in full the first time
+            await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+
+        error = await refused(flavour, manager)
+
+        assert set(error.nodes.values()) == {f"lacks a command that locks need: {command}"}
+        await flavour.close(manager)
 
 
 async def test_half_a_grant_is_taken_back(hospital: Server, patient: redis.Redis, flavour: Flavour):
