@@ -8,14 +8,15 @@ import threading
 import warnings
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
 
-from . import signals
+from . import nodes, signals
 from .conf import DEFAULT_ALIAS, UnknownAliasError, aliases, read_alias
 from .core.names import named
 from .core.rules import Rules
@@ -280,8 +281,21 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
         locks.reset()
 
 
+@cache
+def _load() -> None:
+    """Import what the locks of a forked child will need, so that all children share its memory; connect to nothing."""
+    nodes.forking = True
+    with suppress(Exception):  # the settings cannot be used, as the child's first lock will say
+        for alias in aliases():
+            read_alias(alias)
+    nodes.forking = False
+
+
 if hasattr(os, "register_at_fork"):
-    # Another thread of the parent may have held the mutex.
-    os.register_at_fork(after_in_child=lambda: setattr(locks, "_mutex", threading.RLock()))
+    os.register_at_fork(
+        before=lambda: _load() if settings.configured else None,
+        # Another thread of the parent may have held the mutex.
+        after_in_child=lambda: setattr(locks, "_mutex", threading.RLock()),
+    )
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redlock.reset")

@@ -259,6 +259,6 @@ class Admission:
         before, what, _ = self._quarantined.get(node, NEVER)
         if until > before:
             if until > before + SAME_LOSS:
-                emptied = NEW if new else "was emptied"
-                what = "was a replica" if promoted else "restarted" if known != greeting.run_id else emptied
+                same = known == greeting.run_id and not new  # another run id may be that of another server
+                what = "was a replica" if promoted else "was emptied" if same else NEW
             self._quarantined[node] = (until, what, "OPTIONS['restart_guard']")

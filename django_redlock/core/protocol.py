@@ -244,6 +244,7 @@ class Failure(Enum):
     WRONGPASS = "WRONGPASS"
     NO_PASSWORD = "has no password"
     NOPERM = "NOPERM"
+    NO_COMMAND = "lacks a command that locks need"
     NO_SUCH_DATABASE = "no such database"
     MAX_CLIENTS = "max clients"
     LOADING = "LOADING"
@@ -286,6 +287,7 @@ class Failure(Enum):
 
     # Databases
     DISK = "cannot use its disk"
+    DISK_FULL = "its disk is full"
     LOCKED = "locked"
     CONTENDED = "contended"
     IN_MEMORY = "is in memory, where no other process finds a lock"
@@ -315,7 +317,7 @@ LASTING = frozenset(
         *(Failure.NOPERM, Failure.NOAUTH, Failure.WRONGPASS, Failure.NO_PASSWORD, Failure.NO_SUCH_DATABASE),
         *(Failure.CROSSSLOT, Failure.WRONG_MODE),
         *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.OWN_TRANSACTION),
-        Failure.TOO_MANY,
+        *(Failure.TOO_MANY, Failure.NO_COMMAND, Failure.DISK),
         *(Failure.CERTIFICATE_EXPIRED, Failure.CERTIFICATE_REFUSED, Failure.WRONG_CERTIFICATE),
         *(Failure.NO_CLIENT_CERTIFICATE, Failure.ABSURD_TOKEN),
     }
@@ -327,7 +329,7 @@ PERHAPS_LASTING = frozenset(
     {
         *(Failure.REPLICA, Failure.READONLY, Failure.MASTERDOWN, Failure.UNKNOWN_TO_SENTINEL),
         *(Failure.CLUSTERDOWN, Failure.TRYAGAIN, Failure.MOVED, Failure.ASK),
-        *(Failure.NO_SPACE, Failure.DISK),
+        *(Failure.NO_SPACE, Failure.DISK_FULL),
     }
 )
 

@@ -23,6 +23,7 @@ from ..nodes.threads import exiting, start
 
 MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
 STEPS = 6  # round trips to make a link: one for TCP, two for TLS, then the user, the database and the greeting
+SLOWER = 3.0  # how many times as long as the last link to a node a release waits for another one
 CONNECT_TIMEOUT = 1.5  # seconds to allow for a new link, if the timeout of the round is not longer
 SOONER = 0.9  # share of the time that a round waits for a link after which making it ends, so that the round learns why
 SILENCE = 0.25  # seconds for which a link may be silent after a request whose reply nobody waits for
@@ -315,6 +316,7 @@ class Breaker:
     until: float = 0.0
     silent: bool = False  # whether the last failure was that it did not answer in time
     tried: float = 0.0  # until when a thread tries to connect to the node
+    linking: float = float("inf")  # seconds that the last link to it took to make
     report: Callable[[bool, str], object] = lambda down, why: None  # called when the node goes down or is back
 
     def failed(self, now: float, why: str = "", *, silent: bool = False) -> None:
@@ -374,16 +376,20 @@ class Breakers(list[Breaker]):
         """Return whether a round is a release, which is not worth waiting for a node that was silent a moment ago."""
         return round.cleanup and self[node].silent and self[node].rest > 0 and self[node].until > now
 
-    def allowance(self, timeout: float, connecting: Iterable[int]) -> float:
+    def allowance(self, timeout: float, connecting: Iterable[int], *, cleanup: bool = False) -> float:
         """
         Return for how many seconds a round with this timeout waits while links are made to the nodes *connecting*.
 
         At a distance, a link takes several times as long as a request. If all these nodes failed lately, the allowance
-        is no longer than the timeout: their links are still made, for a later round.
+        is no longer than the timeout: their links are still made, for a later round. A release is delivered later if it
+        has missed a node, so it does not wait for much longer than the last link took to make.
         """
         if all(self[node].rest for node in connecting):
             return timeout
-        return max(timeout, min(STEPS * timeout, CONNECT_TIMEOUT))
+        most = min(STEPS * timeout, CONNECT_TIMEOUT)
+        if cleanup:
+            most = min(most, SLOWER * max(self[node].linking for node in connecting))
+        return max(timeout, most)
 
 
 log = logging.getLogger("django_redlock")
@@ -489,8 +495,10 @@ class NodeConnector:
 
     def _connect_now(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
         link: Link | LinkError
+        began = self._clock()
         try:
             link = self._nodes[node].connect(timeout)
+            self._breakers[node].linking = self._clock() - began
         except LinkError as error:
             link = error
         except Exception:  # whatever it was, the node must not stay in the state "connecting"

@@ -127,7 +127,7 @@ class Gather:
                     round.timeout,
                     round.lifetime,
                     self._clock,
-                    self.breakers.allowance(round.timeout, connections.connecting),
+                    self.breakers.allowance(round.timeout, connections.connecting, cleanup=round.cleanup),
                 )
                 asked = patience.count(asked, ended - began, connecting=self._awaits_links(connections, round))
                 began = ended

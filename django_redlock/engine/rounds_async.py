@@ -182,7 +182,8 @@ class AsyncGather:
         now, missing = self._clock(), poll.missing() - poll.spared
         if now - poll.began < poll.round.lifetime:
             if missing and missing <= self._connecting.keys():  # none of them has been asked yet
-                left = poll.began + self._breakers.allowance(poll.round.timeout, missing) - now
+                most = self._breakers.allowance(poll.round.timeout, missing, cleanup=poll.round.cleanup)
+                left = poll.began + most - now
                 if left > 0:
                     self._limits.add(poll, left)
                 if left > 0 or late:
@@ -329,6 +330,7 @@ class AsyncGather:
                     raise
                 began = self._clock()
                 link = await self._nodes[node].aconnect(max(seconds, OWED))
+            self._breakers[node].linking = self._clock() - began
             self._admission.greet(node, link.greeting)
             self._lines[node] = Line(link, link.greeting.run_id, silent_since=self._clock())
             return None

@@ -97,6 +97,7 @@ REMEDIES = {
     Failure.NO_PASSWORD: "Take the password out of the URL, or set one on the server: `requirepass` on Redis, `etcdctl "
     "auth enable` on etcd.",
     Failure.NOPERM: "Give the user the rights that the documentation lists under Security.",
+    Failure.NO_COMMAND: "Take the rename-command out of the server's configuration.",
     Failure.CERTIFICATE_EXPIRED: "Renew the server's certificate.",
     Failure.CERTIFICATE_REFUSED: "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs'; "
     "if it is there, check the reason given and this machine's clock.",
@@ -111,6 +112,7 @@ REMEDIES = {
     Failure.NO_SUCH_DATABASE: "Use a database number that the server has (`databases`).",
     Failure.NO_TABLE: "Run the command that it names; a router of DATABASE_ROUTERS may have kept the table out.",
     Failure.DISK: "Check the disk of the database, its file system and its log; if the file is damaged, restore it.",
+    Failure.DISK_FULL: "Make room on the disk of the database.",
     Failure.IN_MEMORY: "Use a file or a server: other processes cannot see a database in this one's memory.",
     Failure.SENTINEL: "Check that the sentinels run and know the service: `redis-cli -p 26379 SENTINEL MASTER name`.",
     Failure.NO_SUCH_FILE: "Check that the socket's path in NODES is that of `unixsocket`.",

@@ -297,7 +297,7 @@ def test_one_foreign_key_does_not_hide_the_others(five):
     [
         (("CONFIG", "SET", "maxmemory", "1"), "OOM"),
         (("CONFIG", "SET", "min-replicas-to-write", "1"), "NOREPLICAS"),
-        (("ACL", "SETUSER", "default", "-set"), "NOPERM"),
+        *((("ACL", "SETUSER", "default", f"-{one}"), "NOPERM") for one in ("set", "zadd", "exists", "zrangebyscore")),
     ],
 )
 def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
@@ -313,7 +313,7 @@ def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
     finally:
         on_each(five[:3], "CONFIG", "SET", "maxmemory", "0")
         on_each(five[:3], "CONFIG", "SET", "min-replicas-to-write", "0")
-        on_each(five[:3], "ACL", "SETUSER", "default", "+set")
+        on_each(five[:3], "ACL", "SETUSER", "default", "+@all")
 
     assert (names, details) == ([node.name for node in snapshot.nodes[:3]], {why})
     assert "no lock can be taken" in snapshot.quorum

@@ -470,9 +470,9 @@ PHRASES = (
     ("starting up", Failure.LOADING),
     ("too many", Failure.MAX_CLIENTS),
     ("unable to open database file", Failure.NO_SUCH_FILE),
-    ("disk is full", Failure.NO_SPACE),  # SQLite, MySQL
-    ("disk full", Failure.NO_SPACE),
-    ("no space left", Failure.NO_SPACE),
+    ("disk is full", Failure.DISK_FULL),  # SQLite, MySQL
+    ("disk full", Failure.DISK_FULL),
+    ("no space left", Failure.DISK_FULL),
     ("disk i/o error", Failure.DISK),
     ("input/output error", Failure.DISK),
     ("disk image is malformed", Failure.DISK),

@@ -14,7 +14,19 @@ from typing import ClassVar
 
 from ...core.admission import Greeting
 from ...core.names import queue_of
-from ...core.protocol import PART, POSITIVE, Extend, Failure, Kind, Reply, Request, Survey, failed, merge, split
+from ...core.protocol import (
+    PART,
+    POSITIVE,
+    Extend,
+    Failure,
+    Kind,
+    Reply,
+    Request,
+    Survey,
+    failed,
+    merge,
+    split,
+)
 from ..base import LinkError, known_cause
 from ..clock import steady
 from .clock import Moment
@@ -135,7 +147,7 @@ class RecordTable:
                 failure = Failure.CONTENDED
             except self.errors as error:
                 failure = self.failed(error, unclear=writing)
-            if failure.lasting or self.now() >= until:
+            if failure.perhaps_lasting or self.now() >= until:  # the caller may try again
                 return [failed(failure)] * len(requests)
             self.pause()
 

@@ -6,7 +6,7 @@ that takes the master's place may lack the last locks, so it votes like a server
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
@@ -33,9 +33,29 @@ class Master:
 
     def explain(self, error: LinkError, guide: str) -> LinkError:
         """Return *error* with the address that a server of the kind *guide* gave, if nothing answers there."""
-        if error.failure not in (Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE):
+        if error.failure not in SILENCE:
             return error
         return LinkError(error.failure, f"{error.detail}: {self.host[:255]}:{self.port}, says a {guide}")
+
+
+SILENCE = frozenset({Failure.UNKNOWN_HOST, Failure.REFUSED, Failure.TIMEOUT, Failure.UNREACHABLE, Failure.SENTINEL})
+"""The failures of a server that said nothing, or, for a sentinel, nothing of use."""
+
+
+def most_telling(tried: Sequence[tuple[Master | None, LinkError]], guide: str) -> LinkError:
+    """
+    Return what to report if no guide led to the master: what one server says, not that another one is silent.
+
+    Args:
+        tried: For each guide the master that it named, if it named one, and the error.
+        guide: The kind of the guides.
+    """
+    told = [
+        master.explain(error, guide) if master else error
+        for master, error in tried
+        if master or error.failure not in SILENCE
+    ]
+    return told[-1] if told else tried[0][1]
 
 
 class DiscoveredNode(RedisNode):
@@ -65,14 +85,15 @@ class DiscoveredNode(RedisNode):
 
     async def open_link(self, dialer: Dialer[Any, SomeLink, Any]) -> SomeLink:
         """Open a link to the present master, as the first guide knows it that answers."""
-        failure = LinkError(Failure.UNREACHABLE)
+        tried: list[tuple[Master | None, LinkError]] = []
         for guide in self.guides:
             master = None
             try:
                 master = await self.ask(dialer, guide)
                 return self._follow(await self.greet(dialer, host=master.host, port=master.port), master)
             except LinkError as error:
-                failure = master.explain(error, self.guide) if master else error
+                tried.append((master, error))
+        failure = most_telling(tried, self.guide)
         if failure.failure is Failure.REPLICA:  # a failover, which passes; elsewhere, the settings would be wrong
             raise LinkError(Failure.FAILING_OVER)
         raise failure

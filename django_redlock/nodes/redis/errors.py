@@ -1,5 +1,6 @@
 """What an error of a Redis or Valkey server, or on the way to it, means (internal)."""
 
+import re
 from collections.abc import Mapping
 
 from redis import exceptions
@@ -21,7 +22,7 @@ def link_error(error: BaseException) -> LinkError:
     if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
         return LinkError(Failure.TIMEOUT)
     if isinstance(error, exceptions.RedisError) and (failure := failure_of(error)):
-        return LinkError(failure)
+        return LinkError(failure, naming_command(failure, str(error)))
     # redis-py replaces the error that shows what happened with one of its own.
     cause: BaseException | None = error
     while cause:
@@ -48,7 +49,13 @@ def parse_error(error: exceptions.RedisError) -> Reply:
     if COMPARED in text:
         return failed(Failure.ABSURD_TOKEN, Kind.UNKNOWN)
     known = failure_of(error)
-    return failed(known) if known else failed(Failure.ERROR_REPLY, Kind.UNKNOWN)
+    return failed(known, detail=naming_command(known, text)) if known else failed(Failure.ERROR_REPLY, Kind.UNKNOWN)
+
+
+def naming_command(failure: Failure, text: str) -> str:
+    """Return what to report about a failure: its words, and the command that was refused if the error names it."""
+    found = COMMAND.search(text) if failure in (Failure.NOPERM, Failure.NO_COMMAND) else None
+    return f"{failure.value}: {found[1].upper()}" if found else failure.value
 
 
 def failure_of(error: Exception) -> Failure | None:
@@ -93,7 +100,12 @@ ERROR_PHRASES = (
     ("DB index is out of range", Failure.NO_SUCH_DATABASE),
     ("cluster support disabled", Failure.WRONG_MODE),
     ("FORGOT", Failure.FORGOT),
+    ("unknown command", Failure.NO_COMMAND),
+    ("Unknown Redis command", Failure.NO_COMMAND),  # inside a script
 )
+
+# The command that an error names: the server does not know it, or the user may not run it.
+COMMAND = re.compile(r"(?:unknown command|permissions to run the) ['`]([A-Za-z|]{1,30})['`]")
 
 # How the servers refuse a command inside a script, each version in its own words.
 SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")

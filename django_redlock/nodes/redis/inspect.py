@@ -19,7 +19,7 @@ from redis.connection import AbstractConnection
 from ...core.protocol import Failure
 from ..base import LinkError, Node, run, shown
 from ..clock import steady
-from .discovered import DiscoveredNode
+from .discovered import DiscoveredNode, Master, most_telling
 from .errors import link_error, parse_error
 from .handshake import BlockingDialer, Exchange, exchange
 from .node import RedisNode
@@ -153,17 +153,17 @@ def _reach(node: Node, timeout: float) -> Inspection:
 def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
     """Connect to the master that the first guide to answer names; also return the guides that did not answer."""
     deaf: list[str] = []
-    failure = LinkError(Failure.UNREACHABLE)
+    tried: list[tuple[Master | None, LinkError]] = []
     for guide in node.guides:
         master = None
         try:
             master = run(node.ask(BlockingDialer(timeout), guide))
             return _open(node, timeout, host=master.host, port=master.port), tuple(deaf)
         except LinkError as error:
-            failure = master.explain(error, node.guide) if master else error
+            tried.append((master, error))
             if master is None:
                 deaf.append(f"{guide.address} ({error.detail.removeprefix('sentinel: ')})")
-    raise failure
+    raise most_telling(tried, node.guide)
 
 
 def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:

@@ -11,7 +11,7 @@ from django_redlock.nodes.redis.inspect import inspect
 from django_redlock.testing import Servers
 from tests.clusters import PASSWORD, Cluster, cluster, until
 from tests.endurance.test_acl import RIGHTS
-from tests.managers import Asyncio, Blocking, Flavour, eventually, holders, real_manager, run_greenlets
+from tests.managers import Asyncio, Blocking, Flavour, eventually, holders, on_each, real_manager, run_greenlets
 
 from .test_replies import babbler
 
@@ -81,6 +81,21 @@ def test_failover_keeps_a_lock_that_was_replicated():
         assert lease.release() == "released"
 
 
+async def test_shard_that_takes_the_slot_is_new_and_did_not_restart(three: Cluster, flavour: Flavour):
+    """Under the restart guard, the error of a process that knew the other shard says why this one does not vote yet."""
+    manager = guarded(three)
+    three.serve(KEY)
+    assert await flavour.release(await held(flavour, manager)) == "released"
+    for _ in three.migrate(KEY, (three.owner(KEY) + 1) % 3):
+        pass
+
+    with pytest.raises(QuorumUnavailableError) as refused:
+        await held(flavour, manager, wait=1.0)
+
+    (words,) = refused.value.nodes.values()
+    assert words.startswith("restarted or is new to these locks, votes again in ")
+
+
 async def test_failover_after_replication_was_cut_makes_newcomers_wait():
     """If a replica that missed a lock is promoted, every process waits until such a lock has expired."""
     with cluster(3, replicas=True) as running:
@@ -123,13 +138,37 @@ async def test_member_that_is_down_is_passed_over(three: Cluster, flavour: Flavo
 NOWHERE = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$15\r\nnowhere.invalid\r\n:6379\r\n"
 
 
-async def test_address_that_a_member_announces_is_named(flavour: Flavour):
-    """A cluster may announce names that nobody can resolve; the error and the doctor show them, not the seed's name."""
+@pytest.mark.parametrize("hosts", ["{}", "{},127.0.0.1:1", "127.0.0.1:1,{}"], ids=["alone", "first", "last"])
+async def test_address_that_a_member_announces_is_named(flavour: Flavour, hosts: str):
+    """A cluster may announce names that nobody can resolve; they tell more than a member that is down."""
     with babbler(b"", NOWHERE + b"*0\r\n") as member:
-        manager = real_manager([member.url.replace("redis:", "redis+cluster:")])
+        manager = real_manager([f"redis+cluster://{hosts.format(f'127.0.0.1:{member.port}')}"])
         with pytest.raises(QuorumUnavailableError, match=r"unknown host: nowhere\.invalid:6379, says a member"):
             await held(flavour, manager, wait=0)
         assert inspect(manager.nodes[0], 5.0).detail == "unknown host: nowhere.invalid:6379, says a member"
+
+
+@pytest.mark.parametrize("place", [0, 2], ids=["first", "last"])
+async def test_cluster_that_lost_another_shard_says_so(three: Cluster, flavour: Flavour, place: int):
+    """With full coverage no shard serves; the error is what the living members say, and not that a dead one is dead."""
+    dead = (three.owner(KEY) + 1) % 3
+    ports = [server.port for at, server in enumerate(three.servers) if at != dead]
+    ports.insert(place, three.servers[dead].port)
+    url = f"redis+cluster://:{PASSWORD}@{','.join(f'127.0.0.1:{port}' for port in ports)}"
+    manager = real_manager([url], ttl=60.0, node_timeout=10.0)
+    assert await flavour.release(await held(flavour, manager)) == "released"
+    on_each(three.servers, "CONFIG", "SET", "cluster-require-full-coverage", "yes")
+    three.servers[dead].kill()
+    until(lambda: all("state:fail" in str(three.ask(at, "INFO")) for at in range(3) if at != dead))
+
+    with pytest.raises(QuorumUnavailableError) as refused:
+        await held(flavour, manager, wait=0)
+    three.servers[dead].start()
+    until(lambda: all("state:ok" in str(three.ask(at, "INFO")) for at in range(3)))
+    on_each(three.servers, "CONFIG", "SET", "cluster-require-full-coverage", "no")
+
+    assert list(refused.value.nodes.values()) == ["no master at present"]
+    assert await flavour.release(await held(flavour, manager)) == "released"
 
 
 async def test_server_without_cluster_mode_is_a_configuration_error(nodes, flavour: Flavour):

@@ -196,6 +196,23 @@ def test_waiter_leaves_the_queues_behind_a_name_that_is_taken_again(real_node: A
     assert told == ["q|1"]
 
 
+def test_waiter_leaves_the_queue_of_a_full_node(real_node: Any):
+    """Otherwise the next waiters would stay behind one that has given up."""
+    manager, server, prefix = real_node
+    store, leave = NodeState(time.time), Release(("{x}",), "b" * 32, 60.0, "p|1")
+    for request in (take("x"), take("x", "b", "p|1")):
+        assert comparable(run(manager, request)) == comparable(store.execute(request))
+    with server.client() as client:
+        assert client.zrange(f"{prefix}{{x}}:q", 0, -1) == ["p|1"]
+        client.config_set("maxmemory", 1)
+
+        left = run(manager, leave)
+        client.config_set("maxmemory", 0)
+
+        assert comparable(left) == comparable(store.execute(leave))
+        assert client.zrange(f"{prefix}{{x}}:q", 0, -1) == store.waiters("{x}") == []
+
+
 def next_notification(notifications: Any) -> str:
     while (message := notifications.get_message(timeout=5)) is None:
         pass

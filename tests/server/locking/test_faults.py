@@ -12,11 +12,11 @@ import pytest
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError
 from django_redlock.core.protocol import Failure, Kind
-from django_redlock.engine import redelivery, rounds, rounds_async
+from django_redlock.engine import connections, redelivery, rounds, rounds_async
 from django_redlock.nodes.base import LinkError
 from django_redlock.testing import Server, Servers
 from django_redlock.testing.proxy import FaultProxy
-from tests.managers import Blocking, Flavour, eventually, held_by, in_threads, on_each, renew_now
+from tests.managers import Blocking, Flavour, eventually, held_by, in_threads, on_each, renew_now, wait_until
 from tests.managers import patient_manager as real_manager
 from tests.unit.locking.test_rounds import no_quorum, works
 
@@ -73,6 +73,29 @@ async def test_many_releases_wait_once_for_silent_nodes(nodes: Servers, flavour:
     assert took < count * timeout / 3
     for number in (0, 1, count - 1):
         assert held_by(manager, f"{{n{number}}}")
+
+
+@pytest.mark.parametrize("rest", [0.0, 10.0], ids=["used", "rested"])
+def test_threads_that_release_at_once_wait_one_node_timeout(
+    nodes: Servers, monkeypatch: pytest.MonkeyPatch, rest: float
+):
+    """Those that have no connection do not wait until a frozen node accepts one, as its first connection was quick."""
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(connections, "STEPS", PATIENCE / HASTE)
+    monkeypatch.setattr(rounds, "GRACE", 0.0)
+    manager = real_manager(nodes.urls[:1], node_timeout=HASTE)
+    leases = [manager.lock(f"n{number}", renew=False).acquire() for number in range(3)]
+    for idle in manager.driver.gather.idle.sets:
+        idle.used -= rest
+    nodes[0].freeze()
+    started = time.monotonic()
+
+    in_threads(3, lambda number: leases[number].release())
+
+    took = time.monotonic() - started
+    nodes[0].thaw()
+    assert took < 10 * HASTE
+    wait_until(lambda: not has_key(nodes[0], *(f"t:{{n{number}}}:h" for number in range(3))))
 
 
 def has_key(node: Server, *keys: str) -> bool:

@@ -290,3 +290,57 @@ def test_nothing_is_left_when_the_last_lease_is_released_and_the_manager_closed(
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
     assert (ended.stdout.split("\n"), ended.stderr) == (["[]", "1", "[]", ""], "")
+
+
+PROJECT = """
+import os, signal, sys
+import django
+from django.conf import settings
+
+options = {"restart_guard": False, "node_timeout": 5.0, "ttl": 60.0}
+settings.configure(
+    INSTALLED_APPS=["django_redlock"], REDLOCK={"default": {"NODES": [sys.argv[1]], "OPTIONS": options}}
+)
+django.setup()
+from django_redlock import lock
+"""
+
+HANDLER = """
+class Signals:
+    def find_spec(self, name, path, target=None):
+        if name == "redis.connection":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+def handle(*arguments):
+    with lock("of the handler", wait=0):
+        print("the handler's")
+
+sys.meta_path.insert(0, Signals())
+signal.signal(signal.SIGUSR1, handle)
+with lock("of the program", wait=0):
+    print("the program's")
+"""
+
+CHILD = """
+print("redis" in sys.modules)
+if not os.fork():
+    before = set(sys.modules)
+    with lock("a", wait=0):
+        print([name for name in set(sys.modules) - before if "redis" in name], flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(HANDLER, {"the handler's", "the program's"}), (CHILD, {"False", "[]"})],
+    ids=["signal handler", "forked child"],
+)
+def test_first_lock_of_a_process_finds_whole_modules(nodes: Servers, program: str, said: set[str]):
+    """A handler may interrupt the first lock and take one; a child finds loaded what its parent did not need."""
+    command = [sys.executable, "-c", PROJECT + program, nodes.urls[0]]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert (set(ended.stdout.splitlines()), ended.stderr) == (said, "")

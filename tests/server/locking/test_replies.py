@@ -49,7 +49,7 @@ STATES = [
         ("REPLICAOF NO ONE", f"{STALE} yes"),
         LATER,
     ),
-    State("NOPERM", "", (f"{USER} -eval -evalsha",), (USER,), NOW, WORKER),
+    State("NOPERM: EVAL", "", (f"{USER} -eval -evalsha",), (USER,), NOW, WORKER),
     State("NOPERM", "", (f"{USER} resetkeys ~other",), (f"{USER} resetkeys ~*",), NOW, WORKER),
     State("NOPERM", "", (f"{USER} -set",), (USER,), NOW, WORKER),
     State("NOAUTH", "", ("CONFIG SET requirepass sesame",), ("CONFIG SET requirepass ",), NOW),
@@ -95,10 +95,10 @@ def patient(hospital: Server) -> Iterator[redis.Redis]:
         client.execute_command("ACL", "DELUSER", "worker")
 
 
-async def refused(flavour: Flavour, manager: LockManager, wait: float = 0) -> QuorumUnavailableError:
+async def refused(flavour: Flavour, manager: LockManager, wait: float = 0, name: str = "a") -> QuorumUnavailableError:
     """Try to take the lock; return the error, which is never that it is taken."""
     with pytest.raises(QuorumUnavailableError) as caught:
-        await flavour.acquire(manager.lock("a", wait=wait))
+        await flavour.acquire(manager.lock(name, wait=wait))
     return caught.value
 
 
@@ -127,6 +127,20 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
     assert await flavour.release(await flavour.acquire(old.lock("a", wait=60))) == "released"
 
 
+@pytest.mark.parametrize("command", ["EVALSHA", "EVAL", "INFO"])
+async def test_command_that_a_server_lacks_is_named(flavour: Flavour, command: str):
+    """An operator may have renamed it, and finds it by its name; the log of the server says nothing."""
+    with Server(args=("--rename-command", command, "")) as server:
+        manager = real_manager([server.url])
+        if command == "EVALSHA":  # a connection sends each script in full the first time
+            await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+
+        error = await refused(flavour, manager)
+
+        assert set(error.nodes.values()) == {f"lacks a command that locks need: {command}"}
+        await flavour.close(manager)
+
+
 async def test_half_a_grant_is_taken_back(hospital: Server, patient: redis.Redis, flavour: Flavour):
     """A script that lacks a right may have run half-way, so the release leaves a tombstone."""
     execute(patient, f"{USER} -zadd")
@@ -147,6 +161,29 @@ async def test_full_node_still_executes_releases(hospital: Server, patient: redi
     execute(patient, "CONFIG SET maxmemory 0")
 
     assert outcome == ("released" if not patient.exists("t:{a}:h") else "unknown")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+@pytest.mark.parametrize("names", ["a", ["a", "b", "c"]], ids=["one", "several"])
+async def test_full_node_extends_what_is_held_on_it(
+    hospital: Server, patient: redis.Redis, flavour: Flavour, names: str | list[str], shared: bool
+):
+    """A holder keeps its lock although the node has become full, and nobody else gets one there."""
+    manager = real_manager([hospital.url])
+    lease = await flavour.acquire(manager.lock(names, ttl=60.0, shared=shared, renew=False))
+    keys = [f"t:{{{name}}}:h" for name in names]
+    for key in keys:
+        patient.pexpire(key, 20_000)
+    execute(patient, "CONFIG SET maxmemory 1")
+
+    extended = await flavour.extend(lease)
+    error = await refused(flavour, manager, name="another")
+    execute(patient, "CONFIG SET maxmemory 0")
+
+    assert extended
+    assert all(patient.pttl(key) > 50_000 for key in keys)
+    assert set(error.nodes.values()) == {"OOM"}
+    assert await flavour.release(lease) == "released"
 
 
 # Malformed replies
@@ -182,9 +219,11 @@ def babbler(greeting: bytes, reply: bytes) -> Iterator[Babbler]:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield it
-        server.shutdown()
-        thread.join()
+        try:
+            yield it
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])

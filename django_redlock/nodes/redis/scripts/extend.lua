@@ -10,7 +10,9 @@ local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
-redis.call('ZCARD', index)
+-- This fails if the index is of another type, before anything is written. It also counts as a write, removes nothing and takes
+-- no memory: after such a write, a server whose memory is full executes the others, so that a full node keeps the leases it has.
+redis.call('ZREM', index, '')
 
 local function extend(at, names, shared, shorten, secret, ttl, fencing_token, value)
   local tombstone = redis.call('GET', KEYS[at])

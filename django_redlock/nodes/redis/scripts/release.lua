@@ -79,8 +79,6 @@ if #keys > 0 then
   call('ZREM', index, unpack(slugs)) -- first: if the index is of another type, nothing has been written
   call('DEL', unpack(keys))
 end
--- A request of ours may still be in flight, and must find this tombstone; a later hold must not, whose extensions it would refuse.
-if tombstone_ms > 0 and not later then call('SET', tombstone, word, 'PX', tombstone_ms) end
 -- Only the first waiter is notified; a notification that is lost only costs time.
 for i, first in pairs(firsts) do
   local left = false
@@ -93,4 +91,7 @@ for i, first in pairs(firsts) do
     call('PUBLISH', prefix .. 'w:' .. string.match(first, '^[^|]*'), first)
   end
 end
+-- A request of ours may still be in flight, and must find this tombstone; a later hold must not, whose extensions it would refuse.
+-- It is written last: a server whose memory is full refuses it, unless something has been removed before.
+if tombstone_ms > 0 and not later then call('SET', tombstone, word, 'PX', tombstone_ms) end
 return (released and 'RELEASED' or (taken and 'BUSY' or 'GONE')) .. ' 0 ' .. stamp .. ' 0 -1 ' .. (not released and taken or '')

@@ -1,5 +1,5 @@
 -- Report locks: the names given, with their waiters and sharers, or one page of the index in the order of expiry. The first
--- page also reports why the node would refuse to write. Each step is bounded, whatever other programs have written, because
+-- page also reports why the node would take no lock. Each step is bounded, whatever other programs have written, because
 -- a long command makes all clients wait.
 -- KEYS: index; of the names given the holders and the fences, and if waiters are asked for the holders of each name, the queues
 -- and the enrolments; on the first page a probe. The keys of a page's names are not in KEYS: only this node knows the names.
@@ -78,9 +78,18 @@ for i, slug in ipairs(slugs) do
     lines[3 * i] = string.sub(value, 1, 32) == SHARED and alive(prefix .. slug .. ':r') or 0
   end
 end
--- A node can answer and yet refuse to write: it is full, or has lost its disk, its replicas or a right.
-local refused = ''
-if size > 0 and after == '' then refused = redis.pcall('SET', prefix .. 'x:probe', '1', 'PX', 1).err or '' end
+-- A node can answer and yet take no lock: it is full, or has lost its disk, its replicas or a right. So try the commands that a
+-- free lock takes (see acquire.lua), in such a way that they change nothing. The first one is a write that a full server
+-- refuses, because after any other write it would refuse none.
+local refused, probe = '', prefix .. 'x:probe'
+local needed = size > 0 and after == '' and {
+  {'ZADD', index, 'XX', 0, ''}, {'SET', probe, '1', 'XX', 'PX', 1}, {'PEXPIRE', probe, 1},
+  {'MGET', probe}, {'EXISTS', probe}, {'PTTL', probe}, {'ZRANGEBYSCORE', index, 1, 0},
+} or {}
+for _, command in ipairs(needed) do
+  local reply = redis.pcall(unpack(command))
+  if refused == '' and type(reply) == 'table' and reply.err then refused = reply.err end
+end
 -- One string, because a client takes longer to read hundreds of them than the server to find them.
 local function json(list) return #list > 0 and cjson.encode(list) or '[]' end
 local text = json(cells)
