@@ -59,7 +59,7 @@ class FencedQuerySet(models.QuerySet[M]):
         with transaction.atomic(using=self.db):
             for rows in self._in_one_table(later):
                 count += rows.filter(~later).update(fence_token=number, fence_owner=owner, **values)
-                # What is locked is read as it is now, and not as at the beginning of a transaction around this one.
+                # A locking read sees the rows as they are now, and not as at the beginning of an outer transaction.
                 found = models.QuerySet[M](self.model, using=self.db).filter(later, pk__in=rows.order_by().values("pk"))
                 seen = found.select_for_update().order_by("-fence_token").values_list("fence_token", flat=True).first()
                 if seen is not None:
@@ -101,7 +101,7 @@ def refuse_several_tables(model: type[models.Model], values: Iterable[str]) -> N
     if names:
         label = model._meta.object_name
         raise TypeError(
-            f"fenced_update() of {label} would write several tables, of which only one has the fence, because "
+            f"fenced_update() of {label} would write several tables, and only one of them has the fence: "
             f"{', '.join(names)} is in the table of a parent. Update the rows behind the fence of the lock "
             f"instead: with fenced(lease): {label}.objects.filter(...).update(...)"
         )
