@@ -157,7 +157,7 @@ class RequireFence(Operation):
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Install the triggers; those of an earlier operation stay, and no longer count."""
+        """Install the triggers; those of an earlier operation stay for the way back, and no longer count."""
         model = to_state.apps.get_model(app_label, self.model_name)
         parts = self._parts(model)
         if self._applies(schema_editor, model):
@@ -170,8 +170,7 @@ class RequireFence(Operation):
         """Remove the triggers of this operation; the functions stay, because other tables may use them."""
         model = from_state.apps.get_model(app_label, self.model_name)
         if self._applies(schema_editor, model):
-            numbers = [number for number, lock in self._installed(schema_editor, model) if lock == self.lock]
-            for statement in self._removal(schema_editor, model, numbers[-1]) if numbers else ():
+            for statement in self._reversal(schema_editor, model):
                 schema_editor.execute(statement, params=None)
 
     def describe(self) -> str:
@@ -203,6 +202,7 @@ class RequireFence(Operation):
             f"DROP TRIGGER IF EXISTS redlock_note_claim ON {fences}",
             f"CREATE TRIGGER redlock_note_claim AFTER UPDATE OF token, owner ON {fences} "
             "FOR EACH ROW EXECUTE FUNCTION redlock_note_claim()",
+            *(self._switch(schema_editor, model, "DISABLE", earlier) for earlier, _ in installed if earlier < number),
             *self._removal(schema_editor, model, number),
             # For each row, because PostgreSQL gives the partitions of a table only such triggers.
             f"CREATE TRIGGER {TRIGGER}{number:03} BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW {install}",
@@ -216,6 +216,19 @@ class RequireFence(Operation):
     def _removal(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model], number: int) -> list[str]:
         table = schema_editor.quote_name(model._meta.db_table)
         return [f"DROP TRIGGER IF EXISTS {TRIGGER}{number:03}{of} ON {table}" for of in ("", "_truncate")]
+
+    def _reversal(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model]) -> list[str]:
+        installed = self._installed(schema_editor, model)
+        numbers = [number for number, lock in installed if lock == self.lock]
+        if not numbers:
+            return []
+        rest = [number for number, _ in installed if number != numbers[-1]]
+        again = [self._switch(schema_editor, model, "ENABLE", rest[-1])] if rest else []
+        return [*self._removal(schema_editor, model, numbers[-1]), *again]
+
+    def _switch(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model], how: str, number: int) -> str:
+        # Only to save time: if somebody enables all triggers, those with a smaller number still refuse nothing.
+        return f"ALTER TABLE {schema_editor.quote_name(model._meta.db_table)} {how} TRIGGER {TRIGGER}{number:03}"
 
     def _installed(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model]) -> list[tuple[int, str]]:
         """Return the numbers and locks of the triggers that the table has, the one that counts last."""
