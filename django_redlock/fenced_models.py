@@ -5,11 +5,13 @@ It protects less than :func:`django_redlock.fenced`: only rows that are updated 
 are not protected, and neither are rows that are inserted or deleted.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import models, transaction
-from django.db.models import Max, Q
+from django.db.models import Q
+from django.db.models.sql import UpdateQuery
 from django.utils.translation import gettext_lazy as _
 
 from .engine.lease import Lease, fence_out
@@ -17,6 +19,7 @@ from .exceptions import StaleTokenError
 
 M = TypeVar("M", bound=models.Model)
 
+BATCH = 500  # rows in one statement: older versions of SQLite accept at most 999 values
 MYPY = False  # mypy takes it for True: its plugin for Django knows the managers of querysets, and pyright does not
 
 
@@ -42,26 +45,66 @@ class FencedQuerySet(models.QuerySet[M]):
         Raises:
             LockLostError: The lease has ended.
             StaleTokenError: A later holder has written one of the rows; nothing was updated, and the lease is lost.
+            TypeError: The columns are in several tables, because the model inherits from another one.
             ValueError: The lease is shared.
         """
         if lease.hold.shared:
             raise ValueError(f"Lock {lease.name!r} is held with shared=True; take it exclusively to write.")
+        refuse_several_tables(self.model, values)
         lease.ensure()
         number, owner = lease.fencing_token, lease.hold.owner()
         later = Q(fence_token__gt=number) | (Q(fence_token=number) & ~Q(fence_owner=owner))
         self._for_write = True  # chooses the database
-        rows = self.using(self.db)
+        count = 0
         with transaction.atomic(using=self.db):
-            count = rows.filter(~later).update(fence_token=number, fence_owner=owner, **values)
-            seen = rows.filter(later).aggregate(seen=Max("fence_token"))["seen"]
-            if seen is not None:
-                fence_out(lease, seen)
-                raise StaleTokenError(lease.name, number)
+            for rows in self._in_one_table(later):
+                count += rows.filter(~later).update(fence_token=number, fence_owner=owner, **values)
+                # A locking read sees the rows as they are now, and not as at the beginning of an outer transaction.
+                found = models.QuerySet[M](self.model, using=self.db).filter(later, pk__in=rows.order_by().values("pk"))
+                seen = found.select_for_update().order_by("-fence_token").values_list("fence_token", flat=True).first()
+                if seen is not None:
+                    fence_out(lease, seen)
+                    raise StaleTokenError(lease.name, number)
         return count
+
+    def _in_one_table(self, condition: Q) -> Iterator[models.QuerySet[M]]:
+        """
+        Yield querysets of these rows that an UPDATE with *condition* can name in its own WHERE clause.
+
+        If a queryset has joins, Django chooses the rows in a subquery, or in a query before the UPDATE. Neither is
+        repeated after the UPDATE has waited for the lock of a row, so the condition would be that of the old row.
+        """
+        rows = self.using(self.db)
+        query = rows.filter(condition).query.chain(UpdateQuery)
+        query.get_initial_alias()
+        if query.count_active_tables() == 1:
+            yield rows
+            return
+        keys = list(dict.fromkeys(rows.order_by().values_list("pk", flat=True)))
+        for first in range(0, len(keys), BATCH):
+            yield models.QuerySet[M](self.model, using=self.db).filter(pk__in=keys[first : first + BATCH])
 
     async def afenced_update(self, lease: Lease, **values: Any) -> int:
         """Do what :meth:`fenced_update` does without blocking."""
         return await sync_to_async(self.fenced_update)(lease, **values)
+
+
+def refuse_several_tables(model: type[models.Model], values: Iterable[str]) -> None:
+    """
+    Make sure that one UPDATE writes the values and the fence.
+
+    Raises:
+        TypeError: Some columns are in the table of a parent.
+    """
+    own = (model._meta.concrete_model or model)._meta.local_concrete_fields
+    names = [name for name in ("fence_token", *values) if model._meta.get_field(name) not in own]
+    if names:
+        label = model._meta.object_name
+        raise TypeError(
+            f"fenced_update() of {label} would write several tables, and only one of them has the fence: "
+            f"{', '.join(names)} is in the table of a parent. Update the rows behind the fence of the lock "
+            f"instead: with fenced(lease): {label}.objects.filter(...).update(...)"
+        )
 
 
 if TYPE_CHECKING and not MYPY:

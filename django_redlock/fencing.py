@@ -14,7 +14,7 @@ import random
 import time
 from asyncio import CancelledError, shield
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
@@ -99,10 +99,11 @@ def fenced(
             none, so the block is an ordinary transaction.
         using: Alias in ``DATABASES``, or several. Each database has a fence of its own, because the fence must live
             with the data. All fences are claimed before the body, in alphabetical order of the aliases; the
-            transactions are committed one after the other.
+            transactions are committed one after the other, in the reverse of that order.
         margin: Seconds of the lease that must be left at the start and at the commit; None means a twentieth of the
             lease's ttl.
-        retries: How often ``run()`` and ``arun()`` run the function again after a serialization failure or a deadlock.
+        retries: How often ``run()`` and ``arun()`` run the function again after a serialization failure or a deadlock,
+            if nothing is committed.
         nested: Allow a transaction around this one, at READ COMMITTED only. Values that it read before the claim are
             not protected.
         route_reads: Let the routers of the project choose where the block reads, even if that is a replica. What it
@@ -117,8 +118,9 @@ def fenced(
     lease is lost then), ``RuntimeError`` when a transaction is already open, ``ImproperlyConfigured`` when the routers
     of the project send reads elsewhere and :class:`~django_redlock.routers.FencedRouter` is not the first of them, and
     errors of the database. Leaving the block raises ``LockLostError`` when the lease has ended or less than the margin
-    is left, and errors of the database. If anything is raised, nothing is committed, except that with several databases
-    a failing commit leaves the earlier transactions committed.
+    is left, and errors of the database. If anything is raised, nothing is committed, with two exceptions: an error in a
+    callback of ``on_commit()``, and, with several databases, a commit that fails after others. The error then has a
+    note that says what is committed.
     """
     if isinstance(lease, Lease) or not isinstance(lease, Iterable):
         lease = [lease]
@@ -168,8 +170,8 @@ class Fenced(Block[None]):
         Call *function* in a transaction of its own, and return its result.
 
         If the transaction conflicts with another one and ``retries`` are left, *function* is called again with the same
-        arguments. It must therefore have no effects outside the database. This method raises what the block raises, and
-        what *function* raises.
+        arguments, as long as nothing is committed. It must therefore have no effects outside the databases of
+        ``using``. This method raises what the block raises, and what *function* raises.
 
         Raises:
             TypeError: *function* is a coroutine function, or cannot be called.
@@ -177,11 +179,12 @@ class Fenced(Block[None]):
         refuse_coroutines(function, "run")
         pause = 0.02
         for left in range(self._retries, -1, -1):
+            committed: list[str] = []
             try:
-                with self._hold():
+                with self._transaction(committed):
                     return function(*args, **kwargs)
             except DatabaseError as error:
-                if not left or not is_conflict(error):
+                if committed or not left or not is_conflict(error):
                     raise
             time.sleep(random.uniform(0, pause))
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -199,12 +202,43 @@ class Fenced(Block[None]):
         refuse_coroutines(function, "arun")
         return await sync_to_async(self.run)(function, *args, **kwargs)
 
+    def _hold(self) -> AbstractContextManager[None]:
+        return self._transaction([])
+
     @contextmanager
-    def _hold(self) -> Iterator[None]:
-        with ExitStack() as opened:
-            self._open(opened)
-            yield
-            self._check()  # the last thing before COMMIT
+    def _transaction(self, committed: list[str]) -> Iterator[None]:
+        """Do what the block does; *committed* gets the databases whose transactions have been committed."""
+        used: dict[str, object] = {}
+        try:
+            with ExitStack() as opened:
+                self._open(opened, committed)
+                yield
+                self._check()  # the last thing before COMMIT
+                used = {alias: connections[alias].connection for alias in self._databases}
+        except BaseException as error:
+            lost = [alias for alias in used if connections[alias].connection is not used[alias]]
+            if note := self._outcome(committed, lost):
+                error.add_note(note)
+            raise
+
+    def _outcome(self, committed: list[str], lost: list[str]) -> str:
+        """
+        Say what is committed after an error, or nothing if all was rolled back.
+
+        Args:
+            committed: The databases whose transactions have been committed.
+            lost: The databases whose connections were lost at the end of the block.
+        """
+        unknown = [alias for alias in lost if alias not in committed]
+        rest = [alias for alias in self._databases if alias not in (*committed, *unknown)]
+        said = []
+        if committed:
+            said.append(f"The transaction of {_named(committed)} has been committed: its changes are kept.")
+        if committed and rest:
+            said.append(f"That of {_named(rest)} has been rolled back.")
+        if unknown:
+            said.append(f"Whether that of {_named(unknown)} has been committed is not known: its connection was lost.")
+        return " ".join(said)
 
     @asynccontextmanager
     async def _ahold(self) -> AsyncIterator[None]:
@@ -225,8 +259,14 @@ class Fenced(Block[None]):
             else:
                 await in_thread(self.__exit__, None, None, None)
 
-    def _open(self, stack: ExitStack) -> None:
-        """Begin the transactions, and claim the fences in all of them; *stack* ends the transactions."""
+    def _open(self, stack: ExitStack, committed: list[str]) -> None:
+        """
+        Begin the transactions, and claim the fences in all of them.
+
+        Args:
+            stack: Ends the transactions.
+            committed: Gets the alias of each database when its transaction has been committed.
+        """
         for alias in self._databases:
             self._refuse(connections[alias])
         if not self._route_reads:
@@ -235,7 +275,7 @@ class Fenced(Block[None]):
         for _ in range(ATTEMPTS):
             self._check()
             with ExitStack() as opened:
-                missing = self._begin(opened)
+                missing = self._begin(opened, committed)
                 if not missing:
                     self._check()  # the claim may have waited for an earlier holder's transaction
                     stack.push(opened.pop_all())
@@ -252,11 +292,14 @@ class Fenced(Block[None]):
             f"{Fence._meta.db_table}."
         )
 
-    def _begin(self, opened: ExitStack) -> dict[str, dict[str, str]]:
+    def _begin(self, opened: ExitStack, committed: list[str]) -> dict[str, dict[str, str]]:
         """Open the transactions and claim; return, by database, the fences that do not exist, with their names."""
         missing: dict[str, dict[str, str]] = {}
         for alias in self._databases:
+            outermost = not connections[alias].in_atomic_block  # not in nested=True, and not in Django's TestCase
             opened.enter_context(transaction.atomic(using=alias, durable=not self._nested))
+            if outermost:
+                transaction.on_commit(partial(committed.append, alias), using=alias)  # the first callback to run
             with missing_table_explained(alias):
                 for lease in self._leases:
                     if lacking := claim(lease, alias):
@@ -364,6 +407,10 @@ def isolation_level(connection: BaseDatabaseWrapper) -> str:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         return str(cursor.fetchone()[0]).lower().replace("-", " ")
+
+
+def _named(aliases: list[str]) -> str:
+    return f"{'database' if len(aliases) == 1 else 'databases'} {' and '.join(map(repr, aliases))}"
 
 
 def refuse_coroutines(function: object, method: str) -> None:

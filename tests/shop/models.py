@@ -68,6 +68,35 @@ class Pallet(FencedModel):
     weight = models.IntegerField(default=0)
 
 
+class CoolPallet(Pallet):
+    """Its fence is in the table of the parent."""
+
+    degrees = models.IntegerField(default=0)
+
+
+class NumberedPallet(FencedModel, Parcel):
+    """Its fence is in its own table, and its key in that of the parent."""
+
+    number = models.IntegerField(default=0)
+
+
+class Crate(FencedModel):
+    """Rows that know their latest writer, with a key of two columns."""
+
+    pk = models.CompositePrimaryKey("place", "article")
+    place = models.CharField(max_length=20)
+    article = models.CharField(max_length=20)
+    weight = models.IntegerField(default=0)
+
+
+class Label(models.Model):
+    pallet = models.ForeignKey(Pallet, on_delete=models.CASCADE, related_name="labels")
+
+
+class Truck(models.Model):
+    pallets = models.ManyToManyField(Pallet)
+
+
 class Region(models.Model):
     name = models.CharField(max_length=20, default="")
 

@@ -89,6 +89,7 @@ def test_protected_row_wants_the_fence_of_its_own_lock(shop, model, lock):
 
     with fenced(ours, using=shop):
         rows.create(pk=7)
+    claim(theirs, shop)
     with pytest.raises(IntegrityError, match="to this row only"), fenced(ours, using=shop):
         rows.create(pk=8)
     with pytest.raises(IntegrityError), fenced(theirs, using=shop):
