@@ -317,7 +317,7 @@ class Call:
         reason = f"Skipped: {printable(self.ticket.name)} is {holder}."
         store_revoked(self.task, self.ticket.task_id, reason, wanted)
         skipped = self.task.AsyncResult(self.ticket.task_id).about(holder, accepted=False)
-        # What was stored may be gone: with results in a database, it is part of the caller's transaction.
+        # With results in a database, what was stored is part of the caller's transaction, and may be rolled back.
         skipped._cache = {"status": states.REVOKED, "result": TaskRevokedError(reason)}  # type: ignore[attr-defined]
         return skipped
 

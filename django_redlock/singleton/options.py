@@ -60,7 +60,7 @@ OTHER_NAMES = {
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }
 
-# What to write in place of an option of lock() or of another package that has no option of ours as its equal.
+# What to write in place of an option of lock() or of another package.
 ONE_RUN, IN_THE_BODY = 'scope="while_executing" for one run at a time', "with lock(...) in the body"
 INSTEAD = {
     **dict.fromkeys(

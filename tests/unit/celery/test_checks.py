@@ -129,7 +129,7 @@ def test_late_acknowledgement(app, declare, setting, options, found):
     ],
 )
 def test_advice_for_late_acknowledgement(app, options, what, hint):
-    """It says what becomes of the copy, and asks for no value that the task has."""
+    """It says what happens to the copy, and asks for no value that the task has."""
     app.conf.update(REDIS)
     singleton_task(name="shop.checked", acks_late=True, **options)(nothing)
     app.finalize()
