@@ -147,30 +147,55 @@ def _duration(app: Any, task: Any) -> Iterator[CheckMessage]:
     if options.scope != WAITING:
         with suppress(InvalidRedlockError):
             slot = float(options.max_hold or locks[options.using].rules.max_hold)
-    urls = app.conf.broker_read_url or app.conf.broker_url or ""
-    brokers = urls.split(";") if isinstance(urls, str) else list(urls)
     too_long = bool(limit and slot and limit > slot)
-    if task.acks_late and any(str(url).startswith(REDELIVERING) for url in brokers):
-        visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
-        if too_long or not limit or limit >= visibility:
-            yield Warning(
-                f"The singleton task {task.name} is acknowledged late and has "
-                + (f"a time limit of {limit:g} s. " if limit else "no time limit. ")
-                + f"After visibility_timeout, {visibility:g} s, the broker delivers its message again while it runs. "
-                + (
-                    f"The copy waits until the slot of the run ends, after max_hold, {slot:g} s at most; then it runs."
-                    if slot
-                    else "The copy runs beside it: with scope='until_executing' a run has no slot."
-                ),
-                hint="Give the task a time_limit, and make its max_hold and the broker's visibility_timeout longer.",
-                id="redlock.W021",
-            )
+    visibility = _visibility(app)
+    dropped = slot and options.redelivery == "drop"
+    if task.acks_late and visibility and not dropped and (not limit or limit >= visibility):
+        if not slot:
+            copy = "The copy runs beside it: with scope='until_executing' a run has no slot."
+        elif too_long or not limit:
+            copy = f"The copy waits for the slot of the run; if the run goes on after max_hold, {slot:g} s, both run."
+        else:
+            copy = "The copy waits for the end of the run. It is dropped if it succeeded, and runs if it failed."
+        longer = "the broker's visibility_timeout" + (" and max_hold of the task" if too_long else "")
+        below = "the broker's visibility_timeout" + (" and max_hold" if slot else "")
+        yield Warning(
+            f"The singleton task {task.name} is acknowledged late and has "
+            + (f"a time limit of {limit:g} s. " if limit else "no time limit. ")
+            + f"After visibility_timeout, {visibility:g} s, the broker delivers its message again while it runs. "
+            + copy,
+            hint=f"Make {longer} longer than the limit." if limit else f"Give the task a time_limit below {below}.",
+            id="redlock.W021",
+        )
     elif too_long:
         yield Warning(
             f"The singleton task {task.name} may run for {limit:g} s, and its slot lasts for {slot:g} s; then a "
             "duplicate may run beside it.",
             hint="Make max_hold of the task longer than the time limit, or the limit shorter.",
             id="redlock.W025",
+        )
+    yield from _soft_limit(app, task)
+
+
+def _visibility(app: Any) -> float | None:
+    """Return after how many seconds a broker delivers an unacknowledged message again; None if it does not say."""
+    urls = app.conf.broker_read_url or app.conf.broker_url or ""
+    brokers = urls.split(";") if isinstance(urls, str) else list(urls)
+    if not any(str(url).startswith(REDELIVERING) for url in brokers):
+        return None
+    return float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
+
+
+def _soft_limit(app: Any, task: Any) -> Iterator[CheckMessage]:
+    """Report a task whose own options allow a long run, which the soft time limit of the project would end."""
+    soft, own = app.conf.task_soft_time_limit, task.time_limit != app.conf.task_time_limit
+    meant = max((task.time_limit if own else None) or 0, task.singleton_options.max_hold or 0)
+    if soft and task.soft_time_limit == soft and meant > soft:
+        yield Warning(
+            f"The singleton task {task.name} may run for {meant:g} s by its own options, but the setting "
+            f"task_soft_time_limit ends it after {soft:g} s.",
+            hint="Give the task a soft_time_limit of its own, a little below its time_limit.",
+            id="redlock.W028",
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from celery import signals, states
 from celery._state import get_current_task
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -315,7 +316,10 @@ class Call:
         wanted = not self.options.get("ignore_result", self.task.ignore_result)
         reason = f"Skipped: {printable(self.ticket.name)} is {holder}."
         store_revoked(self.task, self.ticket.task_id, reason, wanted)
-        return self.task.AsyncResult(self.ticket.task_id).about(holder, accepted=False)
+        skipped = self.task.AsyncResult(self.ticket.task_id).about(holder, accepted=False)
+        # With results in a database, what was stored is part of the caller's transaction, and may be rolled back.
+        skipped._cache = {"status": states.REVOKED, "result": TaskRevokedError(reason)}  # type: ignore[attr-defined]
+        return skipped
 
     def is_over(self, holder: Holder) -> bool:
         """

@@ -27,10 +27,10 @@ from .task import SingletonTask
 ONCE = ("keys", "graceful", "timeout", "unlock_before_run")
 PER_CALL = ("graceful", "timeout")
 HOOKS = {
-    "celery-once": ["get_key", "once_backend", "once_config", "default_timeout"],
+    "celery-once": ["get_key", "once_backend", "once_config", "default_timeout", "unlock_before_run"],
     "celery-singleton": [
         *("singleton_backend", "singleton_config", "generate_lock", "aquire_lock", "get_existing_task_id"),
-        *("unlock", "lock_and_run"),
+        *("unlock", "lock_and_run", "on_duplicate"),
     ],
 }
 """What subclasses of the old classes override; nothing here calls it."""
@@ -105,7 +105,6 @@ class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-ar
     package = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
         for name in HOOKS.get(cls.package, ()):
             if name in vars(cls):
                 raise TypeError(
@@ -113,6 +112,7 @@ class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-ar
                     "own, write @singleton_task(key=...); the slots are on the nodes of REDLOCK; the signal "
                     "singleton_duplicate tells of duplicates."
                 )
+        super().__init_subclass__(**options)
         if "run" not in vars(cls):
             return
         parameters = list(inspect.signature(cls.run).parameters.values())

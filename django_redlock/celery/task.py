@@ -245,8 +245,22 @@ class SingletonTask(BaseTask[P, R]):
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
         options = self.singleton_options
-        name = self.singleton_key.lock_name(args, kwargs)
+        name = self._own_name(task_id, args, kwargs) or self.singleton_key.lock_name(args, kwargs)
         return Ticket(name, options.using, task_id, secret, scope=options.scope)
+
+    def _own_name(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """
+        Return the name of the slot of the run in progress if a message continues it with the same arguments, else "".
+
+        The body may have changed a list or a dict among them since. Its call is still the one that was made.
+        """
+        run, request = self.singleton_run, self.request
+        if not run or task_id != request.id:
+            return ""
+        own_args, own_kwargs = request.args or (), request.kwargs or {}
+        same = len(args) == len(own_args) and kwargs.keys() == own_kwargs.keys()
+        same = same and all(given is own for given, own in zip(args, own_args, strict=True))
+        return run.ticket.name if same and all(kwargs[name] is own_kwargs[name] for name in kwargs) else ""
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
         """Return the result of one of this task's messages, of the class that the project's own task class has."""
@@ -368,6 +382,12 @@ class SingletonTask(BaseTask[P, R]):
             if self.singleton_stays(sys.exc_info()[1], execution.ticket):
                 execution.give_back()
             execution.end()
+
+    def on_replace(self, sig: Any) -> Any:
+        """Free the slot first if the call is eager: what replaces it runs at once, inside this run."""
+        if (run := self.singleton_run) and self.request.is_eager:
+            run.end(hold=False)
+        return super().on_replace(sig)
 
     def _store_started(self) -> None:
         """Store STARTED, as Celery does with ``track_started``; the run does not need it."""

@@ -42,8 +42,8 @@ from .signals import OVERLAP, report_holder
 
 # Seconds for which a message that waits for its slot is put back. Celery's delayed delivery over quorum queues counts
 # whole seconds, and fails with 0.
-FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
-SPREAD = 3.0  # seconds over which the messages of a burst come back
+FIRST_WAIT, SPREAD, LONGEST_WAIT = 1.0, 3.0, 10.0
+PART = 4  # a message is put back for at most this part of the time that it has waited, unless that is very short
 SHORT, SOON = 0.25, 0.5  # the longest run that is worth waiting for in a process, and the longest wait, in seconds
 PREFETCHED = 1.0  # seconds after which the broker may have delivered a message that this worker keeps to another worker
 PATIENCE = 10  # how often a message is put back, for five minutes in all, before it runs without the result backend
@@ -224,28 +224,26 @@ class Arrival:
             return Holder(None, SlotState.CLAIMED, taken.retry_after)
         return Holder.of(taken)
 
-    @property
-    def _is_serial(self) -> bool:
-        """Whether it is one of many messages whose short runs come one after the other."""
-        ticket, rules = self.ticket, self.rules
-        waits = ticket.scope in (RUNNING, BOTH) and not rules.trails and rules.overlap_of(ticket.scope) == "wait"
-        if not waits or self.request.is_eager:
-            return False
-        length = last_length(self.task, ticket.using)
-        return bool(ticket.tries) if length is None else length <= SHORT
-
     def _is_worth_waiting(self, holder: Holder) -> bool:
         """
         Return whether to wait in this process for the end of another task's run.
 
-        One process waits for a slot, so that the next run follows at once, and the others go on with other messages. A
-        message that was put back before waits behind others, so that it is not put back often.
+        That is so if runs come one after the other, and are short. One process waits for a slot, so that the next run
+        follows at once, and the others go on with other messages. A message that was put back before waits behind
+        others, so that it is not put back often.
         """
-        if not self._is_serial or holder.state is SlotState.HELD or holder.task_id == self.request.id:
+        ticket, rules = self.ticket, self.rules
+        serial = ticket.scope in (RUNNING, BOTH) and not rules.trails and rules.overlap_of(ticket.scope) == "wait"
+        if not serial or holder.state is SlotState.HELD or holder.task_id == self.request.id or self.request.is_eager:
             return False
-        if self.ticket.tries:
+        length = last_length(self.task, ticket.using)
+        if length is not None and length > SHORT:
+            return False
+        if ticket.tries:
             return True
-        held = find_locks((slug(self.ticket.running),), self.ticket.using, waiters=0).locks
+        if length is None:
+            return False
+        held = find_locks((slug(ticket.running),), ticket.using, waiters=0).locks
         return not any(lock.waiting for lock in held)
 
     def _take_running(self, ticket: Ticket, wait: float = 0.0) -> Lease:
@@ -405,10 +403,9 @@ class Arrival:
             ticket = replace(ticket, joined=ticket.joined or holder.task_id)
             with suppress(NoResultsError):  # it waits anyway
                 self._answer_with(ticket.joined)
-        pause = backoff(LONGEST_WAIT, ticket.tries)
-        if self._is_serial:  # a burst that is put back must not come back all at once
-            spread = max(pause, SPREAD) - FIRST_WAIT
-            pause = FIRST_WAIT + spread * locks[ticket.using].runtime.random()
+        # At random: otherwise the messages of a burst would come back together, and the slot be free in between.
+        longest = min(max(SPREAD, ticket.waited / PART), LONGEST_WAIT)
+        pause = FIRST_WAIT + (longest - FIRST_WAIT) * locks[ticket.using].runtime.random()
         limit = None if self.unfinished or holder.state is SlotState.CLAIMED else self.rules.wait_for
         if limit is not None:
             left = limit - ticket.waited
@@ -765,14 +762,9 @@ def result_ignored(task: Any) -> bool:
     return bool(task.ignore_result if ignored is None else ignored)
 
 
-def backoff(longest: float, tries: int) -> float:
-    """Return the next pause, in seconds, of a message that has been put back *tries* times."""
-    return min(longest, FIRST_WAIT * 2.0 ** min(tries, 32))
-
-
 def pause_after(error: Exception, tries: int) -> float:
     """Return the pause, in seconds, of a message that cannot be run because a part that it needs does not answer."""
     if isinstance(error, QuorumUnavailableError) and error.retry_after is not None:
         # A little longer, so that the nodes vote again when the message arrives.
         return min(LONGEST_PAUSE, error.retry_after + 0.5)
-    return backoff(LONGEST_PAUSE, tries)
+    return min(LONGEST_PAUSE, FIRST_WAIT * 2.0 ** min(tries, 32))

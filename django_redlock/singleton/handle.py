@@ -195,7 +195,7 @@ class Slots(Generic[P]):
         force = "force" not in self._task.singleton_key.signature.parameters and kwargs.pop("force", False)
         outcomes = {
             free(self._task.singleton_options.using, name, found.secret)
-            if force or (found.holder.state is not SlotState.RUNNING and found.holder.task_id)
+            if force or found.holder.waits or (found.holder.state is SlotState.HELD and found.holder.task_id)
             else Outcome.TAKEN
             for name, seen in self._slots(args, kwargs)
             for found in seen.sightings

@@ -60,6 +60,24 @@ OTHER_NAMES = {
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }
 
+# What to write in place of an option of lock() or of another package.
+ONE_RUN, IN_THE_BODY = 'scope="while_executing" for one run at a time', "with lock(...) in the body"
+INSTEAD = {
+    **dict.fromkeys(
+        ("limit", "lock_limit", "concurrency", "concurrency_limit", "max_concurrency"),
+        f"{ONE_RUN}, or with lock(..., limit=...) in the body for several",
+    ),
+    **dict.fromkeys(("on_conflict", "on_client_conflict", "on_busy"), "'on_duplicate', or 'on_overlap' with Celery"),
+    **{"on_server_conflict": "'on_overlap' with Celery", "cancel_on_lost": 'on_lost="raise" with Celery'},
+    **dict.fromkeys(("lock", "unique_until"), "'scope'"),
+    **{"queueing_lock": 'scope="until_executing"', "unique_for": "'queue_ttl'", "blocking": 'on_overlap="wait"'},
+    **dict.fromkeys(("unique", "unique_args", "unique_id", "lock_args", "concurrency_key", "deduplication"), "'key'"),
+    **dict.fromkeys(("throttle", "period"), "'hold_for'"),
+    **{"debounce": 'on_duplicate="replace" with Celery, and a countdown', "on_commit": "task.delay_on_commit(...)"},
+    **dict.fromkeys(("shared", "reentrant", "barge", "release"), IN_THE_BODY),
+    **{"label": "name='...' with Celery: the slot shows the name of the task"},
+}
+
 # Options that a single call may set. The others concern the worker, which uses the options of the task.
 PER_CALL = ("on_duplicate", "queue_ttl")
 
@@ -233,29 +251,32 @@ class SingletonOptions:
 OPTIONS = tuple(field.name for field in fields(SingletonOptions))
 
 
-def suggested(name: str) -> str:
-    """Return which of our options *name* may stand for, as one writes it; empty if it resembles none."""
+def advice_on(name: str) -> str:
+    """Return what to write in place of an option *name* that does not exist; empty if it resembles none of ours."""
+    if name in INSTEAD:
+        return f"write {INSTEAD[name]}."
     close = get_close_matches(name, OPTIONS, 1, 0.7)
-    return OTHER_NAMES.get(name) or (repr(close[0]) if close else "")
+    meant = OTHER_NAMES.get(name) or (repr(close[0]) if close else "")
+    return f"did you mean {meant}?" if meant else ""
 
 
 def check_others(options: Iterable[str], known: Callable[[str], bool]) -> None:
     """
-    Refuse a name that resembles one of our options, among those of the framework.
+    Refuse a name that resembles one of our options, or that another package has for one, among those of the framework.
 
-    Celery turns all options that it does not know into attributes of the task. That is useful, so only names that are
-    similar to one of ours are refused.
+    Celery turns all options that it does not know into attributes of the task. That is useful, so all other names are
+    allowed.
 
     Args:
         options: The names.
         known: Whether the framework has an option of this name.
 
     Raises:
-        TypeError: An option is a misspelling of one of ours.
+        TypeError: An option is none of ours, and seems to be meant for us.
     """
     for name in options:
-        if not known(name) and (meant := suggested(name)):
-            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {meant}?")
+        if not known(name) and (advice := advice_on(name)):
+            raise TypeError(f"singleton_task() has no option {name!r}; {advice}")
 
 
 def check_function(function: object, task: tuple[type, ...], instead: str = "") -> None:

@@ -1,6 +1,7 @@
 """System checks of singletons."""
 
 import logging
+import re
 import sys
 from logging.config import dictConfig
 
@@ -88,7 +89,10 @@ LATER = {"broker_transport_options": {"visibility_timeout": 9000}}
         (REDIS, {"time_limit": 300}, []),
         (REDIS | LATER, {"time_limit": 7200, "max_hold": 9000}, []),
         (REDIS, {"time_limit": 7200, "max_hold": 9000}, ["redlock.W021"]),
-        (REDIS | LATER, {"time_limit": 7200}, ["redlock.W021"]),  # no second warning, W025
+        (REDIS | LATER, {"time_limit": 7200}, ["redlock.W025"]),  # it ends before its message comes again
+        (REDIS, {"time_limit": 7200}, ["redlock.W021"]),  # no second warning, W025
+        (REDIS, {"redelivery": "drop"}, []),
+        (REDIS, {"redelivery": "drop", "scope": "until_executing"}, ["redlock.W021"]),
         ({"broker_url": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]}, {}, ["redlock.W021"]),
         ({"broker_url": "amqp://127.0.0.1:1;rediss://127.0.0.1:2"}, {}, ["redlock.W021"]),
         ({"broker_read_url": "redis://127.0.0.1:1"}, {}, ["redlock.W021"]),
@@ -100,6 +104,58 @@ def test_late_acknowledgement(app, declare, setting, options, found):
     app.conf.update(setting)
 
     assert declare(acks_late=True, **options) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "hint"),
+    [
+        (
+            {},
+            r"no time limit\..*waits for the slot of the run; if the run goes on after max_hold, 3600 s, both run",
+            r"a time_limit below .* and max_hold",
+        ),
+        (
+            {"time_limit": 7200, "max_hold": 9000},
+            r"is dropped if it succeeded, and runs",
+            r"^Make the broker's visibility_timeout",
+        ),
+        (
+            {"time_limit": 7200},
+            r"limit of 7200 s\..* after max_hold, 3600 s, both run",
+            r"timeout and max_hold of the task longer",
+        ),
+        ({"time_limit": 7200, "scope": "until_executing"}, r"runs beside it", r"^Make the broker's visibility_timeout"),
+        ({"scope": "until_executing"}, r"runs beside it", r"a time_limit below the broker's visibility_timeout\.$"),
+    ],
+)
+def test_advice_for_late_acknowledgement(app, options, what, hint):
+    """It says what happens to the copy, and asks for no value that the task has."""
+    app.conf.update(REDIS)
+    singleton_task(name="shop.checked", acks_late=True, **options)(nothing)
+    app.finalize()
+
+    [found] = [found for found in check_singletons() if "shop.checked" in found.msg]
+
+    assert re.search(what, found.msg)
+    assert re.search(hint, found.hint)
+    assert ("time_limit" in found.hint) is ("time_limit" not in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, []),  # short, as far as anybody knows
+        ({"time_limit": 7200, "max_hold": 9000}, ["redlock.W028"]),
+        ({"max_hold": 9000}, ["redlock.W028"]),
+        ({"time_limit": 7200, "max_hold": 9000, "soft_time_limit": 7000}, []),
+        ({"time_limit": 50}, []),
+    ],
+)
+def test_soft_time_limit_of_the_project(app, declare, options, found):
+    """A task that may run for long by its own options, and that the project's soft time limit would end, is found."""
+    app.conf.update(task_time_limit=300, task_soft_time_limit=60)
+
+    assert declare(**options) == found
 
 
 def test_class_without_the_projects(monkeypatch, app):

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 from celery.backends.base import BaseDictBackend
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.worker.request import Request
 from kombu.exceptions import EncodeError, OperationalError
@@ -53,6 +54,19 @@ def test_skip(make, worker, monkeypatch, caplog):
     monkeypatch.setattr(task.backend, "mark_as_revoked", lambda *about, **more: 1 / 0)
     assert not task.delay(7).accepted
     assert "did not store that task" in caplog.text
+
+
+def test_skipped_call_is_revoked_whatever_is_stored(make, monkeypatch):
+    """Its result is revoked also if nothing was stored, as when results are in a database and its transaction fails."""
+    task = make(on_duplicate="skip")
+    task.delay(7)
+    monkeypatch.setattr(task.backend, "mark_as_revoked", lambda *about, **more: None)
+
+    skipped = task.delay(7)
+
+    assert (skipped.state, skipped.ready(), skipped.failed()) == ("REVOKED", True, False)
+    with pytest.raises(TaskRevokedError, match=r"Skipped: .* is queued as task"):
+        skipped.get(timeout=1)
 
 
 def test_raise(make):

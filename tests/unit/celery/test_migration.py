@@ -84,7 +84,15 @@ def test_subclass_sends_calls_that_are_not_unique(app, worker, base):
     assert not task.singleton.is_locked(7)
 
 
-@pytest.mark.parametrize(("base", "hook"), [(QueueOnce, "get_key"), (Singleton, "generate_lock")])
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [
+        (QueueOnce, "get_key"),
+        (QueueOnce, "unlock_before_run"),
+        (Singleton, "generate_lock"),
+        (Singleton, "on_duplicate"),
+    ],
+)
 def test_hook_that_nothing_calls_is_refused(base, hook):
     """A subclass that overrides it is an error when the class is made, with what to write instead."""
     with pytest.raises(TypeError, match=rf"Tenant has {hook}, .* nothing calls here. .*@singleton_task\(key=...\)"):

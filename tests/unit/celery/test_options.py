@@ -1,6 +1,7 @@
 """The decorator and its options."""
 
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from celery import Task
 from django.test import override_settings
 from kombu.transport.memory import Channel
 
-from django_redlock import InvalidRedlockError
+from django_redlock import InvalidRedlockError, lock
 from django_redlock.celery import SingletonOptions, SingletonTask, singleton_task
+from django_redlock.singleton.options import OPTIONS
 
 
 def nothing(x: Any = 1) -> None: ...
@@ -32,6 +34,18 @@ def each() -> Any:
         # Names that options have elsewhere.
         ({"wait": 3}, TypeError, r"did you mean 'wait_for'\?"),
         ({"graceful": True}, TypeError, r'did you mean on_duplicate="join"\?'),
+        (
+            {"limit": 2},
+            TypeError,
+            r'no option .limit.; write scope="while_executing" for one run.*lock\(\.\.\., limit=',
+        ),
+        ({"on_conflict": "reject"}, TypeError, "no option 'on_conflict'; write 'on_duplicate', or 'on_overlap'"),
+        ({"lock": "until_executed"}, TypeError, "write 'scope'"),
+        ({"lock_limit": 2}, TypeError, 'write scope="while_executing"'),
+        ({"unique": True}, TypeError, "write 'key'"),
+        ({"unique_on": ["x"]}, TypeError, "did you mean 'key'"),
+        ({"queueing_lock": "x"}, TypeError, 'write scope="until_executing"'),
+        ({"label": "x"}, TypeError, "no option 'label'"),
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"queue_ttl": float("nan")}, ValueError, "queue_ttl must be a finite number"),
         ({"lock_direct_calls": "no"}, TypeError, "lock_direct_calls must be True or False, not 'no'"),
@@ -47,6 +61,13 @@ def test_wrong_option_fails_when_decorating(options, error, message):
     """A wrong option fails at import, and the message has the nearest right one."""
     with pytest.raises(error, match=message):
         singleton_task(**options)(nothing)
+
+
+@pytest.mark.parametrize("name", sorted({*signature(lock).parameters} - {*OPTIONS, "name"}))
+def test_option_of_a_lock_is_refused(name):
+    """Celery would take what only ``lock()`` knows for an attribute of the task, without any effect."""
+    with pytest.raises(TypeError, match=rf"singleton_task\(\) has no option '{name}'; "):
+        singleton_task(**{name: 1})(nothing)
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,30 @@ def test_retry_with_other_arguments(make, worker):
     assert not taken("task:shop.sync:shop_id=8")
 
 
+@pytest.mark.parametrize("again", ["retry", "autoretry", "replace"])
+def test_body_that_changes_its_argument_keeps_its_slot(make, worker, again):
+    """A call is the one that was made, also if its body changes a list or dict in place before a retry."""
+    seen = []
+
+    def body(self, shop_id):
+        if not seen:
+            seen.append(shop_id)
+            shop_id.append(8)
+            if again == "retry":
+                raise self.retry(countdown=0)
+            if again == "replace":
+                self.replace(self.si(*self.request.args))
+            raise OSError
+
+    task = make(body, autoretry_for=(OSError,), default_retry_delay=0, retry_backoff=False)
+    first = task.delay([7])
+    worker.run()
+
+    assert task.delay([7]).id == first.id
+    assert worker.run_all() == ["SUCCESS"]
+    assert names() == set()
+
+
 def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
     """A retry is sent also if somebody else has the slot by now, and leaves that one alone."""
 
@@ -284,4 +308,25 @@ def test_replaced_by_a_chain_of_its_own(app, make, worker, way):
     worker.run_all()
 
     assert seen == ["body", "body", "tail"]
+    assert names() == set()
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "while_executing", "until_and_while_executing"])
+@pytest.mark.parametrize("workflow", [False, True])
+def test_eager_run_that_replaces_itself(app, make, worker, scope, workflow):
+    """As with a plain task of Celery, the replacement runs, and its result is that of the call."""
+
+    @app.task(name="shop.tail")
+    def tail(value):
+        return f"tail {value}"
+
+    def body(self, shop_id):
+        if len(worker.ids) > 1:
+            return f"done {shop_id}"
+        return self.replace(chain(self.si(shop_id), tail.s()) if workflow else self.si(shop_id))
+
+    answer = make(body, scope=scope).apply((7,))
+
+    assert (answer.state, answer.get()) == ("SUCCESS", "tail done 7" if workflow else "done 7")
+    assert len(worker.ids) == 2
     assert names() == set()

@@ -1,19 +1,21 @@
 """A burst of messages of which one runs at a time, with short runs."""
 
+import heapq
 import threading
 import time
+from itertools import count
 from math import inf
 
 import pytest
 
-from django_redlock import lock, locks
+from django_redlock import lock
 from django_redlock.core.names import slug
 from django_redlock.core.protocol import Acquire
 from django_redlock.inventory import find_lock
 from django_redlock.testing import Simulation
 from tests.managers import wait_until
 
-from .slots import NAME, names, put_back, tickets
+from .slots import NAME, names, put_back, ticket_in, tickets
 
 SECRET = "a" * 32
 SHORT = {"ttl": 30.0, "max_hold": None}
@@ -97,21 +99,39 @@ def test_one_process_waits_and_others_go_on(serial, other, worker):
     assert (state, still_waits, len(worker.headers)) == ("IGNORED", 1, 1)
 
 
-def test_messages_of_a_burst_do_not_come_back_all_at_once(make, worker):
-    """Messages that are put back come back at different moments, and all of them soon."""
-    task = make(scope="while_executing")
-    task.delay(7)
-    worker.run()
-    for _ in range(20):
-        task.delay(7)
+@pytest.mark.parametrize(("number", "seconds", "limit"), [(12, 1.0, 21), (6, 3.0, 26), (4, 60.0, 270)])
+def test_calls_of_one_key_follow_each_other_soon(make, worker, number, seconds, limit):
+    """Messages that wait come back at different moments, so a slot is not free for long, and none waits in vain."""
+    due, order = [], count()
 
-    with locks["default"].lock(NAME):
-        for _ in range(20):
-            worker.run()
+    def arrive():
+        """Run the message that is due next, as another child would; if it is put back, it comes again."""
+        moment, _, message = heapq.heappop(due)
+        if moment > simulation.clock():
+            simulation.advance(moment - simulation.clock())
+        before = ticket_in(message.headers)
+        worker.run(message)
+        if back := worker.take():
+            pause = ticket_in(back.headers).waited - before.waited
+            heapq.heappush(due, (simulation.clock() + pause, next(order), back))
 
-    pauses = {round(ticket.waited, 3) for ticket in tickets(worker)}
-    assert len(pauses) > 15
-    assert 1.0 <= min(pauses) <= max(pauses) <= 3.0
+    def body(self, shop_id):
+        until = simulation.clock() + seconds
+        while due and due[0][0] < until:
+            arrive()
+        simulation.advance(max(0.0, until - simulation.clock()))
+
+    with Simulation(nodes=3, check=False) as simulation:
+        task = make(body, scope="while_executing", wait_for=number * seconds * 1.5 + 12)
+        for _ in range(number):
+            task.delay(7)
+        began = simulation.clock()
+        due += [(began + each / 1000, next(order), worker.take()) for each in range(number)]
+        while due:
+            arrive()
+
+        assert len(worker.ids) == number
+        assert simulation.clock() - began < limit
 
 
 def test_slot_for_which_others_wait_is_not_free(make, worker, memory_nodes):

@@ -231,6 +231,20 @@ def test_throttle_of_calls_that_only_wait():
     assert jobs.rare.singleton.holder(8).state == "held"
 
 
+@pytest.mark.django_db(transaction=True)
+def test_release_of_a_slot_that_names_no_row_yet():
+    """Before the commit it frees the slot as later, for good; it leaves the lock of something else alone."""
+    with transaction.atomic():
+        jobs.keep.enqueue(7)
+        outcome = jobs.keep.singleton.release(7)
+    settled()
+
+    assert outcome == "released"
+    assert not jobs.keep.singleton.is_locked(7)
+    with lock(jobs.keep.singleton.key(7)):
+        assert jobs.keep.singleton.release(7) == "taken"
+
+
 def test_row_without_the_slot_leaves_it_to_the_row_that_waits_with_it():
     """With ``until_executing``, a row that has no slot frees none when it begins."""
     first = settled(jobs.until.enqueue(7))
