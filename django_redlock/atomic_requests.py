@@ -48,6 +48,20 @@ def locks_of(view: Any) -> tuple[RequestLock, ...]:
     return locks or ()
 
 
+def locks_before(view: Any) -> tuple[RequestLock, ...]:
+    """
+    Return the locks that are taken around a view as a whole; the outermost comes first.
+
+    A mixin of Django's in front of a locked class hides its mark, but checks permissions only, and changes no data. The
+    project's own ``dispatch()`` may belong into the transaction, so Django opens that, and the lock refuses it.
+    """
+    for base in () if (locks := locks_of(view)) or class_of(view) is None else class_of(view).__mro__:
+        dispatch = vars(base).get("dispatch")
+        if dispatch is not None and ((locks := locks_of(dispatch)) or not is_framework(unwrap(dispatch))):
+            break
+    return locks
+
+
 def mark(view: Any, locks: tuple[RequestLock, ...]) -> None:
     """Note on a function which locks it takes; decorators copy the note, as they copy Django's marks."""
     setattr(view, MARK, locks)
@@ -69,7 +83,7 @@ def handler_of(owner: Any, actions: Mapping[str, str] | None, method: str | None
 
 
 def is_framework(owner: Any) -> bool:
-    """Return whether a class is Django's or one of a framework's, and not the project's."""
+    """Return whether a class or function is Django's or one of a framework's, and not the project's."""
     return owner.__module__.partition(".")[0] in FRAMEWORKS
 
 
@@ -97,7 +111,7 @@ def reached(owner: Any, name: str) -> set[str]:
 
 def innermost(view: Any, method: str | None) -> RequestLock | None:
     """Return the last lock that a request takes before its view runs; None if it takes none."""
-    locks, names, owner = locks_of(view), set[str](), class_of(view)
+    locks, names, owner = locks_before(view), set[str](), class_of(view)
     if owner is not None:
         names = reached(owner, handler_of(owner, getattr(view, "actions", None), method))
         for name in names:
@@ -108,7 +122,7 @@ def innermost(view: Any, method: str | None) -> RequestLock | None:
 def takes_locks(view: Any) -> bool:
     """Return whether there are requests that take a lock before the view runs."""
     names = {*HANDLERS, *(getattr(view, "actions", None) or {}).values()}
-    return bool(locks_of(view)) or any(locks_of(getattr(class_of(view), name, None)) for name in names)
+    return bool(locks_before(view)) or any(locks_of(getattr(class_of(view), name, None)) for name in names)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from .atomic_requests import (
     handler_of,
     innermost,
     is_framework,
+    locks_before,
     locks_of,
     mark,
     reached,
@@ -741,7 +742,7 @@ def check_views(**kwargs: Any) -> list[CheckMessage]:
 def _hidden(view: Any, owner: Any) -> Iterator[tuple[str, Any]]:
     """Yield the methods of a view class that override a locked one of a base class, and have no lock themselves."""
     actions = (getattr(view, "actions", None) or {}).values()
-    for name in () if locks_of(view) else ("dispatch", *METHODS, *actions):
+    for name in () if locks_before(view) else ("dispatch", *METHODS, *actions):
         if not locks_of(getattr(owner, name, None)):
             yield from ((name, base) for base in owner.__mro__ if locks_of(vars(base).get(name)))
 

@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -27,7 +28,7 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_redlock import StaleTokenError, lock, locked_view, locks
 from django_redlock.contrib.rest_framework import exception_handler
-from tests.shop.helpers import during, paid_as_others_see
+from tests.shop.helpers import during, is_free, paid_as_others_see
 from tests.shop.models import Order
 from tests.shop.views import save_as_paid
 
@@ -123,6 +124,49 @@ def test_value_that_no_key_can_have_is_the_clients_mistake(api, names, body, why
     for value in ("x" * 9000, "\ud800"):  # the result of a callable is the whole key, so it is not cut
         assert api.post("/called/", json.dumps({"order": value}), content_type="application/json").status_code == 400
     assert names() == []
+
+
+class AsyncAPIView(APIView):
+    """Asynchronous as in adrf, whose handlers may be coroutine functions, and whose dispatch() is none itself."""
+
+    authentication_classes = permission_classes = ()
+
+    def dispatch(self, request, *args, **kwargs):
+        return self.adispatch(request, *args, **kwargs)
+
+    async def adispatch(self, request, *args, **kwargs):
+        self.args, self.kwargs, self.headers = args, kwargs, self.default_response_headers
+        self.request = request = self.initialize_request(request, *args, **kwargs)
+        try:
+            await sync_to_async(self.initial)(request, *args, **kwargs)
+            response = await getattr(self, request.method.lower())(request, *args, **kwargs)
+        except Exception as error:
+            response = self.handle_exception(error)
+        return self.finalize_response(request, response, *args, **kwargs)
+
+
+@locked_view(["order", "post:order"])
+class AsyncPay(AsyncAPIView):
+    async def post(self, request):
+        return Response({"free": is_free("view:order:post:order:7")})
+
+
+class AsyncPayByMethod(AsyncAPIView):
+    @locked_view(["order", "post:order"])
+    async def post(self, request):
+        return Response({"free": is_free("view:order:post:order:7")})
+
+
+@pytest.mark.parametrize("pay", [AsyncPay, AsyncPayByMethod])
+async def test_asynchronous_class_is_locked(pay):
+    """The lock is held while the coroutine runs; a request without a value for the key gets the framework's 400."""
+    ask = partial(APIRequestFactory().post, "/", format="json")
+
+    assert (await pay.as_view()(ask({"order": 7}))).data == {"free": False}
+    async with lock("view:order:post:order:7"):
+        taken = await pay.as_view()(ask({"order": 7}))
+    assert (taken.status_code, taken["Content-Type"]) == (409, "application/problem+json")
+    assert (await pay.as_view()(ask({}))).data == {"detail": "the client sent no order"}
 
 
 # Transactions

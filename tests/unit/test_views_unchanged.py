@@ -1,6 +1,7 @@
 """A locked view differs from the same view without the lock in nothing but the lock: all ways to decorate it."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction
-from django.contrib.auth.decorators import login_not_required, login_required
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.handlers.base import BaseHandler
 from django.db import connections, transaction
@@ -19,7 +21,6 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
-from django.views.decorators.http import require_POST
 
 pytest.importorskip("rest_framework", reason="needs Django REST framework: pip install djangorestframework")
 
@@ -64,9 +65,7 @@ MARKS: dict[str, Decorator] = {
     "non_atomic(warehouse)": transaction.non_atomic_requests("warehouse"),
     "csrf_exempt": csrf_exempt,
     "never_cache": never_cache,
-    "require_POST": require_POST,
     "login_required": login_required,
-    "login_not_required": login_not_required,
 }
 
 LOCK = locked_view("order:{pk}")
@@ -160,8 +159,9 @@ class Way:
         made = {"class": lock, "dispatch": on_dispatch(lock)}.get(self.lock, nothing)(made)
         made = on_dispatch(self._at("above", mark))(made)
         child = on_dispatch(self._at("subclass", mark))(type("Child", (made,), {"__module__": __name__}))
+        mixed = type("Mixed", (LoginRequiredMixin, made), {"__module__": __name__})
         marked = self._at("URL", mark)(made.as_view(*actions))
-        return [made.as_view(*actions), child.as_view(*actions), marked]
+        return [made.as_view(*actions), child.as_view(*actions), mixed.as_view(*actions), marked]
 
 
 def ways(kind: str, asynchronous: bool, place_of_lock: str) -> Iterator[Way]:
@@ -232,6 +232,7 @@ class Site:
 def test_locked_view_differs_only_by_its_lock(settings, monkeypatch, kind, asynchronous, place_of_lock, atomic):
     """Status, transactions and marks are those of the same view without the lock; a taken lock lets no body run."""
     settings.MIDDLEWARE = []
+    monkeypatch.setattr(logging.getLogger("django.request"), "disabled", True)  # it would mail the admins each error
     settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": []}
     for alias in atomic:
         monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
