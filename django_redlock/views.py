@@ -2,7 +2,7 @@
 Run a view under a lock: one request at a time for each order, user, or other value of the key.
 
 The lock goes around the view's transaction, so that it is released after the commit, see
-:mod:`~django_redlock.atomic_requests`.
+:mod:`~django_redlock.db.requests`.
 """
 
 import inspect
@@ -28,7 +28,9 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.translation import gettext_lazy, ngettext
 
-from .atomic_requests import (
+from .conf import DEFAULT_ALIAS
+from .core.names import check_name
+from .db.requests import (
     HANDLERS,
     METHODS,
     class_of,
@@ -42,8 +44,6 @@ from .atomic_requests import (
     takes_locks,
     transactions,
 )
-from .conf import DEFAULT_ALIAS
-from .core.names import check_name
 from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end, successor
 from .engine.lock import Lock, decorators
 from .engine.options import explained
@@ -101,8 +101,8 @@ def locked_view(
     classes, and on one method of a view class, such as an action of a ViewSet, below ``@action``. A class of Django
     REST framework is locked after authentication and permissions.
 
-    Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until the
-    response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked requests read where they write.
+    Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until its
+    iterator ends or raises, or the response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked requests read where they write.
 
     Args:
         key: What to lock, as the name ``view:<key>``. Either a template with the view's arguments and attributes of
@@ -112,15 +112,17 @@ def locked_view(
             be joined with ``:``.
         ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``. The lease is renewed as the settings say.
         wait: How long a request tries, in seconds; 0 means one attempt. A waiting request occupies its worker.
-        methods: The methods that are locked; None means all but GET, HEAD, OPTIONS and TRACE.
+        methods: The methods that are locked; None means all but GET, HEAD, OPTIONS and TRACE, and on one method of a
+            class all that it handles.
         on_busy: The response when the lock is taken: the status 409, 423 (somebody is editing it) or 429 (one at a
             time), or a function that takes the request and the LockTakenError and returns a response.
         using: Alias in ``REDLOCK``.
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: The decorated class is not a view, *methods* is a str, or *on_busy* is neither status nor function.
-        ValueError: *ttl* or *wait* is not a number of seconds, or *on_busy* is another status.
+        TypeError: The decorated class is not a view, the decorated method handles no request, *methods* is a str, or *on_busy* is neither status nor function.
+        ValueError: *ttl* or *wait* is not a number of seconds, *methods* leaves out the decorated method, or *on_busy*
+            is another status.
 
     A request without a value for the key raises ``BadRequest`` (400) when the client left out a header or field, and
     ``ImproperlyConfigured`` otherwise, so strangers never share a lock by accident. A view whose lease is lost raises

@@ -73,7 +73,7 @@ LOCK = locked_view("order:{pk}")
 
 
 class Runs(list[Any]):
-    """What the bodies of the views have seen: whether each database is in a transaction, and how deep."""
+    """One entry for each run of a view: whether each database is in a transaction, and how many are nested in it."""
 
     def note(self) -> None:
         self.append([(connections[each].in_atomic_block, len(connections[each].savepoint_ids)) for each in DATABASES])

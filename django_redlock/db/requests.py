@@ -30,7 +30,7 @@ HANDLERS = frozenset({*METHODS, *ACTIONS, *ASYNC_ACTIONS})
 
 
 class RequestLock(Protocol):
-    """What a view or a method is locked with."""
+    """The lock of a view or of one of its methods, as far as the transactions depend on it."""
 
     def takes(self, method: str | None, handlers: Collection[str]) -> bool:
         """Return whether a request takes the lock, if these methods of its view class handle it."""
@@ -92,7 +92,7 @@ def reached(owner: Any, name: str) -> set[str]:
     Return the names of the handlers that run for a request that *name* handles.
 
     Some of the frameworks' only call another: ``put()`` calls ``update()`` or ``post()``, and ``partial_update()``
-    calls ``update()``. What a handler of the project calls is not known here.
+    calls ``update()``. The calls of the project's own handlers are not known here.
     """
     names, found = [name], {name}
     for each in names:
