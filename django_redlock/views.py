@@ -102,7 +102,8 @@ def locked_view(
     REST framework is locked after authentication and permissions.
 
     Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until its
-    iterator ends or raises, or the response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked requests read where they write.
+    iterator ends or raises, or the response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked
+    requests read where they write.
 
     Args:
         key: What to lock, as the name ``view:<key>``. Either a template with the view's arguments and attributes of
@@ -120,7 +121,8 @@ def locked_view(
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: The decorated class is not a view, the decorated method handles no request, *methods* is a str, or *on_busy* is neither status nor function.
+        TypeError: The decorated class is not a view, the decorated method handles no request, *methods* is a str, or
+            *on_busy* is neither status nor function.
         ValueError: *ttl* or *wait* is not a number of seconds, *methods* leaves out the decorated method, or *on_busy*
             is another status.
 
