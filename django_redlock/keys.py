@@ -464,7 +464,7 @@ class ViewKey:
         if name == "request" or name in self._names or self._open:
             return
         close = get_close_matches(name, self._names, n=1)
-        nearest = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(sorted(self._names))}"
+        nearest = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(sorted(self._names)) or 'none'}"
         raise self._error(f"{written!r} names no {self.place}{nearest}")
 
     def check_constant(self, text: str) -> None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
@@ -16,7 +15,7 @@ from .conf import DEFAULT_ALIAS
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .keys import ShortName, Written
-from .views import Guard, Method, OnBusy, Options, OwnTransactions, check_methods, check_on_busy, response_to
+from .views import Guard, Method, OnBusy, Options, check_methods, check_on_busy, response_to
 
 OfRequest = Callable[[Any], Written]
 
@@ -61,7 +60,7 @@ def locked_paths(
 
     @sync_and_async_middleware
     def middleware(get_response: Any) -> Any:
-        return (guard.around_async if iscoroutinefunction(get_response) else guard.around)(get_response)
+        return guard.around(get_response)
 
     middleware.locks_path = matches  # type: ignore[attr-defined]  # for the check
     return middleware
@@ -86,14 +85,14 @@ class _RequestGuard(Guard):
     """Guard the requests on some paths, outside all transactions: these are committed before the guard continues."""
 
     def __init__(self, options: Options, matches: Callable[[str], bool]) -> None:
-        super().__init__("locked_paths", inspect.signature(lambda request: None), options, below=OwnTransactions())
+        super().__init__("locked_paths", inspect.signature(lambda request: None), options)
         self._matches = matches
 
     def applies(self, request: HttpRequest) -> bool:
         """Return whether the path and the method are locked."""
         return super().applies(request) and self._matches(request.path_info)
 
-    def ensure(self, lease: Lease) -> None:
+    def ensure(self, lease: Lease, margin: float = 0.0) -> None:
         """Do nothing: the response is there, and the release reports a lock that was lost."""
 
 

@@ -1,37 +1,49 @@
 """
 Run a view under a lock: one request at a time for each order, user, or other value of the key.
 
-The lock goes around the view's transaction. Under ``ATOMIC_REQUESTS``, Django would open the transaction around the
-decorated view, so that the lock would be released before the commit. The decorator therefore keeps Django from opening
-a transaction, and opens the same transactions itself, inside the lock.
+The lock goes around the view's transaction, so that it is released after the commit, see
+:mod:`~django_redlock.db.requests`.
 """
 
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial, update_wrapper, wraps
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import BadRequest
-from django.db import connections, transaction
+from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.cache import patch_cache_control, patch_vary_headers
-from django.utils.decorators import method_decorator
 from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
 from .core.names import check_name
+from .db.requests import (
+    HANDLERS,
+    METHODS,
+    class_of,
+    handler_of,
+    innermost,
+    is_framework,
+    locks_before,
+    locks_of,
+    mark,
+    reached,
+    takes_locks,
+    transactions,
+)
 from .engine.lease import Lease, arelease_at_end, log_loss_with, note_late_loss, release_at_end, successor
 from .engine.lock import Lock, decorators
 from .engine.options import explained
@@ -89,8 +101,9 @@ def locked_view(
     classes, and on one method of a view class, such as an action of a ViewSet, below ``@action``. A class of Django
     REST framework is locked after authentication and permissions.
 
-    Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until the
-    response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked requests read where they write.
+    Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until its
+    iterator ends or raises, or the response is closed. With :class:`~django_redlock.routers.FencedRouter`, locked
+    requests read where they write.
 
     Args:
         key: What to lock, as the name ``view:<key>``. Either a template with the view's arguments and attributes of
@@ -100,15 +113,18 @@ def locked_view(
             be joined with ``:``.
         ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``. The lease is renewed as the settings say.
         wait: How long a request tries, in seconds; 0 means one attempt. A waiting request occupies its worker.
-        methods: The methods that are locked; None means all but GET, HEAD, OPTIONS and TRACE.
+        methods: The methods that are locked; None means all but GET, HEAD, OPTIONS and TRACE, and on one method of a
+            class all that it handles.
         on_busy: The response when the lock is taken: the status 409, 423 (somebody is editing it) or 429 (one at a
             time), or a function that takes the request and the LockTakenError and returns a response.
         using: Alias in ``REDLOCK``.
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: The decorated class is not a view, *methods* is a str, or *on_busy* is neither status nor function.
-        ValueError: *ttl* or *wait* is not a number of seconds, or *on_busy* is another status.
+        TypeError: The decorated class is not a view, the decorated method handles no request, *methods* is a str, or
+            *on_busy* is neither status nor function.
+        ValueError: *ttl* or *wait* is not a number of seconds, *methods* leaves out the decorated method, or *on_busy*
+            is another status.
 
     A request without a value for the key raises ``BadRequest`` (400) when the client left out a header or field, and
     ``ImproperlyConfigured`` otherwise, so strangers never share a lock by accident. A view whose lease is lost raises
@@ -131,6 +147,8 @@ class Options:
     using: str
     prefix: str = "view"
     """The first part of the lock's name."""
+    only: set[str] = field(default_factory=set)
+    """The methods of a view class that are decorated; empty if the class is, or a function."""
     example: Lock = field(init=False)
     """A lock with these options, for the system checks."""
 
@@ -138,6 +156,12 @@ class Options:
         name = f"{self.prefix}:{self.key}" if isinstance(self.key, str) and self.key else f"{self.prefix}:..."
         self.example = lock(name, ttl=self.ttl, wait=self.wait, using=self.using)
         decorators.add(self.example)
+
+    def takes(self, method: str | None, handlers: Collection[str]) -> bool:
+        """Return whether a request takes the lock, if these methods of its view class handle it."""
+        if self.only and self.only.isdisjoint(handlers):
+            return False
+        return method not in SAFE_METHODS if self.methods is None else method in self.methods
 
 
 class Decorator(Options):
@@ -154,112 +178,145 @@ class Decorator(Options):
             raise TypeError(MISSING_KEY)
         if not callable(view):
             raise TypeError(f"@locked_view decorates views, not {view!r}.")
+        if isinstance(view, LockedMethod):
+            return LockedMethod(view, self)
         if inspect.isfunction(view) and next(iter(inspect.signature(view).parameters), "") == "self":
             return LockedMethod(view, self)
         if not isinstance(view, type):
-            guard = Guard.of_view(view, self)
-            return guard.around_async(view) if guard.asynchronous else guard.around(view)
-        if hasattr(view, "perform_content_negotiation"):  # an APIView of Django REST framework
-            return lock_api_view(view, self)
+            return Guard.of_view(view, self).around(view)
         if not hasattr(view, "dispatch"):
             raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
-        own_method(view, "dispatch")
-        return method_decorator(self, name="dispatch")(view)
+        signature = inspect.signature(lambda request, *args, **kwargs: None)
+        lock_class(view, Guard(f"{view.__module__}.{view.__qualname__}", signature, self, view))
+        return view
 
 
 class LockedMethod:
     """
-    A method of a view class that ``@locked_view`` decorates, until its class is made.
+    A method of a view class under its lock, until its class is made, which then gets a function.
 
-    Django opens the transaction of a request around the whole class, so the lock has to go around that as well.
+    The function takes the lock, however it is called. Beyond that, the class takes the lock before all that it does for
+    a request that the method handles, or that is handled by a method that overrides this one: the lock then encloses
+    more of the request's transaction. A decorator above this one may hide this object from its class, such as
+    ``method_decorator``; then the function alone takes the lock.
 
     Args:
         method: The decorated method.
         decorator: The decorator.
     """
 
-    def __init__(self, method: Callable[..., Any], decorator: Decorator) -> None:
-        update_wrapper(cast(Any, self), method)
-        self._own = method, decorator, {*vars(self), "_own"}
+    # Not in __dict__, which decorators copy.
+    __slots__ = ("__dict__", "_function", "_guards")
+
+    def __init__(self, method: Any, decorator: Decorator) -> None:
+        name = method.__name__.upper()
+        if decorator.methods is None:
+            decorator = replace(decorator, methods=KNOWN_METHODS, only=set())
+        elif name in KNOWN_METHODS and name not in decorator.methods:
+            raise ValueError(
+                f"methods={sorted(decorator.methods)} leaves out {name}, so {method.__name__}() is not locked."
+            )
+        else:
+            decorator = replace(decorator, only=set())
+        guard = Guard.of_method(method, decorator)
+        self._guards: tuple[Guard, ...] = (guard, *(method._guards if isinstance(method, LockedMethod) else ()))
+        self._function = guard.around_method(method)
+        update_wrapper(cast(Any, self), self._function)
+        if iscoroutinefunction(self._function):
+            markcoroutinefunction(cast(Any, self))
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self._function.__get__(instance, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, as a decorator above this one does."""
+        return self._function(*args, **kwargs)
 
     def __set_name__(self, owner: Any, name: str) -> None:
-        method, decorator, own = self._own
         # Decorators above this one, such as @action, have left their notes on this object.
-        method.__dict__.update({key: value for key, value in vars(self).items() if key not in own})
-        setattr(owner, name, method)
-        called = f"{owner.__module__}.{owner.__qualname__}.{name}"
-        parameters = list(inspect.signature(method).parameters.values())
-        ViewKey(called, decorator.key, inspect.Signature(parameters[1:]))  # raises if it can never be resolved
-        if name.upper() in KNOWN_METHODS and decorator.methods is None:
-            decorator = replace(decorator, methods=check_methods([name]))
-        if hasattr(owner, "perform_content_negotiation"):
-            lock_api_view(owner, decorator, only=name)
-        elif hasattr(owner, "dispatch") and name.upper() in KNOWN_METHODS:
-            own_method(owner, "dispatch")
-            method_decorator(decorator, name="dispatch")(owner)
-        elif hasattr(owner, "dispatch"):
-            raise TypeError(f"@locked_view decorates views, and {called}() gets no request. Decorate the class.")
-        else:
-            raise TypeError(
-                f"@locked_view on {called}(): {owner.__name__} is not a view class. Let it inherit from one, such as "
-                "View or APIView, or decorate the view class that inherits from it."
-            )
+        notes = {key: value for key, value in vars(self).items() if not key.startswith("__")}
+        self._function.__dict__.update(notes)
+        setattr(owner, name, self._function)
+        check_handler(owner, name, f"{owner.__module__}.{owner.__qualname__}.{name}")
+        for guard in reversed(self._guards):
+            guard.options.only.add(name)
+            if guard.options not in locks_of(vars(owner).get("dispatch")):
+                lock_class(owner, guard)
 
 
-def own_method(view: Any, name: str) -> Any:
+def check_handler(owner: Any, name: str, called: str) -> None:
     """
-    Return a method of a class, to be decorated; if the class inherits it, first give it one that calls ``super()``.
+    Refuse a decorated method that handles no request: its class would never take the lock for a request.
+
+    Raises:
+        TypeError: The method handles no request, or its class is not a view class.
+    """
+    if not hasattr(owner, "dispatch"):
+        raise TypeError(
+            f"@locked_view on {called}(): {owner.__name__} is not a view class. Let it inherit from one, such as "
+            "View or APIView, or decorate the view class that inherits from it."
+        )
+    if name in HANDLERS:
+        return
+    # Any other method of a ViewSet may be one of its actions, but not what the framework calls for other purposes.
+    if not hasattr(owner, "get_extra_actions") or any(
+        is_framework(base) and name in vars(base) for base in owner.__mro__
+    ):
+        handlers = "post()" if is_django(owner) else "post(), update() or an @action"
+        raise TypeError(
+            f"@locked_view decorates views, and {called}() handles no request. Decorate the class, or a method that "
+            f"does, such as {handlers}."
+        )
+
+
+def is_django(owner: Any) -> bool:
+    """Return whether a class is a view of Django itself, and not of Django REST framework."""
+    return not hasattr(owner, "perform_content_negotiation")
+
+
+def own_dispatch(view: Any) -> Any:
+    """
+    Return ``dispatch()`` of a class, to be decorated; if the class inherits it, one that calls ``super()``.
 
     The inherited function itself would leave out what comes between both classes where a view inherits from several,
-    such as a class whose ``initial()`` checks permissions.
+    such as a class whose ``dispatch()`` checks permissions.
     """
-    method = getattr(view, name)
-    if name in vars(view):
-        return method
+    dispatch = view.dispatch
+    if "dispatch" in vars(view):
+        return dispatch
 
-    @wraps(method)
+    @wraps(dispatch)
     def inherited(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(super(view, self), name)(request, *args, **kwargs)
+        return super(view, self).dispatch(request, *args, **kwargs)
 
-    setattr(view, name, inherited)
     return inherited
 
 
-def lock_api_view(view: Any, options: Options, *, only: str = "") -> Any:
+def lock_class(view: Any, guard: "Guard") -> None:
     """
-    Lock an APIView or a ViewSet, after authentication, permissions and throttles, and around the transaction.
+    Lock a view class: a View around ``dispatch()``, an APIView or a ViewSet around the method that handles a request.
 
-    The framework looks up the handler after ``initial()`` has accepted the request; the lock is taken then.
-
-    Args:
-        view: The class.
-        options: The checked options of :func:`locked_view`.
-        only: The only action or method that is locked; empty means all.
+    Django REST framework calls that method after authentication, permissions and throttles.
     """
-    dispatch, initial = own_method(view, "dispatch"), own_method(view, "initial")
-    guard = Guard(
-        f"{view.__module__}.{view.__qualname__}",
-        inspect.signature(lambda request, *args, **kwargs: None),
-        options,
-        below=getattr(dispatch, "_non_atomic_requests", set()),
-    )
+    dispatch = own_dispatch(view)
 
     @wraps(dispatch)
     def locked_dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return dispatch(self, request, *args, **kwargs)
+        inner = partial(dispatch, self)
+        handler = handler_of(type(self), getattr(self, "action_map", None), request.method)
+        if not guard.options.takes(request.method, reached(type(self), handler)):
+            return inner(request, *args, **kwargs)
+        if is_django(view):
+            return (guard.arun if self.view_is_async else guard.run)(inner, request, args, kwargs)
+        method = (request.method or "").lower()
+        if hasattr(self, method):
+            setattr(self, method, guard.around(getattr(self, method)))
+        return inner(request, *args, **kwargs)
 
-    @wraps(initial)
-    def locked_initial(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        initial(self, request, *args, **kwargs)
-        method = request.method.lower()
-        if method in self.http_method_names and hasattr(self, method):
-            chosen = not only or only == (getattr(self, "action", None) or method)
-            around = guard.around_handler if chosen else guard.around_transaction
-            setattr(self, method, around(getattr(self, method)))
-
-    locked_dispatch._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
-    view.dispatch, view.initial = locked_dispatch, locked_initial
-    return view
+    # Of the locks of an APIView, that of the class that is decorated last is the innermost.
+    locks = locks_of(dispatch)
+    mark(locked_dispatch, (guard.options, *locks) if is_django(view) else (*locks, guard.options))
+    view.dispatch = locked_dispatch
 
 
 def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
@@ -310,171 +367,147 @@ def check_on_busy(on_busy: OnBusy) -> OnBusy:
     return on_busy
 
 
-class OwnTransactions(set[str]):
-    """
-    The databases for which a view wants no transaction; ``in`` claims that it contains every database.
-
-    Django tests with ``in``, so it opens no transaction around the lock, whatever ``DATABASES`` will say.
-    ``@transaction.non_atomic_requests`` works below and above ``@locked_view``, because it adds to this set.
-    """
-
-    def __contains__(self, alias: object) -> bool:
-        return True
-
-
 class Guard:
     """
-    One view under a lock: its name, key, lock and transactions.
+    One view under a lock: its name, key and lock.
 
     Args:
         name: The view's dotted name.
         signature: The view's signature, for the names of its arguments.
         options: The options of the decorator.
-        below: The databases for which the view wants no transaction.
-        asynchronous: Whether the view is a coroutine function.
+        owner: The view's class, if it has one.
     """
 
-    def __init__(
-        self,
-        name: str,
-        signature: inspect.Signature,
-        options: Options,
-        *,
-        below: set[str],
-        asynchronous: bool = False,
-    ) -> None:
+    def __init__(self, name: str, signature: inspect.Signature, options: Options, owner: Any = None) -> None:
         self.name = name
-        self.asynchronous = asynchronous
-        self._options = options
+        self.options = options
         self._signature = signature
         self._key = ViewKey(name, options.key, signature)
-        self._below = below
-        if isinstance(below, OwnTransactions):  # an inner @locked_view opens the transactions
-            self.exempt: set[str] = below
-        else:
-            self.exempt = set(below) if asynchronous else OwnTransactions(below)
+        self._api = owner is not None and not is_django(owner)
 
     @classmethod
     def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
         """Return the guard of a function, or of a method that ``method_decorator`` has bound."""
         instance = getattr(getattr(view, "func", None), "__self__", None)  # set if method_decorator bound it
-        owner = getattr(view, "view_class", None) if instance is None else type(instance)
+        owner = class_of(view) if instance is None else type(instance)
         named = owner or view
         name = f"{named.__module__}.{getattr(named, '__qualname__', named)}"
         if named.__module__ == "django.utils.decorators":  # method_decorator tries a decorator on a dummy
             name, owner = "a class", None
         # A method bound by method_decorator is a partial that wraps the function with `self`.
-        return cls(
-            name,
-            inspect.signature(view, follow_wrapped=not isinstance(view, partial)),
-            options,
-            below=getattr(view, "_non_atomic_requests", set()),
-            asynchronous=iscoroutinefunction(view) or getattr(owner, "view_is_async", False),
-        )
+        return cls(name, inspect.signature(view, follow_wrapped=not isinstance(view, partial)), options, owner)
+
+    @classmethod
+    def of_method(cls, method: Callable[..., Any], options: Options) -> "Guard":
+        """Return the guard of a method of a view class, which may not be made yet."""
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        return cls(f"{method.__module__}.{method.__qualname__}", inspect.Signature(parameters), options)
 
     def around(self, view: Callable[..., Any]) -> Any:
-        """Return a blocking view that runs under its lock."""
+        """Return a view that runs under its lock."""
+        owner = class_of(view) or type(getattr(getattr(view, "func", None), "__self__", None))
+        locked: Any
+        if iscoroutinefunction(view) or getattr(owner, "view_is_async", False):
 
-        @wraps(view)
-        def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if not self.applies(request):
-                with self._transactions():
-                    return view(request, *args, **kwargs)
-            lock = self._lock(request, args, kwargs)
-            held = self._held(request)
-            if outer := held.get(lock.name):
-                with self._transactions():
-                    response = view(request, *args, **kwargs)
-                    self._refuse_awaitable(response)
-                    self.ensure(outer)
-                return response
-            try:
-                lease = lock.acquire()
-            except (LockTakenError, QuorumUnavailableError) as error:
-                return self._refuse(request, error)
-            log_loss_with(lease, self._log_loss)
-            held[lock.name] = lease
-            try:
-                # The request before this one may have changed the row that the key stands for, so that row is read
-                # where it is written.
-                with reads_pinned(connections), self._transactions():
-                    response = view(request, *args, **kwargs)
-                    self._refuse_awaitable(response)
-                    self.ensure(lease)
-            except BaseException:
-                release_and_note(lease)
-                raise
-            finally:
-                del held[lock.name]
-            if not self._keep_while_streaming(response, lease):
-                release_and_note(lease)
-            return response
+            @wraps(view)
+            async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                return await self.arun(view, request, args, kwargs)
+        else:
 
-        locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
+            @wraps(view)
+            def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                return self.run(view, request, args, kwargs)
+
+        mark(locked, (self.options, *locks_of(view)))
         return locked
 
-    def around_async(self, view: Callable[..., Any]) -> Any:
-        """Return an asynchronous view that runs under its lock."""
+    def around_method(self, method: Callable[..., Any]) -> Any:
+        """Return a method of a view class that runs under its lock."""
+        locked: Any
+        if iscoroutinefunction(method):
 
-        @wraps(view)
-        async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            applies = self.applies(request)
-            if self._atomic_aliases():  # a decorated class may have hidden the view from Django's own check
-                raise RuntimeError(f"You cannot use ATOMIC_REQUESTS with async views, such as {self.name}.")
-            if not applies:
-                return await view(request, *args, **kwargs)
-            lock = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
-            held = self._held(request)
-            if outer := held.get(lock.name):
+            @wraps(method)
+            async def locked(view: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                return await self.arun(partial(method, view), request, args, kwargs)
+        else:
+
+            @wraps(method)
+            def locked(view: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                return self.run(partial(method, view), request, args, kwargs)
+
+        mark(locked, (self.options, *locks_of(method)))
+        return locked
+
+    def run(self, view: Callable[..., Any], request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a blocking view under its lock, or return the response that refuses the request."""
+        if not self.applies(request):
+            return view(request, *args, **kwargs)
+        lock, held = self._lock(request, args, kwargs)
+        if outer := held.get(lock.name):
+            return self._run_within(outer, view, request, args, kwargs)
+        try:
+            lease = lock.acquire()
+        except (LockTakenError, QuorumUnavailableError) as error:
+            return self._refuse(request, error)
+        log_loss_with(lease, self._log_loss)
+        held[lock.name] = lease
+        try:
+            # The request before this one may have changed the row that the key stands for, so that row is read where
+            # it is written.
+            with reads_pinned(connections):
+                response = self._run_within(lease, view, request, args, kwargs)
+        except BaseException:
+            release_and_note(lease)
+            raise
+        finally:
+            del held[lock.name]
+        if not keep_while_streaming(response, lease):
+            release_and_note(lease)
+        return response
+
+    def _run_within(
+        self,
+        lease: Lease,
+        view: Callable[..., Any],
+        request: HttpRequest,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        with transactions(request, self.options) as atomic:
+            response = view(request, *args, **kwargs)
+            self._refuse_awaitable(response)
+            self.ensure(lease, lease.ttl * MARGIN if atomic else 0.0)
+        return response
+
+    async def arun(
+        self, view: Callable[..., Any], request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an asynchronous view under its lock; Django refuses transactions around it."""
+        if not self.applies(request):
+            return await view(request, *args, **kwargs)
+        lock, held = await sync_to_async(self._lock)(request, args, kwargs)  # the key may read the user or the session
+        if outer := held.get(lock.name):
+            response = await view(request, *args, **kwargs)
+            self.ensure(outer)
+            return response
+        try:
+            lease = await lock.aacquire()
+        except (LockTakenError, QuorumUnavailableError) as error:
+            return await sync_to_async(self._refuse)(request, error)
+        log_loss_with(lease, self._log_loss)
+        held[lock.name] = lease
+        try:
+            with reads_pinned(connections):
                 response = await view(request, *args, **kwargs)
-                self.ensure(outer)
-                return response
-            try:
-                lease = await lock.aacquire()
-            except (LockTakenError, QuorumUnavailableError) as error:
-                return await sync_to_async(self._refuse)(request, error)
-            log_loss_with(lease, self._log_loss)
-            held[lock.name] = lease
-            try:
-                with reads_pinned(connections):
-                    response = await view(request, *args, **kwargs)
-                self.ensure(lease)
-            except BaseException:
-                note_late_loss(lease, await arelease_at_end(lease))
-                raise
-            finally:
-                del held[lock.name]
-            if not self._keep_while_streaming(response, lease):
-                note_late_loss(lease, await arelease_at_end(lease))
-            return response
-
-        locked._non_atomic_requests = self.exempt  # type: ignore[attr-defined]
-        return locked
-
-    def around_handler(self, handler: Any) -> Any:
-        """Return a handler of a view of Django REST framework that runs under its lock."""
-        from rest_framework.exceptions import ParseError  # only here: Django REST framework is optional
-
-        locked = self.around(handler)
-
-        @wraps(handler)
-        def handle(request: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return locked(request, *args, **kwargs)
-            except BadRequest as error:  # the framework does not know BadRequest
-                raise ParseError(str(error.__cause__ or error)) from error
-
-        return handle
-
-    def around_transaction(self, handler: Any) -> Any:
-        """Return a handler without a lock that runs in the transactions that Django would open around it."""
-
-        @wraps(handler)
-        def handle(*args: Any, **kwargs: Any) -> Any:
-            with self._transactions():
-                return handler(*args, **kwargs)
-
-        return handle
+            self.ensure(lease)
+        except BaseException:
+            note_late_loss(lease, await arelease_at_end(lease))
+            raise
+        finally:
+            del held[lock.name]
+        if not keep_while_streaming(response, lease):
+            note_late_loss(lease, await arelease_at_end(lease))
+        return response
 
     def applies(self, request: HttpRequest) -> bool:
         """
@@ -488,45 +521,63 @@ class Guard:
                 f"@locked_view on {self.name} got a {type(request).__name__} instead of a request. Decorate the class, "
                 "with methods=[...] if needed, or write @method_decorator(locked_view(...)) above the method."
             )
-        methods = self._options.methods
-        return request.method not in SAFE_METHODS if methods is None else request.method in methods
+        return self.options.takes(request.method, self.options.only)
 
-    def ensure(self, lease: Lease) -> None:
+    def ensure(self, lease: Lease, margin: float = 0.0) -> None:
         """
-        Make sure before the commit that the lock is still held, and long enough for the commit.
+        Make sure that the lock is still held, and long enough for a commit.
 
         Raises:
-            LockLostError: The lock is lost, or too little time is left.
+            LockLostError: The lock is lost, or less than *margin* is left.
         """
-        lease.ensure(lease.ttl * MARGIN if self._atomic_aliases() else 0.0)
+        lease.ensure(margin)
 
-    def _lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
+    def _lock(
+        self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Lock, dict[str, Lease]]:
         """
-        Return the lock of a request, without a network call.
+        Return the lock of a request, and the leases that the request already has; make no network call.
 
         Raises:
             BadRequest: The client left out a value that the key needs, or sent one that no lock's name can have.
             ImproperlyConfigured: The key has no value for another reason.
+            ParseError: In a view of Django REST framework, in place of BadRequest, which it does not know.
             RuntimeError: A transaction is open, so the lock would be released before the commit.
         """
-        for connection in connections.all(initialized_only=True):
-            if in_transaction(connection):
-                raise RuntimeError(
-                    f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
-                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, or "
-                    "put @locked_view directly on its method, without method_decorator; above @api_view on a function; "
-                    "and use functools.wraps() in your own decorators. Otherwise move the transaction into the view."
-                )
         bound = self._signature.bind_partial(request, *args, **kwargs)
         bound.apply_defaults()
         call = ViewCall(request, (request, *args), kwargs, bound.arguments | kwargs | {"request": request})
         label = f"{self.name} {request.method}"
         try:
-            name = check_name(f"{self._options.prefix}:{self._key.resolve(call)}")
-        except ValueError as error:  # only a value of the request can be too long, or not be valid Unicode
-            raise BadRequest(f"@locked_view on {self.name}: {error}") from error
-        options = self._options
-        return locks[options.using].on_behalf(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+            name = check_name(f"{self.options.prefix}:{self._key.resolve(call)}")
+        except (BadRequest, ValueError) as error:  # ValueError: a value is too long, or is not valid Unicode
+            raise self._bad_request(request, error) from error
+        options = self.options
+        lock = locks[options.using].on_behalf(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+        held = self._held(request)
+        if lock.name not in held:
+            self._refuse_transactions()
+        return lock, held
+
+    def _bad_request(self, request: Any, error: Exception) -> Exception:
+        if hasattr(request, "accepted_renderer"):
+            from rest_framework.exceptions import ParseError  # only here: Django REST framework is optional
+
+            error = ParseError(str(error.__cause__ or error))
+            return error
+        return error if isinstance(error, BadRequest) else BadRequest(f"@locked_view on {self.name}: {error}")
+
+    def _refuse_transactions(self) -> None:
+        for connection in connections.all(initialized_only=True):
+            if in_transaction(connection):
+                raise RuntimeError(
+                    f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
+                    "would commit after the lock is released. If ATOMIC_REQUESTS opened it, put @locked_view on what "
+                    "the URL leads to: on the function, class, subclass or method that handles the request, and not "
+                    "only on one that it calls; and use functools.wraps() in your own decorators. Where that cannot "
+                    "be, as with an operation of django-ninja, put @transaction.non_atomic_requests on the URL's view "
+                    "and @transaction.atomic below @locked_view. Otherwise move the transaction into the view."
+                )
 
     def _held(self, request: Any) -> dict[str, Lease]:
         """
@@ -536,14 +587,15 @@ class Guard:
         """
         inner = getattr(request, "_request", request)  # the former: that of Django REST framework wraps Django's
         leases: dict[str, dict[str, Lease]] = vars(inner).setdefault("_redlock_leases", {})
-        return leases.setdefault(self._options.using, {})
+        return leases.setdefault(self.options.using, {})
 
     def _refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
         """Return the answer to a request that did not get the lock."""
-        on_busy = self._options.on_busy
-        if isinstance(on_busy, int):
-            return response_to(request, error, status=on_busy)
-        return on_busy(request, error) if isinstance(error, LockTakenError) else response_to(request, error)
+        on_busy = self.options.on_busy
+        if callable(on_busy) and isinstance(error, LockTakenError):
+            return on_busy(request, error)
+        status = HTTPStatus.CONFLICT if callable(on_busy) else on_busy
+        return response_to(request, error, status=status, details=self._api)
 
     def _refuse_awaitable(self, response: Any) -> None:
         """Refuse an awaitable as a response: it would only run after the lock is released."""
@@ -555,18 +607,6 @@ class Guard:
                 "@locked_view directly on the coroutine function."
             )
 
-    def _keep_while_streaming(self, response: Any, lease: Lease) -> bool:
-        """
-        Let a streaming response release the lock when it is closed; return whether the response is streaming.
-
-        Servers close every response, even if the client has gone away. If a middleware drops the response and returns
-        another, nothing releases the lock: the lease is dropped as well and ends with its ttl.
-        """
-        if not getattr(response, "streaming", False):
-            return False
-        response._resource_closers.append(partial(release_and_note, lease))  # any thread may close it, so not async
-        return True
-
     def _log_loss(self, lease: Lease) -> None:
         log.error(
             "the lock of view %s ended before the view did: %s (%s); another request may have run beside it%s",
@@ -577,20 +617,42 @@ class Guard:
             extra={"event": "view_lock_lost", "lock": lease.name, "view": self.name},
         )
 
-    @contextmanager
-    def _transactions(self) -> Iterator[None]:
-        """Open the transactions that Django would open around this view."""
-        with ExitStack() as stack:
-            for alias in self._atomic_aliases():
-                stack.enter_context(transaction.atomic(using=alias))
-            yield
 
-    def _atomic_aliases(self) -> list[str]:
-        return [
-            alias
-            for alias, database in connections.settings.items()
-            if database["ATOMIC_REQUESTS"] and alias not in self._below and not set.__contains__(self.exempt, alias)
-        ]
+def keep_while_streaming(response: Any, lease: Lease) -> bool:
+    """
+    Let a streaming response release the lock at its end; return whether the response is streaming.
+
+    That is when its iterator ends or raises, or when the server closes the response, as servers do even if the client
+    has gone away, but under ASGI not if the iterator raises. If a middleware drops the response and returns another,
+    nothing releases the lock: the lease is dropped as well and ends with its ttl.
+    """
+    if not getattr(response, "streaming", False):
+        return False
+    leases = [lease]
+
+    def release() -> None:  # in any thread, so not async
+        with suppress(IndexError):  # it was the second to notice the end
+            release_and_note(leases.pop())
+
+    def until_end(parts: Any) -> Iterator[Any]:
+        try:
+            yield from parts
+        finally:
+            release()
+
+    async def auntil_end(parts: Any) -> AsyncIterator[Any]:
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            await sync_to_async(release)()
+
+    file = getattr(response, "file_to_stream", None)
+    response.streaming_content = (auntil_end if response.is_async else until_end)(response.streaming_content)
+    if file is not None:  # the server may send the file in its own way, which another iterator would prevent
+        response.file_to_stream = file
+    response._resource_closers.append(release)
+    return True
 
 
 def release_and_note(lease: Lease) -> None:
@@ -598,7 +660,9 @@ def release_and_note(lease: Lease) -> None:
     note_late_loss(lease, release_at_end(lease))
 
 
-def response_to(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT) -> HttpResponse:
+def response_to(
+    request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT, details: bool = False
+) -> HttpResponse:
     """
     Return the response to a request that did not get its lock: a page for people, problem details for programs.
 
@@ -608,12 +672,14 @@ def response_to(request: HttpRequest, error: Refused, *, status: int = HTTPStatu
         request: The request; clients that prefer JSON, and those of Django REST framework, get problem details.
         error: What went wrong. :class:`QuorumUnavailableError` is always answered with 503.
         status: The status of the response if another holder has the lock: 409, 423 or 429.
+        details: Whether the client gets problem details in any case.
     """
     problem, retry_after = problem_of(error, status)
     # The first type serves */* and clients that state no preference.
     preferred = request.get_preferred_type(["text/html", PROBLEM, "application/json"])
     response: HttpResponse
-    if hasattr(request, "accepted_renderer") or preferred not in (None, "text/html"):  # the former: REST framework
+    details = details or hasattr(request, "accepted_renderer")  # the request is that of Django REST framework
+    if details or preferred not in (None, "text/html"):
         response = JsonResponse(problem, status=problem["status"], content_type=PROBLEM)
     else:
         try:
@@ -646,35 +712,43 @@ def problem_of(error: Refused, status: int = HTTPStatus.CONFLICT) -> tuple[dict[
 
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> list[CheckMessage]:
-    """Report the views whose decorator has no key, or is inside the transaction that Django opens around them."""
+    """Report the views whose decorator has no key, locks nothing, or is inside the transaction of a request."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return []
     atomic = any(entry["ATOMIC_REQUESTS"] for entry in connections.settings.values())
     messages: dict[str, CheckMessage] = {}
     for pattern in _patterns(get_resolver()):
-        if isinstance(pattern.callback, Decorator):
+        view = pattern.callback
+        if isinstance(view, Decorator):
             text = (
                 f"The view of the URL pattern {str(pattern.pattern)!r} is not locked, and fails at its first request."
             )
             messages[text] = Error(text, hint=MISSING_KEY, id="redlock.E012")
-        view: Any = getattr(pattern.callback, "view_class", None) or getattr(pattern.callback, "cls", None)
-        for name in _inside(view) if atomic and view else ():
+        owner = class_of(view)
+        if owner is None:
+            continue
+        named = f"{owner.__module__}.{owner.__qualname__}"
+        for name, base in _hidden(view, owner) if atomic else ():
             text = (
-                f"@method_decorator puts @locked_view on {view.__module__}.{view.__qualname__}.{name}() inside the "
-                "transaction of ATOMIC_REQUESTS: each request that it would lock fails."
+                f"{named}.{name}() hides the @locked_view of {base.__module__}.{base.__qualname__} from "
+                "ATOMIC_REQUESTS: each request that it would lock fails, because its transaction is already open."
             )
-            hint = "Put @locked_view directly on the method, below @action, or on the class."
-            messages[text] = Error(text, hint=hint, id="redlock.E013")
+            decorated = f"the class {owner.__name__}" if name == "dispatch" else f"{owner.__name__}.{name}()"
+            messages[text] = Error(text, hint=f"Put @locked_view on {decorated} as well.", id="redlock.E013")
+        methods = getattr(view, "actions", None) or [name for name in owner.http_method_names if hasattr(owner, name)]
+        if takes_locks(view) and not any(innermost(view, method.upper()) for method in methods):
+            text = f"@locked_view on {named} never locks a request: GET, HEAD, OPTIONS and TRACE take no lock."
+            hint = 'Name the methods, such as methods=["GET"], or remove the decorator.'
+            messages[text] = Warning(text, hint=hint, id="redlock.W014")
     return list(messages.values())
 
 
-def _inside(view: Any) -> Iterator[str]:
-    """Yield the methods of a view class that only ``method_decorator`` locks, whose notes it copies to the method."""
-    if isinstance(getattr(view.dispatch, "_non_atomic_requests", None), OwnTransactions):
-        return
-    for name in dir(view):
-        if isinstance(getattr(getattr(view, name, None), "_non_atomic_requests", None), OwnTransactions):
-            yield name
+def _hidden(view: Any, owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the methods of a view class that override a locked one of a base class, and have no lock themselves."""
+    actions = (getattr(view, "actions", None) or {}).values()
+    for name in () if locks_before(view) else ("dispatch", *METHODS, *actions):
+        if not locks_of(getattr(owner, name, None)):
+            yield from ((name, base) for base in owner.__mro__ if locks_of(vars(base).get(name)))
 
 
 def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:

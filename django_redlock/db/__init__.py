@@ -1,1 +1,1 @@
-"""Support code behind the public modules of row locks (internal)."""
+"""Support code behind the public modules of row locks and views (internal)."""

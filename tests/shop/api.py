@@ -3,8 +3,9 @@
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import connections, transaction
+from django.db import connections
 from django.urls import include, path
+from django.utils.decorators import method_decorator
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes
 from rest_framework.exceptions import AuthenticationFailed, ValidationError
@@ -43,6 +44,12 @@ class Pay(APIView):
     def put(self, request: Any, pk: int) -> Response:
         save_as_paid(pk)
         raise ValidationError("no")
+
+
+@method_decorator(locked_view("order:{pk}"), name="dispatch")
+class PayByDispatch(APIView):
+    def post(self, request: Any, pk: int) -> Response:
+        return Response()
 
 
 @locked_view("user")
@@ -113,7 +120,6 @@ class PayByMethod(APIView):
         return Response({"paid": True})
 
 
-@transaction.non_atomic_requests("warehouse")
 @api_view(["POST"])
 @authentication_classes([ByToken])
 @locked_view("{request.user.pk}:{pk}")
@@ -144,6 +150,7 @@ router.register("baskets", Baskets, basename="basket")
 urlpatterns = [
     path("", include(router.urls)),
     path("pay/<int:pk>/", Pay.as_view()),
+    path("pay-dispatch/<int:pk>/", PayByDispatch.as_view()),
     path("pay-by-method/<int:pk>/", PayByMethod.as_view()),
     path("mine/", Mine.as_view()),
     path("posted/", Posted.as_view()),

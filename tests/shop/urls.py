@@ -1,3 +1,5 @@
+from functools import partial
+
 from django.urls import path
 
 from . import views
@@ -12,6 +14,9 @@ urlpatterns = [
     path("pay-whole-class/<int:pk>/", views.PayWholeClass.as_view()),
     path("pay-its-method/<int:pk>/", views.PayByItsMethod.as_view()),
     path("pay-by-method/<int:pk>/", views.PayByMethod.as_view()),
+    path("pay-decorated-method/<int:pk>/", views.PayByDecoratedMethod.as_view()),
+    path("pay-class-and-method/<int:pk>/", views.PayByClassAndMethod.as_view()),
+    path("pay-part/<int:pk>/", partial(views.pay)),
     path("apay/<int:pk>/", views.apay),
     path("apay-class/<int:pk>/", views.APay.as_view()),
     path("apay-whole-class/<int:pk>/", views.APayWholeClass.as_view()),

@@ -7,6 +7,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
 from django_redlock import lock, locked_view
@@ -70,11 +71,20 @@ class PayWholeClass(Payment): ...
 
 
 class PayByMethod(View):
-    """Decorated too far inside: under ATOMIC_REQUESTS the transaction encloses the lock."""
-
     @method_decorator(locked_view("order:{pk}"))
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
         return save_as_paid(pk)
+
+
+class PayByDecoratedMethod(View):
+    @method_decorator(never_cache)
+    @locked_view("order:{pk}")
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return save_as_paid(pk)
+
+
+@locked_view("shop")
+class PayByClassAndMethod(PayByDecoratedMethod): ...
 
 
 class PayByItsMethod(View):

@@ -1,27 +1,36 @@
 """``locked_view`` and Django REST framework: the user is known under the lock, and errors are problem details."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from django.views.generic import FormView
 
 pytest.importorskip("rest_framework", reason="needs Django REST framework: pip install djangorestframework")
 
-from rest_framework.decorators import action
+from rest_framework.decorators import action, api_view
 from rest_framework.exceptions import PermissionDenied
+from rest_framework.generics import UpdateAPIView
 from rest_framework.response import Response
 from rest_framework.test import APIClient, APIRequestFactory
-from rest_framework.viewsets import ViewSet
+from rest_framework.views import APIView
+from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_redlock import StaleTokenError, lock, locked_view, locks
 from django_redlock.contrib.rest_framework import exception_handler
-from tests.shop.helpers import during, paid_as_others_see
+from tests.shop.helpers import during, is_free, paid_as_others_see
 from tests.shop.models import Order
+from tests.shop.views import save_as_paid
 
 HANDLER = "django_redlock.contrib.rest_framework.exception_handler"
 
@@ -44,13 +53,14 @@ def api():
 # One at a time
 
 
+@pytest.mark.parametrize("view", ["pay", "pay-above", "pay-dispatch"])
 @pytest.mark.parametrize("accept", ["*/*", "text/html"])
-def test_second_request_gets_problem_details(api, accept):
+def test_second_request_gets_problem_details(api, accept, view):
     """A program gets JSON, whatever it accepts, with Retry-After and without the name of the lock."""
     with lock("view:order:7"):
         assert api.get("/pay/7/").json() == {"form": True}
         assert api.delete("/pay/7/").status_code == 405
-        answer = api.post("/pay/7/", headers={"accept": accept})
+        answer = api.post(f"/{view}/7/", headers={"accept": accept})
 
     problem = answer.json()
     assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
@@ -114,6 +124,49 @@ def test_value_that_no_key_can_have_is_the_clients_mistake(api, names, body, why
     for value in ("x" * 9000, "\ud800"):  # the result of a callable is the whole key, so it is not cut
         assert api.post("/called/", json.dumps({"order": value}), content_type="application/json").status_code == 400
     assert names() == []
+
+
+class AsyncAPIView(APIView):
+    """Asynchronous as in adrf, whose handlers may be coroutine functions, and whose dispatch() is none itself."""
+
+    authentication_classes = permission_classes = ()
+
+    def dispatch(self, request, *args, **kwargs):
+        return self.adispatch(request, *args, **kwargs)
+
+    async def adispatch(self, request, *args, **kwargs):
+        self.args, self.kwargs, self.headers = args, kwargs, self.default_response_headers
+        self.request = request = self.initialize_request(request, *args, **kwargs)
+        try:
+            await sync_to_async(self.initial)(request, *args, **kwargs)
+            response = await getattr(self, request.method.lower())(request, *args, **kwargs)
+        except Exception as error:
+            response = self.handle_exception(error)
+        return self.finalize_response(request, response, *args, **kwargs)
+
+
+@locked_view(["order", "post:order"])
+class AsyncPay(AsyncAPIView):
+    async def post(self, request):
+        return Response({"free": is_free("view:order:post:order:7")})
+
+
+class AsyncPayByMethod(AsyncAPIView):
+    @locked_view(["order", "post:order"])
+    async def post(self, request):
+        return Response({"free": is_free("view:order:post:order:7")})
+
+
+@pytest.mark.parametrize("pay", [AsyncPay, AsyncPayByMethod])
+async def test_asynchronous_class_is_locked(pay):
+    """The lock is held while the coroutine runs; a request without a value for the key gets the framework's 400."""
+    ask = partial(APIRequestFactory().post, "/", format="json")
+
+    assert (await pay.as_view()(ask({"order": 7}))).data == {"free": False}
+    async with lock("view:order:post:order:7"):
+        taken = await pay.as_view()(ask({"order": 7}))
+    assert (taken.status_code, taken["Content-Type"]) == (409, "application/problem+json")
+    assert (await pay.as_view()(ask({}))).data == {"detail": "the client sent no order"}
 
 
 # Transactions
@@ -193,7 +246,7 @@ def test_lock_of_an_action_that_cannot_work_is_found_when_the_class_is_made():
             @locked_view("user")
             def helper(self, order): ...
 
-    assert "Helpers.helper() gets no request. Decorate the class." in messages(wrong.value)
+    assert "Helpers.helper() handles no request. Decorate the class, or" in messages(wrong.value)
     with pytest.raises((TypeError, RuntimeError)) as wrong:
 
         class Mixin:
@@ -209,21 +262,175 @@ def messages(error):
     return f"{error} {error.__cause__}"
 
 
-@pytest.mark.parametrize("base", [ViewSet, View])
-def test_lock_inside_the_transaction_of_the_request_is_found_by_a_check(settings, atomic_requests, base):
-    """``method_decorator`` on a method cannot work under ATOMIC_REQUESTS, and the check says what can."""
+def of_api_view(name):
+    class Pay(APIView):
+        vars()[name] = locked_view("orders")(lambda self, request: Response())
 
-    class Orders(base):
-        @method_decorator(locked_view("order:{pk}"))
-        def post(self, request, pk): ...
 
-    actions = [{"post": "post"}] if base is ViewSet else []
-    settings.ROOT_URLCONF = (path("a/", Orders.as_view(*actions)),)
+def of_generic_view(name):
+    class Pay(UpdateAPIView):
+        vars()[name] = locked_view("orders")(lambda self, request: Response())
 
-    (error,) = [each for each in run_checks() if each.id == "redlock.E013"]
 
-    assert "Orders.post() inside the transaction of ATOMIC_REQUESTS" in error.msg
-    assert "directly on the method, below @action" in error.hint
+@pytest.mark.parametrize("of", [of_api_view, of_generic_view])
+@pytest.mark.parametrize("name", ["dispatch", "initial", "perform_update", "get_queryset"])
+def test_method_that_handles_no_request_is_refused(of, name):
+    """The framework calls such a method for another purpose, so that a lock of it would not be that of the request."""
+    with pytest.raises((TypeError, RuntimeError)) as wrong:
+        of(name)
+
+    assert f"Pay.{name}() handles no request. Decorate the class" in messages(wrong.value)
+
+
+# Every way to a locked method
+
+
+class Changes:
+    authentication_classes = permission_classes = ()
+
+    def get_serializer(self, *args, **kwargs):
+        return SimpleNamespace(data={}, is_valid=lambda raise_exception: True)
+
+    def get_object(self):
+        return SimpleNamespace()
+
+    def perform_update(self, serializer):
+        save_as_paid(7)
+
+
+class ByFramework(Changes, ModelViewSet):
+    @locked_view("order:{pk}")
+    def update(self, request, *args, **kwargs):
+        return super().update(request, *args, **kwargs)
+
+
+class ByProject(ByFramework):
+    def partial_update(self, request, *args, **kwargs):
+        return super().partial_update(request, *args, **kwargs)
+
+    def update(self, request, *args, **kwargs):
+        return super().update(request, *args, **kwargs)
+
+    def pay(self, request, pk):
+        return self.update(request, pk=pk)
+
+
+class ByView(Changes, UpdateAPIView):
+    @method_decorator(never_cache)
+    @locked_view("order:{pk}")
+    def update(self, request, *args, **kwargs):
+        return super().update(request, *args, **kwargs)
+
+
+class ByForm(FormView):
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        return save_as_paid(pk)
+
+
+class ByOneFunction(APIView):
+    authentication_classes = permission_classes = ()
+
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        save_as_paid(pk)
+        return Response()
+
+    put = post
+
+
+class ByTwoDecorators(APIView):
+    authentication_classes = permission_classes = ()
+
+    @locked_view("shop")
+    @locked_view("order:{pk}")
+    def post(self, request, pk):
+        save_as_paid(pk)
+        return Response()
+
+
+WAYS = {
+    "framework": (ByFramework.as_view({"put": "update", "patch": "partial_update"}), ["PUT", "PATCH"]),
+    "project": (ByProject.as_view({"put": "update", "patch": "partial_update"}), ["PUT", "PATCH"]),
+    "view": (ByView.as_view(), ["PUT", "PATCH"]),
+    "form": (csrf_exempt(ByForm.as_view()), ["POST", "PUT"]),
+    "two names": (ByOneFunction.as_view(), ["POST", "PUT"]),
+    "two locks": (ByTwoDecorators.as_view(), ["POST"]),
+}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("name", WAYS)
+def test_method_is_locked_on_every_way_to_it(settings, api, order, atomic_requests, seen_at_release, leases, name):
+    """The frameworks' own methods call a locked one, and so do methods that override one: the lock is around them."""
+    view, methods = WAYS[name]
+    settings.ROOT_URLCONF = (path("<int:pk>/", view),)
+    inside = []
+    during(lambda: inside.append((paid_as_others_see(), connections["warehouse"].in_atomic_block)))
+
+    for method in methods:
+        order.paid = False
+        order.save()
+        assert api.generic(method, "/7/").status_code == 200
+    with lock("view:order:7"):
+        assert [api.generic(method, "/7/").status_code for method in methods] == [409] * len(methods)
+
+    assert inside == [(False, True)] * len(methods)
+    assert set(seen_at_release[: len(methods)]) == {True}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_method_of_the_project_that_calls_a_locked_one(settings, api, order, monkeypatch):
+    """It is not locked itself: the lock is taken when the locked method is called, which must be in no transaction."""
+    settings.ROOT_URLCONF = (path("<int:pk>/", ByProject.as_view({"post": "pay"})),)
+
+    assert api.post("/7/").status_code == 200
+    with lock("view:order:7"):
+        assert api.post("/7/").status_code == 409
+    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
+    with pytest.raises(RuntimeError, match=r"ByFramework\.update is inside a transaction"):
+        api.post("/7/")
+
+
+def test_action_that_only_reads_is_locked_as_well(api):
+    """A decorated method is locked for all requests that it handles, as nothing else could be meant."""
+
+    class Reports(ViewSet):
+        authentication_classes = permission_classes = ()
+
+        @action(detail=True)
+        @locked_view("report:{pk}")
+        def export(self, request, pk):
+            return Response()
+
+    ask = partial(Reports.as_view({"get": "export"}), APIRequestFactory().get("/"), pk=7)
+    assert ask().status_code == 200
+    with lock("view:report:7"):
+        assert ask().status_code == 409
+    with pytest.raises(ValueError, match=r"methods=\['POST'\] leaves out GET, so get\(\) is not locked"):
+
+        class Never(View):
+            @locked_view("order", methods=["POST"])
+            def get(self, request): ...
+
+
+def test_class_whose_lock_no_request_takes_is_found_by_a_check(settings):
+    """By default GET takes no lock, so a class that handles nothing else is never locked."""
+
+    @locked_view("order")
+    class Reads(APIView):
+        def get(self, request): ...
+
+    @locked_view("order")
+    class Writes(APIView):
+        def post(self, request): ...
+
+    reads = locked_view("order")(api_view(["GET"])(lambda request: Response()))
+    settings.ROOT_URLCONF = (path("a/", Reads.as_view()), path("b/", Writes.as_view()), path("c/", reads))
+
+    found = [each.msg for each in run_checks(tags=["urls"]) if each.id == "redlock.W014"]
+
+    assert ["Reads never locks" in each for each in found] == [True, False]
 
 
 # Errors

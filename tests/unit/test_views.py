@@ -15,7 +15,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db import connections
-from django.http import HttpResponse
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
 from django.utils.decorators import method_decorator
@@ -27,7 +27,7 @@ from django_redlock.testing import Simulation
 from django_redlock.views import locked_view, response_to
 from tests.shop.helpers import PATIENCE, during, is_free, paid_as_others_see
 from tests.shop.models import Order
-from tests.shop.views import pay
+from tests.shop.views import PayByDecoratedMethod, PayWholeClass, pay
 
 NAME = "view:order:7"
 
@@ -267,7 +267,11 @@ def test_coroutine_in_disguise_is_refused():
 
 @TWO_DATABASES
 @pytest.mark.parametrize(
-    "path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/", "/pay-under-two-locks/7/"]
+    "path",
+    [
+        *("/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-its-method/7/", "/pay-under-two-locks/7/"),
+        *("/pay-by-method/7/", "/pay-decorated-method/7/", "/pay-part/7/", "/pay-class-and-method/7/"),
+    ],
 )
 def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release, path):
     """Under ATOMIC_REQUESTS another connection sees the change, or the rollback, when the lock is free."""
@@ -339,13 +343,43 @@ def test_view_without_transaction_stays_without(client, order, atomic_requests):
     assert inside == [False, False, True]
 
 
+class Hidden(PayWholeClass):
+    def dispatch(self, request, *args, **kwargs):
+        return super().dispatch(request, *args, **kwargs)
+
+
+class HiddenMethod(PayByDecoratedMethod):
+    def post(self, request, pk):
+        return super().post(request, pk)
+
+
+@override_settings(ROOT_URLCONF=(path("a/<int:pk>/", Hidden.as_view()), path("b/<int:pk>/", HiddenMethod.as_view())))
 @TWO_DATABASES
 def test_transaction_around_the_lock_is_refused(client, order, atomic_requests, leases):
-    """A decorated method cannot keep Django from opening the transaction outside: an error says where to decorate."""
-    with pytest.raises(RuntimeError, match=r"PayByMethod is inside a transaction.* decorate the class itself"):
-        client.post("/pay-by-method/7/")
+    """A method that calls the locked one is in the transaction already: a check and an error say where to decorate."""
+    found = [message for message in run_checks(tags=["urls"]) if message.id == "redlock.E013"]
 
+    assert ["Hidden.dispatch() hides" in each.msg for each in found] == [True, False]
+    assert ["the class Hidden as well" in each.hint for each in found] == [True, False]
+    assert ["HiddenMethod.post() as well" in each.hint for each in found] == [False, True]
+    for prefix in "ab":
+        with pytest.raises(RuntimeError, match=r"is inside a transaction.* put @locked_view on what the URL leads to"):
+            client.post(f"/{prefix}/7/")
     assert leases == []
+
+
+@TWO_DATABASES
+def test_view_may_call_another_one_with_its_lock_inside_the_transaction(client, order, atomic_requests, leases):
+    """A request takes a lock once; the view that it calls runs in the transaction of the request."""
+
+    @locked_view("order:{pk}")
+    def outer(request, pk):
+        return pay(request, pk=pk)
+
+    with override_settings(ROOT_URLCONF=(path("pay/<int:pk>/", outer),)):
+        assert client.post("/pay/7/").status_code == 200
+
+    assert (len(leases), paid_as_others_see()) == (1, True)
 
 
 @pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/", "/apay-its-method/7/"])
@@ -360,7 +394,7 @@ async def test_async_views_under_atomic_requests_stay_refused(async_client, atom
 
 
 @pytest.mark.django_db
-def test_streaming_response_holds_the_lock_until_it_is_closed(client):
+def test_streaming_response_holds_the_lock_until_it_is_closed(client, caplog):
     """The server closes the response at its end, or when the client goes away in the middle."""
     answer = client.post("/stream/7/")
     assert not is_free(NAME)
@@ -369,8 +403,9 @@ def test_streaming_response_holds_the_lock_until_it_is_closed(client):
 
     answer = client.post("/stream/7/")
     next(iter(answer.streaming_content))
-    answer.close()
+    answer.close()  # which ends the client's own iterator, which closes the response
     assert is_free(NAME)
+    assert losses(caplog) == []
 
 
 @pytest.mark.django_db
@@ -383,6 +418,92 @@ async def test_async_stream_holds_the_lock_until_it_is_closed(async_client, asyn
     await sync_to_async(answer.close)()
 
     assert content == b"onetwo"
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("how", ["raises", "is left", "is closed twice"])
+def test_stream_that_does_not_end_releases_once(client, caplog, how):
+    """The lock is free as soon as the iterator raises, or the response is closed; nothing is logged as lost."""
+
+    @locked_view("order:7")
+    def view(request):
+        return StreamingHttpResponse(parts())
+
+    def parts():
+        yield b"one"
+        if how == "raises":
+            raise ZeroDivisionError
+        yield b"two"
+
+    response = view(requests.post("/"))
+    content = iter(response)
+    assert next(content) == b"one"
+    assert not is_free(NAME)
+    if how == "raises":
+        with pytest.raises(ZeroDivisionError):
+            next(content)
+    else:
+        response.close()
+    assert is_free(NAME)
+    for _ in range(how == "is closed twice"):
+        response.close()
+
+    del response, content
+    assert losses(caplog) == []
+
+
+@pytest.mark.parametrize("how", ["raises", "is left"])
+async def test_async_stream_that_does_not_end_releases_once(caplog, how):
+    """ASGI does not close a response whose iterator raises; the end of the iterator releases the lock."""
+
+    @locked_view("order:7")
+    async def view(request):
+        return StreamingHttpResponse(parts())
+
+    async def parts():
+        yield b"one"
+        if how == "raises":
+            raise ZeroDivisionError
+        yield b"two"
+
+    response = await view(requests.post("/"))
+    content = response.streaming_content
+    assert await anext(content) == b"one"
+    assert not is_free(NAME)
+    if how == "raises":
+        with pytest.raises(ZeroDivisionError):
+            await anext(content)
+    else:
+        await sync_to_async(response.close)()
+    assert is_free(NAME)
+    await sync_to_async(response.close)()
+    await content.aclose()
+
+    del response, content
+    assert losses(caplog) == []
+
+
+@pytest.mark.django_db
+def test_async_stream_that_a_blocking_server_reads_releases(client):
+    """WSGI runs an asynchronous view in one event loop, and reads its response in another."""
+    response = client.post("/astream/7/")
+    assert not is_free(NAME)
+
+    with pytest.warns(Warning, match="must consume asynchronous iterators"):
+        assert list(response) == [b"one", b"two"]
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+def test_file_can_still_be_sent_by_the_server(tmp_path):
+    """A server with a file wrapper sends the file itself, and closes the response at its end."""
+    (tmp_path / "file").write_bytes(b"one")
+    response = locked_view("order:7")(lambda request: FileResponse((tmp_path / "file").open("rb")))(requests.post("/"))
+
+    assert response.file_to_stream.read() == b"one"
+    assert not is_free(NAME)
+    response.close()
     assert is_free(NAME)
 
 
@@ -589,6 +710,11 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key, message):
 
     assert message in str(refused.value)
     assert f"@locked_view on tests.unit.test_views.show, key {key!r}" in str(refused.value)
+
+
+def test_view_without_arguments_has_none_to_suggest():
+    with pytest.raises(ImproperlyConfigured, match=r"'{pk}' names no argument of the view; it has none\."):
+        locked_view("{pk}")(lambda *args: None)
 
 
 def test_class_and_missing_middleware_are_named():

@@ -1,0 +1,175 @@
+"""
+The transactions of a request to a locked view: under ``ATOMIC_REQUESTS``, they are opened inside the lock.
+
+Django opens them around the function that a URL leads to, so a lock of the view would be inside, and released before
+the commit. Only ``_non_atomic_requests`` keeps Django from it, a set that decorators, classes and their subclasses
+share and change in place: what one view writes there, others read. So locks do not touch that mark. They leave one of
+their own on what they wrap, and Django's handler, which looks at the view before each request, finds it there.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from inspect import unwrap
+from typing import Any, Protocol
+
+from asgiref.sync import iscoroutinefunction
+from django.core.handlers.base import BaseHandler
+from django.db import connections, transaction
+from django.http import HttpRequest
+
+MARK = "_redlock_locks"
+LEFT = "_redlock_transactions"
+
+FRAMEWORKS = frozenset({"adrf", "django", "rest_framework"})
+ACTIONS = ("create", "list", "retrieve", "update", "partial_update", "destroy")
+ASYNC_ACTIONS = ("acreate", "alist", "aretrieve", "aupdate", "partial_aupdate", "adestroy")
+METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
+HANDLERS = frozenset({*METHODS, *ACTIONS, *ASYNC_ACTIONS})
+"""The methods of Django's and the frameworks' view classes that handle a request."""
+
+
+class RequestLock(Protocol):
+    """The lock of a view or of one of its methods, as far as the transactions depend on it."""
+
+    def takes(self, method: str | None, handlers: Collection[str]) -> bool:
+        """Return whether a request takes the lock, if these methods of its view class handle it."""
+        ...
+
+
+def locks_of(view: Any) -> tuple[RequestLock, ...]:
+    """Return the locks that a view, or a method of a view class, takes when it is called; the outermost comes first."""
+    locks: tuple[RequestLock, ...] | None = getattr(view, MARK, None)
+    if locks is None and isinstance(view, partial):
+        return locks_of(view.func)
+    if locks is None and getattr(view, "__module__", "") == "rest_framework.decorators":
+        # The handler of @api_view copies no marks from the function that it calls.
+        return tuple(lock for cell in view.__closure__ or () for lock in locks_of(cell.cell_contents))
+    return locks or ()
+
+
+def locks_before(view: Any) -> tuple[RequestLock, ...]:
+    """
+    Return the locks that are taken around a view as a whole; the outermost comes first.
+
+    A mixin of Django's in front of a locked class hides its mark, but checks permissions only, and changes no data. The
+    project's own ``dispatch()`` may belong into the transaction, so Django opens that, and the lock refuses it.
+    """
+    for base in () if (locks := locks_of(view)) or class_of(view) is None else class_of(view).__mro__:
+        dispatch = vars(base).get("dispatch")
+        if dispatch is not None and ((locks := locks_of(dispatch)) or not is_framework(unwrap(dispatch))):
+            break
+    return locks
+
+
+def mark(view: Any, locks: tuple[RequestLock, ...]) -> None:
+    """Note on a function which locks it takes; decorators copy the note, as they copy Django's marks."""
+    setattr(view, MARK, locks)
+
+
+def class_of(view: Any) -> Any:
+    """Return the class of a view that ``as_view()`` has made, or that of ``@api_view``; None for other functions."""
+    while isinstance(view, partial):
+        view = view.func
+    return getattr(view, "view_class", None) or getattr(view, "cls", None)
+
+
+def handler_of(owner: Any, actions: Mapping[str, str] | None, method: str | None) -> str:
+    """Return the name of the method of a view class that handles requests with an HTTP method."""
+    name, actions = (method or "").lower(), actions or {}
+    if name == "head" and not hasattr(owner, name) and name not in actions:
+        name = "get"
+    return actions.get(name, name)
+
+
+def is_framework(owner: Any) -> bool:
+    """Return whether a class or function is Django's or one of a framework's, and not the project's."""
+    return owner.__module__.partition(".")[0] in FRAMEWORKS
+
+
+def reached(owner: Any, name: str) -> set[str]:
+    """
+    Return the names of the handlers that run for a request that *name* handles.
+
+    Some of the frameworks' only call another: ``put()`` calls ``update()`` or ``post()``, and ``partial_update()``
+    calls ``update()``. The calls of the project's own handlers are not known here.
+    """
+    names, found = [name], {name}
+    for each in names:
+        for base in owner.__mro__:
+            code = getattr(unwrap(vars(base)[each]), "__code__", None) if each in vars(base) else None
+            if code is None:
+                continue
+            if is_framework(base):
+                new = HANDLERS.intersection(code.co_names) - found
+                names += new
+                found |= new
+            if "super" not in code.co_names:
+                break
+    return found
+
+
+def innermost(view: Any, method: str | None) -> RequestLock | None:
+    """Return the last lock that a request takes before its view runs; None if it takes none."""
+    locks, names, owner = locks_before(view), set[str](), class_of(view)
+    if owner is not None:
+        names = reached(owner, handler_of(owner, getattr(view, "actions", None), method))
+        for name in names:
+            locks += tuple(lock for lock in locks_of(getattr(owner, name, None)) if lock not in locks)
+    return next((lock for lock in reversed(locks) if lock.takes(method, names)), None)
+
+
+def takes_locks(view: Any) -> bool:
+    """Return whether there are requests that take a lock before the view runs."""
+    names = {*HANDLERS, *(getattr(view, "actions", None) or {}).values()}
+    return bool(locks_before(view)) or any(locks_of(getattr(class_of(view), name, None)) for name in names)
+
+
+@contextmanager
+def transactions(request: HttpRequest, lock: RequestLock) -> Iterator[bool]:
+    """Open the transactions that were left to this lock of a request; yield whether there are any."""
+    about = vars(getattr(request, "_request", request))  # the former: that of Django REST framework wraps Django's
+    left, aliases = about.get(LEFT, (None, ()))
+    if left is not lock:
+        yield False
+        return
+    del about[LEFT]
+    with _opened(aliases):
+        yield bool(aliases)
+
+
+@contextmanager
+def _opened(aliases: Iterable[str]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for alias in reversed([*aliases]):  # in the order in which Django nests them
+            stack.enter_context(transaction.atomic(using=alias))
+        yield
+
+
+_make_view_atomic = BaseHandler.make_view_atomic
+
+
+@wraps(_make_view_atomic)
+def make_view_atomic(handler: BaseHandler, view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the view in the transactions of a request; if it takes a lock, that opens them."""
+    exempt: set[str] = getattr(view, "_non_atomic_requests", set())
+    atomic = (alias for alias, database in connections.settings.items() if database["ATOMIC_REQUESTS"])
+    aliases = [alias for alias in atomic if alias not in exempt]
+    if not aliases or iscoroutinefunction(view) or not takes_locks(view):
+        return _make_view_atomic(handler, view)
+
+    @wraps(view)
+    def in_transactions(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        lock = innermost(view, request.method)
+        if lock is None:
+            with _opened(aliases):
+                return view(request, *args, **kwargs)
+        setattr(request, LEFT, (lock, aliases))
+        return view(request, *args, **kwargs)
+
+    in_transactions._non_atomic_requests = {*exempt, *aliases}  # type: ignore[attr-defined]
+    return _make_view_atomic(handler, in_transactions)
+
+
+# Django has no hook between the URL and the transactions, and its own mark is shared, see above.
+BaseHandler.make_view_atomic = make_view_atomic  # type: ignore[method-assign, assignment]
