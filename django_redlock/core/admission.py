@@ -78,7 +78,8 @@ class Admission:
             known.
 
     ``doubts`` has the nodes whose clocks are far from most others', and why they do not vote at present. ``due`` has
-    when each node is to describe itself again; see :meth:`asks`. ``servers`` has the run id that each node had last.
+    when each node is to describe itself again, and ``next_due`` the earliest of these times; see :meth:`asks`.
+    ``servers`` has the run id that each node had last, and ``changes`` counts how often one of them changed.
     """
 
     def __init__(
@@ -105,7 +106,9 @@ class Admission:
         self._looked = [0.0] * len(names)  # when each node's clock was last examined
         self.doubts: Mapping[int, str] = {}
         self.due = [-INFINITY] * len(names)
+        self.next_due = -INFINITY
         self.servers = [""] * len(names)
+        self.changes = 0
         self._greeted = [-INFINITY] * len(names)
         self._voters: dict[str, int] = {}  # which node votes for a server, by its run id
 
@@ -117,7 +120,11 @@ class Admission:
         because its vote may be counted before another one's answer comes.
         """
         if now - self._greeted[node] < OLD:
-            self.due[node] = now + ASKED
+            self._put_off(node, now + ASKED)
+
+    def _put_off(self, node: int, until: float) -> None:
+        self.due[node] = until
+        self.next_due = min(self.due)
 
     def disowns(self, node: int, server: str, now: float) -> bool:
         """
@@ -134,10 +141,12 @@ class Admission:
         """Note how a node describes itself, or did *when*, on a new connection or when it was asked again."""
         now = self._clock()
         self._greeted[node] = when = now if when is None else when
-        self.due[node] = when + YOUNG
+        self._put_off(node, when + YOUNG)
         if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
-        self.servers[node] = greeting.run_id
+        if self.servers[node] != greeting.run_id:
+            self.servers[node] = greeting.run_id
+            self.changes += 1
         if greeting.run_id:
             self._run_ids[node], self._promotions[node] = greeting.run_id, greeting.promoted
         self._excluded[node] = self._exclusion(node, greeting, now)

@@ -35,8 +35,8 @@ def connect_timeout(timeout: float) -> float:
     return SOONER * max(timeout, CONNECT_TIMEOUT)
 
 
-InFlight = tuple[Request, Round, float, bool]
-"""A request whose reply has not been read, its round, when it was sent, and whether a greeting comes before."""
+InFlight = tuple[Request | None, Round, float]
+"""A request whose reply has not been read, or None for a greeting, its round, and when it was sent."""
 
 
 class Connection:
@@ -58,16 +58,20 @@ class Connection:
         """Return whether the node has been silent for longer than the timeout of the oldest round in flight."""
         if not self.in_flight:
             return False
-        _, round, sent, _ = self.in_flight[0]
+        _, round, sent = self.in_flight[0]
         return now > sent + (round.timeout or SILENCE)
 
     def send(self, round: Round, packed: Packed, now: float) -> None:
-        """Send this node's request of a round; first ask what the node is, if it said that long ago."""
-        request, greet = round.requests[self.node], now > self._admission.due[self.node]
-        if greet:
-            self._admission.asks(self.node, now)
-        self.in_flight.append((request, round, now, greet))
-        self.link.send(request, packed, in_full=round.in_full, greet=greet)
+        """Send this node's request of a round."""
+        request = round.requests[self.node]
+        self.in_flight.append((request, round, now))
+        self.link.send(request, packed, in_full=round.in_full)
+
+    def greet(self, round: Round, now: float) -> None:
+        """Ask the node to describe itself again, in front of its request of a round."""
+        self._admission.asks(self.node, now)
+        self.in_flight.append((None, round, now))
+        self.link.greet()
 
     def read(self) -> LinkError | None:
         """
@@ -81,18 +85,22 @@ class Connection:
             if not awaited and link.readable():
                 return LinkError(Failure.CLOSED)
             while awaited:
-                request, round, sent, greeted = awaited[0]
+                request, round, sent = awaited[0]
+                if request is None:
+                    if (said := link.receive_greeting()) is None:
+                        break
+                    awaited.popleft()
+                    self.server = said.run_id
+                    self._admission.greet(self.node, said)
+                    continue
                 reply = link.receive(request)
                 if reply is INCOMPLETE:
                     break
                 awaited.popleft()
-                if greeted:
-                    self.server = link.greeting.run_id
-                    self._admission.greet(self.node, link.greeting)
                 if reply is not None:
                     round.receive(self.node, self._admission.judge(self.node, reply, sent))
                 elif round.wanted:  # the node does not know the script
-                    awaited.append((request, round, sent, False))
+                    awaited.append((request, round, sent))
                     link.send(request, {}, in_full=True)
                 else:
                     round.receive(self.node, failed(Failure.NOSCRIPT))
@@ -104,7 +112,9 @@ class Connection:
         """Close the link, and note in every round in flight that its reply will not come."""
         self.link.close()
         while self.in_flight:
-            self.in_flight.popleft()[1].receive(self.node, error.reply(Kind.UNKNOWN))
+            request, round, _ = self.in_flight.popleft()
+            if request is not None:
+                round.receive(self.node, error.reply(Kind.UNKNOWN))
 
 
 class ConnectionSet:
@@ -115,6 +125,7 @@ class ConnectionSet:
         self.connecting: set[int] = set()
         self.arrived: deque[tuple[int, Link | LinkError, float]] = deque()
         self.used = 0.0
+        self.reviewed = -1  # what ``Admission.changes`` was when the links were last compared with the nodes' servers
         self.thread = 0  # the thread that sent an unattended round here; its next round uses the same connections
         self.closed = False
         self._poll = poller()

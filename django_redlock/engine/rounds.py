@@ -111,6 +111,8 @@ class Gather:
         if fresh and round.unattended:  # else no node would get the release now, and the next attempt overtakes it
             round.unattended, round.timeout = False, timeout
         round.rested = rested and not fresh
+        if now > self.admission.next_due or connections.reviewed != self.admission.changes:  # for few rounds
+            self._review(connections, round, now)
         packed: Packed = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         spared = self._connector.see_to(connections, round, unasked, now) if unasked else None
@@ -164,12 +166,21 @@ class Gather:
                 if not connection.in_flight and connection.node in connections.by_node:
                     self._catch_up(connections, connection)
 
+    def _review(self, connections: ConnectionSet, round: Round, now: float) -> None:
+        """Drop connections that no longer lead to their nodes, and ask nodes what they are if they said it long ago."""
+        connections.reviewed = self.admission.changes
+        for connection in list(connections.by_node.values()):
+            try:
+                if self.admission.disowns(connection.node, connection.server, now):
+                    raise LinkError(Failure.CLOSED)
+                if now > self.admission.due[connection.node]:
+                    connection.greet(round, now)
+            except LinkError as error:
+                self._drop(connections, connection, error)
+
     def _send(self, connections: ConnectionSet, round: Round, node: int, packed: Packed, now: float) -> bool:
         """Send one node its request, or note why the node did not get it; return whether it has a usable link."""
         connection = connections.by_node.get(node)
-        if connection and self.admission.disowns(node, connection.server, now):
-            self._drop(connections, connection, LinkError(Failure.CLOSED))
-            return False
         if connection and connection.in_flight and not connection.is_prompt(now):
             connection = self._heard(connections, connection, round, now)
         if not connection:

@@ -9,11 +9,13 @@ connection sets, and a request that must follow another, such as a release, is s
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
-from ..core.admission import Admission
+from ..core.admission import Admission, Greeting
 from ..core.protocol import Failure, Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node, Packed
@@ -60,6 +62,7 @@ class AsyncGather:
         self._clock = clock
         self._lines: dict[int, Line] = {}
         self._retired: WeakSet[AsyncLink] = WeakSet()
+        self._reviewed = -1  # see ConnectionSet.reviewed
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
         self._unattended: set[asyncio.Future[None]] = set()
         self._limits: TimeLimits[PendingRound] = TimeLimits(self._time_out, clock)
@@ -207,6 +210,8 @@ class AsyncGather:
 
     def _send_all(self, poll: "PendingRound") -> None:
         round, now = poll.round, self._clock()
+        if now > self._admission.next_due or self._reviewed != self._admission.changes:  # for few rounds
+            self._review(now)
         resting = set() if round.cleanup else self._breakers.resting(round, now)
         for node in round.requests:
             line = self._usable(node, round, now)
@@ -231,9 +236,6 @@ class AsyncGather:
         line = self._lines.get(node)
         if line is None:
             return None
-        if self._admission.disowns(node, line.server, now):
-            self._retire(node)
-            return None
         idle = now - line.silent_since
         if idle <= line.patience and idle <= IDLE and not line.link.broken:
             return line  # the usual case
@@ -250,6 +252,21 @@ class AsyncGather:
         self._retire(node)
         return None
 
+    def _review(self, now: float) -> None:
+        """Retire lines that no longer lead to their nodes, and ask nodes what they are if they said it long ago."""
+        self._reviewed = self._admission.changes
+        for node, line in list(self._lines.items()):
+            if self._admission.disowns(node, line.server, now):
+                self._retire(node)
+            elif now > self._admission.due[node]:
+                self._admission.asks(node, now)
+                with suppress(LinkError):  # which the next request finds, too
+                    line.link.greet(partial(self._greeted, node, line))
+
+    def _greeted(self, node: int, line: Line, said: Greeting) -> None:
+        line.server = said.run_id
+        self._admission.greet(node, said)
+
     def _retire(self, node: int) -> None:
         """Send nothing more on a line, but let the replies come that other rounds may still wait for."""
         line = self._lines.pop(node)
@@ -262,14 +279,8 @@ class AsyncGather:
 
     def _send(self, node: int, line: Line, poll: "PendingRound", now: float) -> None:
         round, breaker, admission = poll.round, self._breakers[node], self._admission
-        greet = now > admission.due[node]
-        if greet:
-            admission.asks(node, now)
 
         def on_reply(reply: Reply | None) -> bool:
-            if greet and (reply is None or reply.kind is not Kind.UNKNOWN):
-                line.server = line.link.greeting.run_id
-                admission.greet(node, line.link.greeting)
             if reply is None:
                 return round.wanted
             line.in_flight -= 1
@@ -288,7 +299,7 @@ class AsyncGather:
         line.in_flight += 1
         poll.sent.add(node)
         try:
-            line.link.send(round.requests[node], poll.packed, on_reply, in_full=round.in_full, greet=greet)
+            line.link.send(round.requests[node], poll.packed, on_reply, in_full=round.in_full)
         except LinkError as error:
             line.in_flight -= 1
             poll.receive(node, error.reply())

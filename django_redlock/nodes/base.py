@@ -20,8 +20,8 @@ from .clock import steady
 
 T = TypeVar("T")
 
-Packed = dict[int, list[bytes]]
-"""The bytes of the requests of a round, which are the same for several nodes, as far as they are."""
+Packed = dict[int, bytes | list[bytes]]
+"""The bytes of the requests of a round, which several nodes are sent, or those of the parts of a long request."""
 
 ENCODED = (
     "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
@@ -186,17 +186,32 @@ class Link(Protocol):
     """
 
     greeting: Greeting
-    """How the node described itself when the link was made, or when it was last asked to."""
+    """How the node described itself when the link was made."""
 
     def fileno(self) -> int:
         """Return the descriptor to poll, or -1 if a reply is there as soon as the request is sent."""
 
-    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
+    def greet(self) -> None:
+        """
+        Ask the node to describe itself again; :meth:`receive_greeting` takes the answer in its turn.
+
+        Raises:
+            LinkError: The link broke.
+        """
+
+    def receive_greeting(self) -> Greeting | None:
+        """
+        Take the answer to :meth:`greet`, whose turn it is; None if not all of it has arrived. Never block.
+
+        Raises:
+            LinkError: The link broke, the node cannot be used any more, or its memory is another one.
+        """
+
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False) -> None:
         """
         Send a request; *packed* keeps its bytes for the other nodes of the round.
 
-        With *in_full*, the request does not rely on anything that the node learned from an earlier one. With *greet*,
-        the node describes itself first, and ``greeting`` is what it said once the reply to the request is there.
+        With *in_full*, the request does not rely on anything that the node learned from an earlier one.
 
         Raises:
             LinkError: The link broke; the request may have arrived.
@@ -252,7 +267,15 @@ class AsyncLink(Protocol):
     """One ordered connection to a node, shared by all tasks of an event loop."""
 
     greeting: Greeting
-    """How the node described itself when the link was made, or when it was last asked to."""
+    """How the node described itself when the link was made."""
+
+    def greet(self, on_greeting: Callable[[Greeting], object]) -> None:
+        """
+        Ask the node to describe itself again, without blocking; *on_greeting* gets the answer later, if one comes.
+
+        Raises:
+            LinkError: The link is broken; nothing was sent.
+        """
 
     def send(
         self,
@@ -261,10 +284,9 @@ class AsyncLink(Protocol):
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
-        greet: bool = False,
     ) -> None:
         """
-        Send a request without blocking; *on_reply* gets the reply later. *greet* is as in :class:`Link`.
+        Send a request without blocking; *on_reply* gets the reply later.
 
         If the node needs the request again, in full, *on_reply* is called with None. It then returns whether the
         request is still wanted.

@@ -103,12 +103,17 @@ class MemoryLink:
         """Return -1, because there is no descriptor to poll."""
         return -1
 
-    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
+    def greet(self) -> None:
+        """Ask the node to describe itself again; see :class:`~django_redlock.nodes.base.Link`."""
+
+    def receive_greeting(self) -> Greeting | None:
+        """Return how the node describes itself; see :class:`~django_redlock.nodes.base.Link`."""
+        return checked(self.node.describe(), self.greeting.mark)
+
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         if self._ended:
             raise LinkError(Failure.RESET)
-        if greet:
-            self.greeting = self.node.describe()
         self._replies.append(self.node.execute(request, self.greeting.mark))
 
     def readable(self) -> bool:
@@ -178,11 +183,8 @@ class AsyncMemoryLink:
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
-        greet: bool = False,
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
-        if greet:
-            self.greeting = self._link.node.describe()
         # The link does not keep the reply: after an interruption, the next request would get the reply of this one.
         try:
             reply = known(self._link.node.execute(request, self.greeting.mark))
@@ -191,6 +193,10 @@ class AsyncMemoryLink:
             raise
         if reply is not None:
             on_reply(reply)
+
+    def greet(self, on_greeting: Callable[[Greeting], object]) -> None:
+        """Ask the node to describe itself again; see :class:`~django_redlock.nodes.base.AsyncLink`."""
+        on_greeting(checked(self._link.node.describe(), self.greeting.mark))
 
     def readable(self) -> bool:
         """Return False, because replies are delivered at once."""
@@ -206,6 +212,13 @@ def known(reply: Reply | None) -> Reply | None:
     if reply is not None and reply.failure is Failure.FORGOT:
         raise LinkError(Failure.FORGOT)
     return reply
+
+
+def checked(greeting: Greeting, mark: str) -> Greeting:
+    """Return *greeting*; raise LinkError if it is that of another memory than the one with the *mark*."""
+    if greeting.mark != mark:
+        raise LinkError(Failure.FORGOT)
+    return greeting
 
 
 _nodes: dict[str, MemoryNode] = {}

@@ -30,11 +30,12 @@ from django_redlock.celery import dispatch as result
 from django_redlock.celery import request as received
 from django_redlock.celery import worker as message
 from django_redlock.core.acquisition import Waiter
+from django_redlock.core.admission import Greeting
 from django_redlock.core.protocol import Failure, Kind, Reply, Request
 from django_redlock.engine.connections import Connection, ConnectionSet, IdleConnections
 from django_redlock.engine.process import process
 from django_redlock.nodes.base import INCOMPLETE, LinkError, Packed
-from django_redlock.nodes.memory import known
+from django_redlock.nodes.memory import checked, known
 from django_redlock.testing.simulation import EPOCH, RETRY, SimulatedProcess, Simulation, VirtualNotifications
 
 SWITCH = 0.4  # how often a machine loses its turn before a request
@@ -114,14 +115,19 @@ class TurnLink:
     def fileno(self) -> int:
         return 0
 
-    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
+    def greet(self) -> None:
+        """Ask the node to describe itself again; see :class:`~django_redlock.nodes.base.Link`."""
+
+    def receive_greeting(self) -> Greeting | None:
+        """Return how the node describes itself, which takes no time here."""
+        return checked(self._node.describe(), self.greeting.mark)
+
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._world.reach()
         self._world.count_request()
         if self._broken:
             raise LinkError(Failure.RESET)
-        if greet:
-            self.greeting = self._node.describe()
         self._requests.append(request)
         now, delay = self._world.now, self._world.delay(self._machine, self._number)
         self._arrives = max(self._arrives, now + delay)

@@ -35,6 +35,9 @@ log = logging.getLogger("django_redlock")
 Item = TypeVar("Item")
 
 
+Answer = Reply | Greeting | LinkError
+
+
 class Mailbox(Generic[Item]):
     """
     What other threads deliver to a thread, which polls a socket to learn of it.
@@ -86,7 +89,7 @@ class WorkerLink:
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        self._replies = Mailbox[Reply | LinkError]()
+        self._replies = Mailbox[Answer]()
         self.fileno = self._replies.fileno
         self._deliver = self._replies.deliver
         try:
@@ -100,9 +103,18 @@ class WorkerLink:
         """How the store described itself last."""
         return self._worker.greeting
 
-    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
+    def greet(self) -> None:
+        """Ask the store to describe itself again; see :class:`~django_redlock.nodes.base.Link`."""
+        self._worker.submit(Job(None, self._deliver))
+
+    def receive_greeting(self) -> Greeting | None:
+        """Return how the store describes itself; see :class:`~django_redlock.nodes.base.Link`."""
+        said = self._receive()
+        return said if isinstance(said, Greeting) else None
+
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
-        self._worker.submit(Job(request, self._deliver, greet))
+        self._worker.submit(Job(request, self._deliver))
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
@@ -110,8 +122,12 @@ class WorkerLink:
 
     def receive(self, request: Request) -> Reply | None:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
+        reply = self._receive()
+        return reply if isinstance(reply, Reply) else INCOMPLETE
+
+    def _receive(self) -> Answer | None:
         if not self.readable():
-            return INCOMPLETE
+            return None
         reply = self._replies.arrived.popleft() if self._replies.arrived else LinkError(Failure.CLOSED)
         if isinstance(reply, LinkError):
             raise reply
@@ -130,7 +146,7 @@ class AsyncWorkerLink:
         self.broken = False
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Callable[[Reply | None], bool] | None, None] = {}
+        self._waiting: dict[Callable[..., object], None] = {}
         self._delivered = self._taken = 0  # how many replies the worker delivered, and how many the event loop took
         worker.attach(self._on_end)
         self._keeper = self._loop.create_task(until_cancelled(), name="django_redlock link")
@@ -148,32 +164,40 @@ class AsyncWorkerLink:
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
-        greet: bool = False,
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         if self.broken:
             raise LinkError(Failure.CLOSED)
         # Each request carries its callback. If replies were matched by counting, an interruption would mix them up.
         self._waiting[on_reply] = None
-        self._worker.submit(Job(request, partial(self._deliver, on_reply), greet))
+        self._worker.submit(Job(request, partial(self._deliver, on_reply)))
+
+    def greet(self, on_greeting: Callable[[Greeting], object]) -> None:
+        """Ask the store to describe itself again; see :class:`~django_redlock.nodes.base.AsyncLink`."""
+        if self.broken:
+            raise LinkError(Failure.CLOSED)
+        self._worker.submit(Job(None, partial(self._deliver, on_greeting)))
 
     def readable(self) -> bool:
         """Return whether a reply, or the end of the connection, can be read without waiting."""
         return self._delivered > self._taken
 
-    def _deliver(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
+    def _deliver(self, on_reply: Callable[..., object] | None, reply: Answer) -> None:
         self._delivered += 1
         call_soon(self._loop, self._take, on_reply, reply)
 
     def _on_end(self, error: LinkError) -> None:
         self._deliver(None, error)
 
-    def _take(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
+    def _take(self, on_reply: Callable[..., object] | None, reply: Answer) -> None:
         self._taken += 1
         if isinstance(reply, LinkError):
             self._end(reply)
-        elif on_reply is not None and on_reply in self._waiting:
-            del self._waiting[on_reply]
+        elif isinstance(reply, Greeting):
+            if on_reply and not self.broken:
+                on_reply(reply)
+        elif on_reply and on_reply in self._waiting:
+            self._waiting.pop(on_reply)
             on_reply(reply)
 
     def close(self) -> None:
@@ -189,24 +213,16 @@ class AsyncWorkerLink:
         if self._worker.detach(self._on_end):
             with suppress(RuntimeError):  # there are too many threads; it ends by itself
                 start(self._worker.finish, "django_redlock close")
-        for on_reply in [on_reply for on_reply in self._waiting if on_reply]:
+        for on_reply in list(self._waiting):
             self._waiting.pop(on_reply)
             on_reply(error.reply(Kind.UNKNOWN))
 
 
 class Job(NamedTuple):
-    """
-    A request.
+    """A request, None for a greeting, and the function that gets the reply, or the error if there will be none."""
 
-    Args:
-        request: The request.
-        deliver: The function that gets the reply, or the error if there will be none.
-        greet: Whether the store describes itself again first.
-    """
-
-    request: Request
-    deliver: Callable[[Reply | LinkError], None]
-    greet: bool = False
+    request: Request | None
+    deliver: Callable[[Answer], None]
 
 
 class Worker:
@@ -332,7 +348,7 @@ class Worker:
             LinkError: The worker has ended.
         """
         self._refuse_child()
-        if refused := self._refused(job.request):
+        if job.request is not None and (refused := self._refused(job.request)):
             job.deliver(failed(refused))
             return
         with self._mutex:
@@ -367,8 +383,8 @@ class Worker:
         reason = LinkError(Failure.CLOSED)
         try:
             while not isinstance(self._said, LinkError) and (jobs := self._take()):
-                for _, some in groupby(jobs, lambda job: isinstance(job.request, Survey)):
-                    self._do(list(some))
+                for kind, some in groupby(jobs, lambda job: job.request and isinstance(job.request, Survey)):
+                    self._do(list(some), greets=kind is None)
         except LinkError as broken:
             reason = broken
         except Exception as error:  # whatever it was, the waiting callers must learn of it
@@ -392,14 +408,16 @@ class Worker:
             self._inbox.put(None)  # behind the requests that came before it
         return [job for job in jobs if job]
 
-    def _do(self, jobs: Sequence[Job]) -> None:
-        replies: Iterable[Reply | LinkError] = []
+    def _do(self, jobs: Sequence[Job], *, greets: bool) -> None:
+        replies: Iterable[Answer] = []
         try:
             with self._at_work:
                 self._busy_since = steady()
-                if any(job.greet for job in jobs):
+                if greets:
                     self._said = self._table.describe() or self._said
-                replies = self._table.execute([job.request for job in jobs])
+                    replies = [self._said] * len(jobs)
+                else:
+                    replies = self._table.execute([job.request for job in jobs if job.request])
         except LinkError as error:
             # Ended before anybody learns of the error: whoever connects then gets another worker.
             with self._mutex:

@@ -101,9 +101,6 @@ class RedisLink:
         self.introduction, self._mark = introduction, introduction.mark
         self._connection = connection
         self.encoder = encoder
-        # The numbers of the requests in front of which the server was asked to describe itself again.
-        self._greets: deque[int] = deque()
-        self._sent = self._answered = 0
         # Requests whose scripts the server knows. A script is sent in full the first time, because loading it would
         # take a command, and a right, of its own.
         self._taught: set[type[Request]] = set()
@@ -123,16 +120,26 @@ class RedisLink:
         """Return the descriptor to poll."""
         return descriptor(self._sock)
 
-    def send(self, request: Request, packed: Packed, *, in_full: bool = False, greet: bool = False) -> None:
+    def greet(self) -> None:
+        """Ask the server to describe itself again; see :class:`~django_redlock.nodes.base.Link`."""
+        self._send(self.introduction.question)
+
+    def receive_greeting(self) -> Greeting | None:
+        """Return what the server says about itself; see :class:`~django_redlock.nodes.base.Link`."""
+        while (raw := self._next()) is not NOTHING:
+            if self.introduction.hear(raw):
+                return self.introduction.greeting
+        return None
+
+    def send(self, request: Request, packed: Packed, *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         if type(request) not in self._taught:
             self._taught.add(type(request))
             in_full = True
-        data, sock = self.encoder.pack(request, packed, in_full, self._mark), self._sock
-        if greet:
-            self._greets.append(self._sent)
-            data = self.introduction.question + data
-        self._sent += 1
+        self._send(self.encoder.pack(request, packed, in_full, self._mark))
+
+    def _send(self, data: bytes) -> None:
+        sock = self._sock
         if sock is None:
             raise LinkError(Failure.CLOSED)
         try:
@@ -157,25 +164,24 @@ class RedisLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         whole: Reply | None = INCOMPLETE
         while whole is INCOMPLETE:
-            raw, self._ahead = self._ahead, NOTHING
-            if raw is NOTHING:
-                raw = self._read(request)
+            raw = self._next(request)
+            if type(raw) is Reply:
+                return raw
             if raw is NOTHING:
                 return INCOMPLETE
-            if isinstance(raw, LinkError):
-                raise raw
-            if self._greets and self._greets[0] == self._answered:
-                if self.introduction.hear(raw):
-                    self._greets.popleft()
-            elif type(raw) is Reply:
-                self._answered += 1
-                return raw
-            else:
-                whole = self._assembly.add(request, raw, self.unserved)
-        self._answered += 1
+            whole = self._assembly.add(request, raw, self.unserved)
         if whole is None:
             self._taught.discard(type(request))
         return whole
+
+    def _next(self, request: Request | None = None) -> Any:
+        """Return the next reply, read ahead or not, or ``NOTHING``; raise the error that ended the connection."""
+        raw, self._ahead = self._ahead, NOTHING
+        if raw is NOTHING:
+            raw = self._read(request)
+        if isinstance(raw, LinkError):
+            raise raw
+        return raw
 
     def readable(self) -> bool:
         """Read one reply ahead if all of it has arrived; a poll does not show the bytes that TLS holds back."""
@@ -244,8 +250,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         # Requests whose scripts the server knows. A script is sent in full the first time, because loading it would
         # take a command, and a right, of its own.
         self._taught: set[type[Request]] = set()
-        # Without a request: the server was asked to describe itself again.
-        self._waiting: deque[tuple[Request | None, Callable[[Reply | None], bool]]] = deque()
+        self._waiting: deque[tuple[Request | None, Callable[..., Any]]] = deque()  # without a request: a greeting
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
         self._room = memoryview(bytearray(READ_SIZE))
@@ -276,36 +281,33 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         on_reply: Callable[[Reply | None], bool],
         *,
         in_full: bool = False,
-        greet: bool = False,
     ) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
+        self._check()
+        self._torn = True
+        self._put(request, packed, on_reply, in_full)
+        self._torn = False
+
+    def greet(self, on_greeting: Callable[[Greeting], object]) -> None:
+        """Ask the server to describe itself again; see :class:`~django_redlock.nodes.base.AsyncLink`."""
+        self._check()
+        self._torn = True
+        self._write(self.introduction.question)
+        self._waiting.append((None, on_greeting))
+        self._torn = False
+
+    def _check(self) -> None:
+        """Raise LinkError if the link is broken."""
         if self._torn:
             self._end(LinkError(Failure.INTERRUPTED))
         if self.broken or self._transport.is_closing():
             raise LinkError(Failure.CLOSED)
-        self._torn = True
-        self._put(request, packed, on_reply, in_full, greet)
-        self._torn = False
 
-    def _put(
-        self,
-        request: Request,
-        packed: Packed,
-        on_reply: Callable[[Reply | None], bool],
-        in_full: bool,
-        greet: bool = False,
-    ) -> None:
+    def _put(self, request: Request, packed: Packed, on_reply: Callable[[Reply | None], bool], in_full: bool) -> None:
         if type(request) not in self._taught:
             self._taught.add(type(request))
             in_full = True
-        data = self.encoder.pack(request, packed, in_full, self._mark)
-        if greet:
-            data = self.introduction.question + data
-            self._waiting.append((None, unwanted))
-        if self._unsent:
-            self._unsent.append(data)
-        else:
-            self._write(data)
+        self._write(self.encoder.pack(request, packed, in_full, self._mark))
         self._waiting.append((request, on_reply))
 
     def readable(self) -> bool:
@@ -319,7 +321,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     def _write(self, data: bytes) -> None:
         """Write at once, or, if many tasks send in one turn of the loop, write all their requests together."""
-        if len(self._waiting) < CROWD:
+        if self._unsent:
+            self._unsent.append(data)
+        elif len(self._waiting) < CROWD:
             self._transport.write(data)
         else:
             self._unsent.append(data)
@@ -377,6 +381,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         if request is None:
             if self.introduction.hear(raw):
                 self._waiting.popleft()
+                on_reply(self.introduction.greeting)
             return
         whole = self._assembly.add(request, raw, self.unserved)
         if whole is INCOMPLETE:
@@ -409,12 +414,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._transport.abort()
             self._keeper.cancel()
         while self._waiting:
-            self._waiting.popleft()[1](error.reply(Kind.UNKNOWN))
-
-
-def unwanted(reply: Reply | None) -> bool:
-    """Take the reply to nothing, if a link ends while its server describes itself."""
-    return False
+            request, on_reply = self._waiting.popleft()
+            if request is not None:
+                on_reply(error.reply(Kind.UNKNOWN))
 
 
 class RedisNotificationLink:

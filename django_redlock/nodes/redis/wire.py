@@ -85,18 +85,23 @@ class Encoder:
         if not self._shares:
             packed = {}
         key = -id(request) if in_full else id(request)
-        commands = packed.get(key)
-        if commands is None:
-            commands = packed[key] = [*self._commands(request, in_full), b""]
-        return (mark if type(request) in MARKED else b"").join(commands)  # the mark is the last word of each command
+        command = packed.get(key)
+        if command is None:
+            command = packed[key] = self._command(request, in_full)
+        if type(request) not in MARKED:
+            mark = b""
+        if isinstance(command, list):  # hardly ever
+            return b"".join([part + mark for part in command])
+        return command + mark
 
-    def _commands(self, request: Request, in_full: bool) -> list[bytes]:
+    def _command(self, request: Request, in_full: bool) -> bytes | list[bytes]:
         """Return the command that runs the request's script, by its digest or with its text; or one for each part."""
         kind = type(request)
         keys, count, text = self._say[kind](request)
         if keys > PART and many(request):  # each name has a key, so most requests need no second look
-            return [command for part in split(request) for command in self._commands(part, in_full)]
-        return [f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()]
+            said = [self._say[kind](part) for part in split(request)]
+            return [f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode() for keys, count, text in said]
+        return f"{beginning(HEADS[kind][in_full], keys, count)}{text}".encode()
 
     # Each method returns the number of keys, the number of keys and arguments, and their words in the script's order;
     # of the requests in ``MARKED``, the number counts the mark, too.

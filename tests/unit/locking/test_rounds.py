@@ -288,9 +288,9 @@ class HaltingLink(AsyncMemoryLink):
         super().__init__(node.connect(1.0))
         self._node = node
 
-    def send(self, request, packed, on_reply, *, in_full=False, greet=False):
+    def send(self, request, packed, on_reply, *, in_full=False):
         def answer(_=None):
-            super(HaltingLink, self).send(request, packed, on_reply, greet=greet)
+            super(HaltingLink, self).send(request, packed, on_reply)
 
         if self._node.answers.is_set():
             answer()
