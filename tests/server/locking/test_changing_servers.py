@@ -1,8 +1,10 @@
 """Servers that change while a process is connected: what was learned about them once stays true, or is asked again."""
 
+import asyncio
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -11,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from django_redlock import LockManager, QuorumUnavailableError, RedlockError
+from django_redlock import LockManager, LockTakenError, QuorumUnavailableError, RedlockError
 from django_redlock.engine.manager import REAL
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.clock import steady
@@ -277,3 +279,108 @@ async def test_address_that_is_corrected_gives_its_node_a_vote_within_ten_second
             lease = await flavour.acquire(process.manager.lock("held", wait=0))
             votes = len(holders(process.manager, "{held}"))
             assert await flavour.release(lease) == "released"
+
+
+# An endpoint that fails over
+
+
+def fail_over(proxy: FaultProxy, old: Server, new: Server) -> None:
+    """Promote another server, and demote the old one, whose connections stay open; the endpoint follows later."""
+    on_each([old], "REPLICAOF", *new.url.removeprefix("redis://").split("/")[0].split(":"))
+    proxy.target = new.url
+
+
+async def test_caller_with_an_old_connection_gets_the_lock_of_the_promoted_server(
+    servers: list[Server], flavour: Flavour
+):
+    """One attempt is enough: it learns from the old server that this is a replica now, and is repeated."""
+    with FaultProxy(servers[0].url) as proxy:
+        process = Process([proxy.url])
+        await process.cycle(flavour)
+
+        fail_over(proxy, servers[0], servers[1])
+
+        await process.cycle(flavour)
+
+
+async def test_caller_that_waits_outlasts_an_endpoint_that_follows_late(servers: list[Server], flavour: Flavour):
+    """Until the address leads to the new master, the old one answers as a replica; that is no wrong setting."""
+    with FaultProxy(servers[0].url) as proxy:
+        process = Process([proxy.url])
+        await process.cycle(flavour)
+        replicate(servers[0], servers[1].url)
+        error = await process.refusal(flavour)
+
+        assert "is a replica" in str(error.nodes)
+        assert not error.misconfigured
+
+        timer = threading.Timer(0.3, lambda: fail_over(proxy, servers[0], servers[1]))
+        timer.start()
+        lease = await flavour.acquire(process.manager.lock("other", wait=60))
+        timer.join()
+
+        assert await flavour.release(lease) == "released"
+
+
+# A server that stands still
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_threads_are_not_refused_because_another_ones_time_has_passed(servers: list[Server], nodes: int):
+    """They begin one after another while all servers stand still; each waits for its own node timeout."""
+    manager = Process([server.url for server in servers[:nodes]], node_timeout=1.0).manager
+    with manager.lock("warm"):
+        pass
+    refused: list[tuple[float, RedlockError]] = []
+
+    def call(number: int) -> None:
+        began = steady()
+        try:
+            with manager.lock(f"of nobody else {number}", wait=0):
+                pass
+        except RedlockError as error:
+            refused.append((steady() - began, error))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(40)]
+    still(servers[:nodes], 1.7)
+    for thread in threads:
+        thread.start()
+        time.sleep(0.04)
+    for thread in threads:
+        thread.join()
+
+    assert [str(error) for took, error in refused if took < 0.85 or isinstance(error, LockTakenError)] == []
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_tasks_are_not_refused_because_of_themselves_or_of_others(servers: list[Server], nodes: int):
+    """Nobody is told that a name is taken that only he uses: the server may execute an attempt late."""
+    manager = Process([server.url for server in servers[:nodes]], node_timeout=1.0).manager
+    async with manager.lock("warm"):
+        pass
+
+    async def call(number: int) -> tuple[float, RedlockError] | None:
+        began = steady()
+        try:
+            async with manager.lock(f"of nobody else {number}", wait=0):
+                return None
+        except RedlockError as error:
+            return steady() - began, error
+
+    still(servers[:nodes], 1.4)
+    tasks = []
+    for number in range(70):
+        tasks.append(asyncio.create_task(call(number)))
+        await asyncio.sleep(0.02)
+    refused = [found for found in await asyncio.gather(*tasks) if found]
+    await manager.aclose()
+
+    assert [str(error) for took, error in refused if took < 0.85 or isinstance(error, LockTakenError)] == []
+
+
+def still(servers: list[Server], seconds: float) -> None:
+    """Let servers stand still for a while, beginning now."""
+    for server in servers:
+        server.freeze()
+    timer = threading.Timer(seconds, lambda: [server.thaw() for server in servers])
+    timer.start()
