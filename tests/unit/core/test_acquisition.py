@@ -263,7 +263,7 @@ def test_attempt_that_a_node_executes_late_refuses_nobody(late: bool, taken: boo
 def test_failure_that_may_pass_is_no_wrong_setting_until_it_has_lasted(
     failure: Failure, at_once: bool, wait: float | None
 ):
-    """Whoever waits goes on until the time has passed, and whoever waits for ever for ten seconds; the error says so."""
+    """Whoever waits goes on until the time has passed, who waits for ever for ten seconds; the error then says so."""
     attempt = Attempt(nodes=1, wait=wait)
     began, step = attempt.time, attempt.step
     while not isinstance(step, GaveUp):
