@@ -9,6 +9,10 @@ replica may have run for weeks before it is promoted, and an emptied server keep
 locks is no reason to vote at once: they may have taken the addresses of nodes whose locks are still held, and a server
 that was never used proves nothing about those.
 
+A server may also change while a connection lives: it may be emptied, or promoted after it was a replica. So it has a
+mark, see :class:`Greeting`, which each request that takes or extends a lock names; and what a server says about itself
+is asked again after ten seconds of use.
+
 A replica, a cluster node, a server that is listed twice and a node that may evict keys give no vote either. Requests
 still go to such nodes: their keys keep other callers out.
 

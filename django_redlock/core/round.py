@@ -161,7 +161,7 @@ class Round:
         """
         Whether links that had worked may have been cut, or lead to a server that is not what it was.
 
-        That says nothing about the nodes: a new link learns what is there now.
+        The nodes may be well: a new link learns what they are now.
         """
         return any(
             reply.failure is Failure.FORGOT or (reply.kind is Kind.UNKNOWN and (self.rested or reply.failure in CUT))
