@@ -201,7 +201,7 @@ def test_table_that_is_emptied_lets_no_second_holder_in(sqlite: Tables):
     """A process that is connected notices it with its next request, and gives the node no vote for the guard time."""
     first, holder, other = (real_manager(sqlite.urls[:1], restart_guard=True) for _ in range(3))
     with pytest.raises(QuorumUnavailableError, match="new to these locks, votes again in"):
-        first.lock("other", wait=0).acquire()
+        first.lock("first", wait=0).acquire()
     ((mark,),) = sqlite.query(f"SELECT state FROM {TABLE} WHERE ends = 0")
     long_ago = json.dumps(json.loads(mark) | {"since": 1})
     sqlite.query(f"UPDATE {TABLE} SET state = '{long_ago}' WHERE ends = 0")

@@ -280,12 +280,12 @@ def take_many(manager: LockManager, wait: float) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "word", "waits"),
-    [(fill, "its disk is full", True), (corrupt, "cannot use its disk", False), (write_protect, "READONLY", False)],
+    [(fill, "its disk is full", True), (corrupt, "cannot use its disk", False), (write_protect, "READONLY", True)],
 )
 def test_disk_of_a_file_that_fails_is_named(
     tmp_path: Path, harm: Callable[[Path], dict[str, Any]], word: str, waits: bool
 ):
-    """A full disk may have room again in a moment; nobody waits for one that is broken or write-protected."""
+    """A full disk may have room again in a moment, and take writes again; nobody waits for one that is broken."""
     server = SQLite(tmp_path)
     with server.database() as name:
         with django_database("file", server.settings(name)):
