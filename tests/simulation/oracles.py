@@ -143,9 +143,14 @@ class Oracles:
         # The rounds in which the nodes were asked for the lock. There is more than one only after split votes, in which
         # the silent nodes are not asked again, and after links that were cut. Each may be followed by a round that
         # raises the token.
-        asked = [round for round in outcome.rounds if isinstance(next(iter(round.requests.values())), Acquire)]
-        split = [round.cut or any(reply.kind is Kind.BUSY for reply in round.replies.values()) for round in asked[:-1]]
-        if not all(split) or len(asked[-1].requests) < self._quorum or len(outcome.rounds) > 2 * len(asked):
+        asked: list[Round] = []
+        excused: list[bool] = []
+        for round in outcome.rounds:
+            if isinstance(next(iter(round.requests.values())), Acquire):
+                asked.append(round)
+                excused.append(any(reply.kind is Kind.BUSY for reply in round.replies.values()))
+            excused[-1] |= round.cut
+        if not all(excused[:-1]) or len(asked[-1].requests) < self._quorum or len(outcome.rounds) > 2 * len(asked):
             self.violated("cost", f"{len(outcome.rounds)} rounds")
         self._check_votes(outcome)
         latest = self._first_bytes[asked[-1]] + TTL - DRIFT
