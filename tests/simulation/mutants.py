@@ -234,6 +234,18 @@ MUTANTS = (
         lambda right: lambda self, request, slug, ours: right(self, request, slug, ours | {SHARED}),
     ),
     Mutant(
+        "a node lets a permit in beside those who hold its lock in another way",
+        ("calm",),
+        (NodeState, "_is_held_otherwise"),
+        returns(False),
+    ),
+    Mutant(
+        "the extension of a permit does not keep the name of its lock",
+        ("calm", "net"),
+        (NodeState, "_extend_one"),
+        lambda right: lambda self, term, keep: right(self, term._replace(common=""), keep),
+    ),
+    Mutant(
         "a waiter that left the queue by a useless grant queues behind later ones",
         ("keeps data and clocks", "loses data"),
         (NodeState, "_came_before"),
