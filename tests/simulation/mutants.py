@@ -84,8 +84,8 @@ def one_more(right: Any) -> Any:
 def trusts_new_sets(right: Any) -> Any:
     new: WeakKeyDictionary[Admission, set[int]] = WeakKeyDictionary()
 
-    def greet(self: Admission, node: int, greeting: Greeting) -> None:
-        right(self, node, greeting)
+    def greet(self: Admission, node: int, greeting: Greeting, when: float | None = None) -> None:
+        right(self, node, greeting, when)
         if greeting.age is not None and greeting.age < TTL:
             new.setdefault(self, set()).add(node)
         if len(new.get(self, ())) == len(self._names):
@@ -95,8 +95,8 @@ def trusts_new_sets(right: Any) -> Any:
 
 
 def greets_once(right: Any) -> Any:
-    def greet(self: Admission, node: int, greeting: Greeting) -> None:
-        right(self, node, greeting)
+    def greet(self: Admission, node: int, greeting: Greeting, when: float | None = None) -> None:
+        right(self, node, greeting, when)
         self.due[node] = INFINITY
 
     return greet

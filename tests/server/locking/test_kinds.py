@@ -8,6 +8,7 @@ import pytest
 from django_redlock import LockLostError, LockManager, LockTakenError
 from django_redlock.core.protocol import SHARED, Kind, Release
 from django_redlock.core.round import cleanup
+from django_redlock.inventory.survey import Poll, arun
 from django_redlock.testing import Servers
 from tests.managers import (
     Asyncio,
@@ -93,6 +94,20 @@ async def test_callers_that_hold_a_name_in_different_ways_wait_for_each_other(
     assert line.served == [1]
     assert held_by(manager, "{a}")
     assert waiting(manager) == 0
+
+
+async def test_lock_of_permits_is_listed_by_its_permits(make: Manager, flavour: Flavour):
+    """What the permits have in common under the lock's own name is no further lock."""
+    manager = make()
+    leases = [await take(flavour, manager, "a", limit=2) for _ in range(2)]
+    poll = Poll(manager, waiters=0)
+
+    await arun(poll, poll.pages(100, 10.0))
+    await arun(poll, poll.described(["{a}"]))
+
+    assert sorted(lock.slug for lock in poll.snapshot().locks) == ["{a}#1", "{a}#2"]
+    for lease in leases:
+        assert await flavour.release(lease) == "released"
 
 
 # shared
